@@ -1,0 +1,233 @@
+"""The typed shape of a request: one dataclass per section, units in the names or the comments.
+
+OmegaConf needs these mutable; the resolved tree is treated as a value all the same: nothing changes
+it after :func:`runner.config.resolve.resolve`, and what a run stands on is the frozen plan.
+
+The defaults here are the contract's for a run that names its own model or data. Options of a group
+(``conf/<group>/<option>.yaml``) fill a section; ``name`` is the option's name where one is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "CheckpointConfig",
+    "CostConfig",
+    "DataConfig",
+    "HardwareConfig",
+    "LauncherConfig",
+    "LoggerConfig",
+    "LossConfig",
+    "LrSchedulerConfig",
+    "ModelConfig",
+    "OffloadConfig",
+    "OptimizerConfig",
+    "ParallelismConfig",
+    "PartitionConfig",
+    "PrecisionConfig",
+    "PolicyConfig",
+    "ProfilerConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "TrainerConfig",
+    "ZeroConfig",
+]
+
+
+@dataclass
+class ModelConfig:
+    """``target`` is ``package.module:function``; it is called with ``kwargs`` and returns the model."""
+
+    name: str = "custom"
+    target: str = "???"
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    # Group options used when the user names this model but not its data or loss.
+    goes_with: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class DataConfig:
+    """``target`` returns a dataset of ``(input, target)``, or ``(train, val)`` of them."""
+
+    name: str = "custom"
+    target: str = "???"
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    batch_size: int = 32  # samples per optimizer step, over all ranks
+    shuffle: bool = True
+    workers: int = 0  # loader processes per rank that loads data
+
+
+@dataclass
+class LossConfig:
+    """``target(output, target)`` returns a mean over its samples, or ``(sum, weight)``."""
+
+    name: str = "custom"
+    target: str = "???"
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ParallelismConfig:
+    """Degrees; the world size is their product."""
+
+    name: str = "single"
+    pipeline: int = 1
+    data: int = 1
+    tensor: int = 1
+
+
+@dataclass
+class ScheduleConfig:
+    """Order of the pipeline's work. Keys other than ``microbatches`` apply where the schedule says so."""
+
+    name: str = "1f1b"
+    microbatches: int = 1  # per optimizer step and data replica
+    chunks: int | None = None  # model chunks per rank; null = the schedule's own
+    file: str | None = None  # from_file: a schedule in torch's CSV form
+    steps: int | None = None  # windows drawn by `runner schedule`
+
+
+@dataclass
+class PartitionConfig:
+    """How layers are cut into stages."""
+
+    name: str = "uniform"
+    boundaries: list[int] | None = None  # manual: first layer of each stage after the first
+
+
+@dataclass
+class ZeroConfig:
+    stage: int | None = None  # null = plain data parallelism
+
+
+@dataclass
+class OffloadConfig:
+    name: str = "none"
+    optimizer: str = "none"
+    parameters: str = "none"
+    activations: str = "none"
+
+
+@dataclass
+class PolicyConfig:
+    """A group whose options differ by name alone."""
+
+    name: str = "none"
+
+
+@dataclass
+class OptimizerConfig:
+    name: str = "adamw"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass
+class LrSchedulerConfig:
+    """The learning rate as a function of the step index."""
+
+    name: str = "constant"
+    warmup_steps: int = 0
+    min_lr: float = 0.0
+    total_steps: int | None = None  # null = trainer.max_steps
+
+
+@dataclass
+class PrecisionConfig:
+    name: str = "fp32"
+
+
+@dataclass
+class TrainerConfig:
+    max_steps: int = 100  # optimizer steps in all, also after a resume
+    val_every: int | None = None  # steps between validations; null = at the end only
+    grad_clip_norm: float | None = None
+    log_every: int = 1  # steps between lines of the loggers
+    progress: bool = True
+    threads: int = 1  # CPU threads per rank
+
+
+@dataclass
+class CheckpointConfig:
+    every: int | None = None  # steps between saves; null = the last step only
+    keep: int = 1  # newest files kept
+
+
+@dataclass
+class HardwareConfig:
+    """The machine to plan for. A null says that the figure is not known."""
+
+    name: str = "auto"
+    flops: dict[str, float] = field(default_factory=dict)  # peak FLOP/s of one device, by precision
+    memory_bytes: float | None = None  # of one device
+    link_bytes_per_second: float | None = None  # between neighbouring ranks
+    link_latency_seconds: float = 0.0
+    source: str = ""
+
+
+@dataclass
+class CostConfig:
+    """Costs for `runner schedule`, in one unit: of one rank's whole share of a micro-batch."""
+
+    F: float = 1.0
+    B: float = 2.0
+    I: float = 1.0  # noqa: E741 - the field's name in the literature
+    W: float = 1.0
+    comm: float = 0.0
+
+
+@dataclass
+class LauncherConfig:
+    name: str = "local"
+    rendezvous_timeout_seconds: float = 60.0
+    step_timeout_seconds: float = 600.0  # a message that takes longer ends the run
+
+
+@dataclass
+class LoggerConfig:
+    name: str = "tensorboard"
+    target: str | None = None  # a Lightning logger class, package.module:Class
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ProfilerConfig:
+    name: str = "none"
+
+
+@dataclass
+class RunConfig:
+    """A whole request."""
+
+    name: str = "run"
+    seed: int = 0
+    run_dir: str | None = None  # null = outputs/<name>/<timestamp>
+    resume: str | None = None
+    memory_limit: str | None = None  # bytes a rank may use: 80GB, 8GiB, a number
+    device: str = "auto"  # auto, cpu, cuda
+    report: str | None = None  # package.module:function called with the finished run's directory
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
+    activation_checkpoint: PolicyConfig = field(default_factory=PolicyConfig)
+    compression: PolicyConfig = field(default_factory=PolicyConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)

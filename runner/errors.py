@@ -1,0 +1,114 @@
+"""What can go wrong, with the exit status that tells it to a shell.
+
+A :class:`Problem` is one rule that a request breaks. Rules return them in lists, so that a user sees
+every mistake of a request at once; only the outermost caller turns a list into an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "DoesNotFitError",
+    "EXIT_DIFFERENT",
+    "EXIT_DOES_NOT_FIT",
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_OK",
+    "EXIT_PREEMPTED",
+    "EXIT_WRONG_REQUEST",
+    "Problem",
+    "RequestError",
+    "RunFailedError",
+    "RunnerError",
+    "did_you_mean",
+    "raise_problems",
+]
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_WRONG_REQUEST = 2
+EXIT_DOES_NOT_FIT = 3
+EXIT_DIFFERENT = 4
+EXIT_PREEMPTED = 75
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken rule of a request, and the way out.
+
+    Args:
+        path: the field, as an override names it, e.g. ``schedule.microbatches``.
+        value: what was asked for, as it should be printed.
+        rule: what the field must satisfy.
+        why: the reason, with its source where the rule is somebody else's.
+        fix: an exact override (or several, separated by spaces) that would do; may be empty.
+    """
+
+    path: str
+    value: object
+    rule: str
+    why: str = ""
+    fix: str = ""
+
+    def line(self) -> str:
+        """``<path> = <value>: <rule>. <why>. Try <override>.`` in one line."""
+        parts = [f"{self.path} = {_shown(self.value)}: {self.rule.rstrip('.')}."]
+        if self.why:
+            parts.append(f"{self.why.rstrip('.')}.")
+        if self.fix:
+            parts.append(f"Try {self.fix}.")
+        return " ".join(" ".join(parts).split())
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+class RunnerError(Exception):
+    """Base of every error that the runner explains itself. ``exit_status`` is the command's."""
+
+    exit_status = EXIT_FAILED
+
+
+class RequestError(RunnerError):
+    """The request is wrong: configuration, file or combination. Carries every problem found."""
+
+    exit_status = EXIT_WRONG_REQUEST
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problem.line() for problem in self.problems))
+
+
+class DoesNotFitError(RunnerError):
+    """The run would not fit, or did not: see the message for rank, part and way out."""
+
+    exit_status = EXIT_DOES_NOT_FIT
+
+
+class RunFailedError(RunnerError):
+    """A run that was right to start has failed."""
+
+    exit_status = EXIT_FAILED
+
+
+def raise_problems(problems: Iterable[Problem]) -> None:
+    """Raise one :class:`RequestError` with all problems; return quietly where there is none."""
+    found = list(problems)
+    if found:
+        raise RequestError(found)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """The known name nearest to ``name``, or None where nothing is near."""
+    import difflib
+
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None

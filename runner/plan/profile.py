@@ -1,0 +1,72 @@
+"""What a plan needs to know of a model: one row of numbers per layer, no modules.
+
+``runner.model`` makes a :class:`ModelProfile`, from the model on the meta device (bytes, FLOPs) and, where
+it may run the layers, from a clock. This room only reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["LayerProfile", "ModelProfile", "SecondsSource"]
+
+SecondsSource = Literal["measured", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """One layer's cost for one micro-batch of :attr:`ModelProfile.samples` samples. Sizes are bytes.
+
+    Args:
+        name: the layer's name in the model.
+        num_parameters: elements of its parameters.
+        weight_bytes: its parameters and buffers.
+        gradient_bytes: its trainable parameters' gradients.
+        saved_bytes: what autograd keeps after its forward, its output included, its input excluded.
+        output_bytes: its output.
+        forward_transient_bytes: peak above that steady state while it runs forward.
+        backward_transient_bytes: peak while it runs backward above (saved + the gradient of its output);
+            it contains the gradient of its input.
+        forward_flops, backward_flops: floating-point operations.
+        forward_seconds, backward_seconds: seconds on the machine that is planned for.
+    """
+
+    name: str
+    num_parameters: int
+    weight_bytes: int
+    gradient_bytes: int
+    saved_bytes: int
+    output_bytes: int
+    forward_transient_bytes: int
+    backward_transient_bytes: int
+    forward_flops: float
+    backward_flops: float
+    forward_seconds: float
+    backward_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """A whole model: its layers in order, and the loss as one more layer without parameters.
+
+    Args:
+        layers: the layers, first to last.
+        loss: the loss function, seen as a layer on the last stage (its output is a scalar).
+        samples: samples of the profiled micro-batch: the largest of a step.
+        input_bytes, target_bytes: one micro-batch of each.
+        seconds_source: where the seconds come from.
+        optimizer_bytes_per_gradient_byte: e.g. 2.0 for Adam in the parameters' own precision.
+        optimizer_seconds_per_byte: seconds of an optimizer step per byte of gradient.
+        tokens_per_sample: for tokens/s; None where a sample is not a sequence of tokens.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    loss: LayerProfile
+    samples: int
+    input_bytes: int
+    target_bytes: int
+    seconds_source: SecondsSource
+    optimizer_bytes_per_gradient_byte: float
+    optimizer_seconds_per_byte: float
+    tokens_per_sample: int | None = None
