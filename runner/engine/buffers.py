@@ -1,0 +1,70 @@
+"""Tensors that wait for their use, each with one owner: put once, taken once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from runner.model.boundary import flatten
+
+__all__ = ["Buffers"]
+
+
+class Buffers:
+    """Values by (kind, stage, micro-batch)."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int, int], Any] = {}
+
+    def put(self, kind: str, stage: int, microbatch: int, value: Any) -> None:
+        """Hand ``value`` over.
+
+        Raises:
+            RuntimeError: the place is taken.
+        """
+        key = kind, stage, microbatch
+        if key in self._held:
+            raise RuntimeError(f"the {kind} of stage {stage}, micro-batch {microbatch} is there already")
+        self._held[key] = value
+
+    def peek(self, kind: str, stage: int, microbatch: int) -> Any:
+        """Look at a value that stays.
+
+        Raises:
+            RuntimeError: it is not there.
+        """
+        try:
+            return self._held[kind, stage, microbatch]
+        except KeyError:
+            raise RuntimeError(f"the {kind} of stage {stage}, micro-batch {microbatch} is not there") from None
+
+    def take(self, kind: str, stage: int, microbatch: int) -> Any:
+        """Take a value away; like :meth:`peek` otherwise."""
+        value = self.peek(kind, stage, microbatch)
+        del self._held[kind, stage, microbatch]
+        return value
+
+    def require_empty(self) -> None:
+        """Raise RuntimeError, naming what is left, unless nothing is."""
+        if self._held:
+            left = ", ".join(f"{kind} {stage}/{microbatch}" for kind, stage, microbatch in sorted(self._held))
+            raise RuntimeError(f"buffers were left at the end of the window (stage/micro-batch): {left}")
+
+    def describe(self, stage: int, microbatch: int | None) -> str:
+        """The shapes that a stage's micro-batch holds, for error messages."""
+        parts = []
+        for (kind, at, number), value in self._held.items():
+            if at == stage and number == microbatch:
+                parts.append(f"{kind}: {_shapes(value)}")
+        return "; ".join(parts) or "no buffers"
+
+
+def _shapes(value: Any) -> str:
+    tensors = getattr(value, "tensors", None)
+    if tensors is None:
+        try:
+            tensors, _ = flatten(value)
+        except TypeError:
+            return type(value).__name__
+    return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors if isinstance(t, Tensor))

@@ -1,0 +1,78 @@
+"""How tensors move between ranks: one interface, an in-process and a process-group implementation.
+
+Point-to-point messages travel on channels. Each (source, destination, channel) is a FIFO, which is all the order that
+the engine needs: both ends take their sends and receives from one global order of the schedule.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from enum import IntEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Channel", "Handle", "Transport"]
+
+
+class Channel(IntEnum):
+    """What a message carries. Its value is the message's tag."""
+
+    ACTIVATION = 0
+    GRADIENT = 1
+    HEADER = 2  # once per step and edge, downstream: how many samples, of which shapes
+    SPEC = 3  # downstream, when a boundary's shapes are new
+    TOTALS = 4  # once per step and edge, upstream: the loss
+
+
+class Handle(Protocol):
+    """A transfer under way. Its tensors must stay alive until :meth:`wait` returned."""
+
+    def wait(self) -> object: ...
+
+    def is_completed(self) -> bool: ...
+
+
+class Transport(ABC):
+    """Messages and reductions of one rank. Ranks are global; a group is a tuple of global ranks in order."""
+
+    rank: int
+    device: torch.device
+
+    @abstractmethod
+    def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
+        """Start sending a contiguous tensor; it must not change until the handle completed."""
+
+    @abstractmethod
+    def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
+        """Start receiving into ``buffer``; valid after the handle's ``wait``."""
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
+        """Start summing ``tensor`` over the group, in place."""
+
+    @abstractmethod
+    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
+        """The group's tensors, of one shape, in the group's order; blocks."""
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Held while this rank computes; ranks of one process share a random generator, and so take turns."""
+        return nullcontext()
+
+    def send_bytes(self, data: bytes, peer: int, channel: Channel) -> None:
+        """Send a short byte string as two messages; blocks until the peer took it."""
+        payload = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+        size = torch.tensor([payload.numel()], dtype=torch.int64, device=self.device)
+        for handle in (self.send(size, peer, channel), self.send(payload, peer, channel)):
+            handle.wait()
+
+    def receive_bytes(self, peer: int, channel: Channel) -> bytes:
+        """The inverse of :meth:`send_bytes`."""
+        size = torch.empty(1, dtype=torch.int64, device=self.device)
+        self.receive(size, peer, channel).wait()
+        payload = torch.empty(int(size.item()), dtype=torch.uint8, device=self.device)
+        self.receive(payload, peer, channel).wait()
+        return bytes(payload.cpu().tolist())

@@ -1,0 +1,99 @@
+"""What one window of the stream (one optimizer step's micro-batches) knows of itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.model.boundary import Structure, flatten, map_tensors, unflatten
+from runner.plan.batches import split_sizes
+
+__all__ = ["BoundarySpec", "StepBatch", "Window", "split_microbatches"]
+
+
+@dataclass
+class StepBatch:
+    """This rank's part of one optimizer step's batch.
+
+    Args:
+        inputs: what the first layer takes, samples on the first axis; None on a rank without the first stage.
+        targets: what the loss takes; None on a rank without the last stage.
+        samples: samples of this replica; None on a rank that loads no data (the header tells it).
+    """
+
+    inputs: Any = None
+    targets: Any = None
+    samples: int | None = None
+
+
+@dataclass
+class Window:
+    """One step under way on one rank.
+
+    Args:
+        step: index of the optimizer step.
+        training: False for a forward-only window.
+        sizes: samples of each micro-batch.
+        signature: number of the input's shape and dtype, counted by the first stage as they appear.
+        inputs, targets: one entry per micro-batch, on the ranks that load them.
+        loss: float64 ``[sum, weight]`` over the micro-batches, on the last stage; everywhere after STEP.
+    """
+
+    step: int
+    training: bool
+    sizes: tuple[int, ...]
+    signature: int
+    inputs: Sequence[Any] | None
+    targets: Sequence[Any] | None
+    loss: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    outputs: dict[int, Any] = field(default_factory=dict)
+
+    def key(self, microbatch: int) -> tuple[bool, int, int]:
+        """What a boundary's shapes may depend on."""
+        return self.training, self.signature, self.sizes[microbatch]
+
+
+@dataclass(frozen=True)
+class BoundarySpec:
+    """Shapes of what crosses one boundary: announced once, then known to both ends."""
+
+    structure: Structure
+    tensors: tuple[tuple[tuple[int, ...], str, bool], ...]  # shape, dtype, requires_grad
+
+    @classmethod
+    def of(cls, value: Any) -> BoundarySpec:
+        tensors, structure = flatten(value)
+        return cls(structure, tuple((tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors))
+
+    def to_bytes(self) -> bytes:
+        return json.dumps([self.structure, self.tensors]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> BoundarySpec:
+        structure, tensors = json.loads(data)
+        return cls(structure, tuple((tuple(shape), dtype, grad) for shape, dtype, grad in tensors))
+
+    def allocate(self, device: torch.device) -> list[Tensor]:
+        """Empty tensors of these shapes, leaves that require gradients where the sender's do."""
+        return [
+            torch.empty(shape, dtype=getattr(torch, dtype), device=device).requires_grad_(grad)
+            for shape, dtype, grad in self.tensors
+        ]
+
+    def rebuild(self, tensors: Sequence[Tensor]) -> Any:
+        return unflatten(tensors, self.structure)
+
+
+def split_microbatches(value: Any, samples: int, count: int) -> list[Any]:
+    """``torch.tensor_split`` of every tensor of ``value`` on its first axis; entries may have no samples."""
+    ends = []
+    start = 0
+    for size in split_sizes(samples, count):
+        ends.append((start, start + size))
+        start += size
+    return [map_tensors(lambda t, a=a, b=b: t[a:b], value) for a, b in ends]  # type: ignore[misc]

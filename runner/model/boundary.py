@@ -1,0 +1,80 @@
+"""What passes between two layers: a tensor, or tuples, lists and dicts of tensors and plain values.
+
+A boundary is flattened to a list of tensors and a JSON-able structure, so that it can cross a process
+border: tensors as messages, the structure once in an announcement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+__all__ = ["Structure", "flatten", "map_tensors", "num_samples", "unflatten"]
+
+Structure: TypeAlias = Any  # JSON: {"tensor": i} | {"tuple": [...]} | {"list": [...]} | {"dict": [[k, …]]} | {"value": v}
+
+
+def flatten(value: Any) -> tuple[list[Tensor], Structure]:
+    """The tensors of ``value`` in order, and how to put them back.
+
+    Raises:
+        TypeError: something that is no tensor, container of tensors, or plain value (None, bool, int, float, str).
+    """
+    tensors: list[Tensor] = []
+    return tensors, _flatten(value, tensors)
+
+
+def _flatten(value: Any, tensors: list[Tensor]) -> Structure:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, tuple):
+        return {"tuple": [_flatten(item, tensors) for item in value]}
+    if isinstance(value, list):
+        return {"list": [_flatten(item, tensors) for item in value]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": [[key, _flatten(item, tensors)] for key, item in value.items()]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(
+        f"a {type(value).__name__} cannot pass between layers: only tensors, tuples, lists, dicts with string keys, "
+        "and plain values (None, bool, int, float, str) can"
+    )
+
+
+def unflatten(tensors: Sequence[Tensor], structure: Structure) -> Any:
+    """The inverse of :func:`flatten`."""
+    ((kind, content),) = structure.items()
+    match kind:
+        case "tensor":
+            return tensors[content]
+        case "tuple":
+            return tuple(unflatten(tensors, item) for item in content)
+        case "list":
+            return [unflatten(tensors, item) for item in content]
+        case "dict":
+            return {key: unflatten(tensors, item) for key, item in content}
+        case _:
+            return content
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """``value`` with ``function`` applied to each of its tensors."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple | list):
+        mapped = [map_tensors(function, item) for item in value]
+        if isinstance(value, tuple):
+            return type(value)(*mapped) if hasattr(value, "_fields") else tuple(mapped)
+        return mapped
+    if isinstance(value, dict):
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    return value
+
+
+def num_samples(value: Any) -> int:
+    """Length of the first axis of the first tensor."""
+    tensors, _ = flatten(value)
+    return tensors[0].shape[0] if tensors and tensors[0].dim() else 1

@@ -1,0 +1,61 @@
+"""Count the bytes of live tensors, exactly, on any device: real, fake or meta."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["LiveTracker"]
+
+
+class LiveTracker(TorchDispatchMode):
+    """Tracks the storages that operators allocate while the mode is active, and their peak.
+
+    A storage counts from the operator that made it until it is freed; views and in-place results share the storage
+    of their inputs and count nothing. The backward pass is seen too, because on the CPU it runs in the calling
+    thread. On the CPU the peak equals the allocator's to the byte.
+
+    Attributes:
+        live: bytes alive now.
+        peak: most bytes alive at once since the last :meth:`reset_peak`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far: it starts again from what is alive now."""
+        self.peak = self.live
+
+    def watch(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor that was made outside the mode, once, until it is freed."""
+        storage = tensor.untyped_storage()
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        num_bytes = storage.nbytes()
+        self.live += num_bytes
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._freed, num_bytes)
+
+    def _freed(self, num_bytes: int) -> None:
+        self.live -= num_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if made:
+            given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+            for tensor in made:
+                if tensor.layout is torch.strided and id(tensor.untyped_storage()) not in given:
+                    self.watch(tensor)
+        return result

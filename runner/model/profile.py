@@ -1,0 +1,249 @@
+"""Make a :class:`runner.plan.profile.ModelProfile`: bytes and FLOPs from fake tensors, seconds from a clock.
+
+Bytes come from running each layer forward and backward on fake tensors under the live tracker, which sees the same
+allocations as a real run, so that a model of any size is profiled on a laptop. A model whose code cannot run on fake
+tensors is run for real instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.config.schema import RunConfig
+from runner.model.boundary import flatten, map_tensors, num_samples
+from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
+from runner.model.layers import LayerSource, load_layers
+from runner.model.live_tracker import LiveTracker
+from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
+from runner.plan.batches import largest_microbatch
+from runner.plan.estimate import with_estimated_seconds
+from runner.plan.profile import LayerProfile, ModelProfile
+
+__all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision"]
+
+logger = logging.getLogger(__name__)
+
+_TIMED_RUNS = 3
+_MOST_BYTES_TO_TIME = 4 << 30
+_MOST_FLOPS_TO_TIME = 2e11  # a few seconds on two CPU cores
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """The dtype of weights, gradients, activations and states."""
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+
+
+def to_precision(value: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors of ``value`` in ``dtype``; the others as they are."""
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype is not dtype else t, value)
+
+
+def profile_model(config: RunConfig) -> ModelProfile:
+    """Profile the model of a request for its largest micro-batch.
+
+    Seconds are measured where this machine is the one planned for and the model is small enough to run here; else
+    they are estimated from FLOPs and ``hardware``.
+
+    Raises:
+        RequestError: the model, data or loss cannot be loaded, or a layer does not take what the one before gives.
+    """
+    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
+    inputs, targets = example_batch(config.data, samples)
+    loss = load_loss(config.loss)
+    dtype = dtype_of(config.precision.name)
+    try:
+        profile = _on_fake_tensors(config, inputs, targets, loss, dtype)
+    except Exception as error:  # a user's code may do anything that fake tensors cannot
+        logger.info("profiling on real tensors: %s: %s", type(error).__name__, error)
+        sources = load_layers(config.model, config.seed)
+        profile = profile_layers(sources, inputs, targets, loss, dtype)
+    ratio = state_bytes_per_gradient_byte(config.optimizer)
+    profile = replace(profile, samples=samples, optimizer_bytes_per_gradient_byte=ratio)
+    if _can_be_timed(config, profile):
+        return _with_measured_seconds(config, profile, inputs, targets, loss, dtype)
+    return with_estimated_seconds(profile, config.hardware, config.precision.name)
+
+
+def _on_fake_tensors(
+    config: RunConfig, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
+) -> ModelProfile:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        sources = load_layers(config.model, config.seed)
+        fake_inputs = map_tensors(mode.from_tensor, inputs)
+        fake_targets = map_tensors(mode.from_tensor, targets)
+        return profile_layers(sources, fake_inputs, fake_targets, loss, dtype)
+
+
+def profile_layers(
+    sources: Sequence[LayerSource], inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
+) -> ModelProfile:
+    """Bytes and FLOPs of each layer for the given batch; the seconds are zero.
+
+    Args:
+        sources: the layers.
+        inputs, targets: one micro-batch, real or fake.
+        loss: the loss function.
+        dtype: of weights and activations.
+    """
+    value = to_precision(inputs, dtype)
+    rows = []
+    with LiveTracker() as tracker:
+        for source in sources:
+            module = source.build().to(dtype)
+            value, row = _profile_call(source.name or "model", module, value, tracker, module)
+            rows.append(row)
+        samples = num_samples(inputs)
+        value = to_precision(value, torch.float32)
+        _, loss_row = _profile_call("loss", lambda output: loss_sum(loss(output, targets), samples)[0], value, tracker)
+    return ModelProfile(
+        layers=tuple(rows),
+        loss=loss_row,
+        samples=samples,
+        input_bytes=_num_bytes(inputs),
+        target_bytes=_num_bytes(targets),
+        seconds_source="estimated",
+        optimizer_bytes_per_gradient_byte=0.0,
+        optimizer_seconds_per_byte=0.0,
+        tokens_per_sample=_tokens_per_sample(targets),
+    )
+
+
+def _profile_call(
+    name: str, function: Any, value: Any, tracker: LiveTracker, module: nn.Module | None = None
+) -> tuple[Any, LayerProfile]:
+    """Run ``function`` forward and backward; its detached output, and its row."""
+    parameters = list(module.parameters()) if module is not None else []
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
+    given = map_tensors(_as_boundary, value)
+    flops = FlopCounterMode(display=False)
+    base = tracker.live
+    tracker.reset_peak()
+    with flops:
+        output = function(given)
+    forward_flops = flops.get_total_flops()
+    saved, forward_peak = tracker.live - base, tracker.peak - base
+    roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+    gradients = [torch.ones_like(root) for root in roots]
+    before = tracker.live
+    tracker.reset_peak()
+    with flops:
+        if roots:
+            torch.autograd.backward(roots, gradients)
+    row = LayerProfile(
+        name=name,
+        num_parameters=sum(parameter.numel() for parameter in parameters),
+        weight_bytes=_num_bytes(parameters) + _num_bytes(list(module.buffers()) if module is not None else []),
+        gradient_bytes=_num_bytes(trained),
+        saved_bytes=saved,
+        output_bytes=_num_bytes(output),
+        forward_transient_bytes=max(0, forward_peak - saved),
+        backward_transient_bytes=max(0, tracker.peak - before),
+        forward_flops=float(forward_flops),
+        backward_flops=float(flops.get_total_flops()),
+        forward_seconds=0.0,
+        backward_seconds=0.0,
+    )
+    for parameter in trained:
+        parameter.grad = None
+    return map_tensors(torch.Tensor.detach, output), row
+
+
+def _as_boundary(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _num_bytes(value: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in flatten(value)[0])
+
+
+def _tokens_per_sample(targets: Any) -> int | None:
+    """Integer targets of two axes are sequences of tokens."""
+    tensors, _ = flatten(targets)
+    if len(tensors) == 1 and tensors[0].dim() == 2 and not tensors[0].is_floating_point():
+        return int(tensors[0].shape[1])
+    return None
+
+
+def _can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
+    if config.hardware.name != "auto":
+        return False
+    flops = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers)
+    weights = sum(layer.weight_bytes for layer in profile.layers)
+    largest = max(layer.saved_bytes for layer in profile.layers)
+    return flops <= _MOST_FLOPS_TO_TIME and weights + largest <= _MOST_BYTES_TO_TIME
+
+
+def _with_measured_seconds(
+    config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
+) -> ModelProfile:
+    """Time every layer alone, forward and backward: the median of three after a warm-up."""
+    device = torch.device("cuda" if config.device == "cuda" else "cpu")
+    value = map_tensors(lambda t: t.to(device), to_precision(inputs, dtype))
+    targets = map_tensors(lambda t: t.to(device), targets)
+    samples = num_samples(inputs)
+    rows = []
+    with _threads(config.trainer.threads):
+        for source, row in zip(load_layers(config.model, config.seed), profile.layers, strict=True):
+            module = source.build().to(device=device, dtype=dtype)
+            value, forward, backward = _time_call(module, value, device)
+            module.zero_grad(set_to_none=True)
+            rows.append(replace(row, forward_seconds=forward, backward_seconds=backward))
+        value = to_precision(value, torch.float32)
+        _, forward, backward = _time_call(lambda output: loss_sum(loss(output, targets), samples)[0], value, device)
+        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device)
+    gc.collect()
+    return replace(
+        profile,
+        layers=tuple(rows),
+        loss=replace(profile.loss, forward_seconds=forward, backward_seconds=backward),
+        seconds_source="measured",
+        optimizer_seconds_per_byte=per_byte,
+    )
+
+
+def _time_call(function: Any, value: Any, device: torch.device) -> tuple[Any, float, float]:
+    forward, backward = [], []
+    output: Any = None
+    for _ in range(_TIMED_RUNS + 1):
+        given = map_tensors(_as_boundary, value)
+        start = _now(device)
+        output = function(given)
+        middle = _now(device)
+        roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+        gradients = [torch.ones_like(root) for root in roots]
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        forward.append(middle - start)
+        backward.append(_now(device) - middle)
+    return map_tensors(torch.Tensor.detach, output), median(forward[1:]), median(backward[1:])
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,74 @@
+"""Import and call what a configuration names: ``package.module:function`` with keyword arguments."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.errors import Problem, RequestError, did_you_mean
+
+__all__ = ["call_target", "import_target"]
+
+
+def import_target(path: str, target: str) -> Callable[..., Any]:
+    """The object that ``target`` names.
+
+    The working directory is importable, so that a user's own modules need no installation.
+
+    Args:
+        path: the field that holds the target, for messages, e.g. ``model.target``.
+        target: ``package.module:function``.
+
+    Raises:
+        RequestError: the module does not import, or has no such name; the cause is in the message.
+    """
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise RequestError([Problem(path, target, "must be package.module:function")])
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        why = f"Importing {module_name} raised {type(error).__name__}: {error}"
+        raise RequestError([Problem(path, target, "must name a module that imports", why)]) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        near = did_you_mean(name, (key for key, value in vars(module).items() if callable(value)))
+        fix = f"{path}={module_name}:{near}" if near else ""
+        why = f"{module_name} has no function {name}"
+        raise RequestError([Problem(path, target, "must name a function of that module", why, fix)])
+    return found  # type: ignore[no-any-return]
+
+
+def call_target(section: str, target: str, kwargs: Mapping[str, Any]) -> Any:
+    """Call the target of a section with its ``kwargs``.
+
+    Raises:
+        RequestError: the function refuses the arguments (a ``TypeError`` at the call itself).
+    """
+    function = import_target(f"{section}.target", target)
+    _refuse_wrong_arguments(section, function, kwargs)
+    return function(**kwargs)
+
+
+def _refuse_wrong_arguments(section: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    import inspect
+
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        names = [p.name for p in signature.parameters.values()]
+        unknown = [key for key in kwargs if key not in names]
+        near = did_you_mean(unknown[0], names) if unknown else None
+        fix = f"{section}.kwargs.{near}=…" if near else ""
+        rule = f"must be arguments of {getattr(function, '__name__', function)}{signature}"
+        raise RequestError([Problem(f"{section}.kwargs", dict(kwargs), rule, str(error), fix)]) from error
