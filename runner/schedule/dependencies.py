@@ -1,0 +1,77 @@
+"""What each action waits for: the one statement of it, for checker, simulator, lowering and executor."""
+
+from __future__ import annotations
+
+from runner.schedule.values import Action, Op, Payload, Program, Schedule
+
+__all__ = ["dependencies"]
+
+
+def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]:
+    """The actions that must have ended before ``action`` may start.
+
+    A schedule's forward waits for the forward of the stage before. In a program it waits for the message
+    instead, where that stage lives on another rank. What a rank's own order implies is not repeated here.
+
+    Args:
+        view: the schedule or program that ``action`` is of.
+        action: one of its actions; its stage and micro-batch must exist there.
+    """
+    lowered = isinstance(view, Program)
+    schedule = view.schedule if isinstance(view, Program) else view
+    op, stage = action.op, action.stage
+    if op is Op.REDUCE:
+        return tuple(_weight_gradient(schedule, stage, m) for m in schedule.microbatches_of_window(action.window))
+    if op is Op.STEP:
+        return (Action(Op.REDUCE, stage, window=action.window),)
+    microbatch = action.microbatch
+    assert microbatch is not None  # only REDUCE and STEP have none
+    if op is Op.F:
+        return () if stage == 0 else (_input(schedule, stage, microbatch, lowered),)
+    if op is Op.B or op is Op.I:
+        saved = Action(Op.R if schedule.is_recomputed(stage, microbatch) else Op.F, stage, microbatch)
+        if stage == schedule.stages - 1:
+            return (saved,)
+        return (saved, _output_gradient(schedule, stage, microbatch, lowered))
+    if op is Op.W:
+        return (Action(Op.I, stage, microbatch),)
+    if op is Op.R:
+        return (Action(Op.F, stage, microbatch),)
+    if op is Op.SEND:
+        return (_produced(schedule, stage, microbatch, action.payload),)
+    source = stage - 1 if action.payload is Payload.ACTIVATION else stage + 1
+    here = schedule.rank_of(stage, microbatch)
+    return (Action(Op.SEND, source, microbatch, action.payload, here),)
+
+
+def _input(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> Action:
+    """What brings the input of ``stage``."""
+    if lowered:
+        source = schedule.rank_of(stage - 1, microbatch)
+        if source != schedule.rank_of(stage, microbatch):
+            return Action(Op.RECV, stage, microbatch, Payload.ACTIVATION, source)
+    return Action(Op.F, stage - 1, microbatch)
+
+
+def _output_gradient(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> Action:
+    """What brings the gradient of the output of ``stage``."""
+    if lowered:
+        source = schedule.rank_of(stage + 1, microbatch)
+        if source != schedule.rank_of(stage, microbatch):
+            return Action(Op.RECV, stage, microbatch, Payload.GRADIENT, source)
+    return _input_gradient(schedule, stage + 1, microbatch)
+
+
+def _produced(schedule: Schedule, stage: int, microbatch: int, payload: Payload | None) -> Action:
+    """What computes the content of a message that ``stage`` sends."""
+    if payload is Payload.ACTIVATION:
+        return Action(Op.F, stage, microbatch)
+    return _input_gradient(schedule, stage, microbatch)
+
+
+def _input_gradient(schedule: Schedule, stage: int, microbatch: int) -> Action:
+    return Action(Op.I if schedule.is_split(stage, microbatch) else Op.B, stage, microbatch)
+
+
+def _weight_gradient(schedule: Schedule, stage: int, microbatch: int) -> Action:
+    return Action(Op.W if schedule.is_split(stage, microbatch) else Op.B, stage, microbatch)

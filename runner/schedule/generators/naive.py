@@ -1,0 +1,14 @@
+"""Naive model parallelism: one micro-batch at a time through all ranks and back."""
+
+from __future__ import annotations
+
+from runner.schedule.generators.straight import backward, forward, straight
+from runner.schedule.values import Schedule
+
+__all__ = ["naive"]
+
+
+def naive(ranks: int, microbatches: int, name: str = "naive") -> Schedule:
+    """F and B of each micro-batch in turn. On one rank this is plain gradient accumulation."""
+    rows = [[op(rank, m) for m in range(microbatches) for op in (forward, backward)] for rank in range(ranks)]
+    return straight(name, rows, microbatches)

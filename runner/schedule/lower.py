@@ -1,0 +1,127 @@
+"""From a schedule to a program: pure passes over one global order of ``(rank, action)``.
+
+Because every rank's list is a sub-sequence of that order, and both ends of a message stand next to each other in
+it, no program can deadlock, not even where SEND and RECV block: the first unfinished message always has both of
+its ranks waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runner.schedule.simulate import Costs, StageCosts, play
+from runner.schedule.values import Action, Op, Payload, Program, Schedule
+from runner.schedule.walk import walk
+
+__all__ = ["Order", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
+
+Order = tuple[tuple[int, Action], ...]
+"""One global order of ``(rank, action)``."""
+
+
+def lower(schedule: Schedule, costs: Costs | StageCosts | None = None) -> Program:
+    """The program of ``schedule``: its compute with SEND, RECV, REDUCE and STEP.
+
+    Args:
+        schedule: a valid one; see :func:`runner.schedule.check.check`.
+        costs: durations that decide when messages are expected; default: B = 2 F.
+
+    Raises:
+        ValueError: if the schedule cannot run to its end.
+    """
+    order = simulated_order(schedule, costs or Costs())
+    if schedule.backward:
+        order = add_reduce(schedule, order)
+    order = add_send_recv(schedule, order)
+    if schedule.backward:
+        order = add_step(schedule, order)
+    lists: list[list[Action]] = [[] for _ in range(schedule.ranks)]
+    for rank, action in order:
+        lists[rank].append(action)
+    return Program(schedule, tuple(map(tuple, lists)), order)
+
+
+def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
+    """All compute, in the order in which it ends when simulated.
+
+    So a message is placed where its content exists, and its RECV before whatever its rank finishes later:
+    receives are posted early enough to overlap with compute and no earlier.
+    """
+    walked = walk(schedule)
+    times = play(schedule, walked, costs)
+    steps = sorted(walked.steps, key=lambda step: times.end[step.rank][step.cell])
+    return tuple((step.rank, step.action) for step in steps)  # a stable sort of a topological order is one
+
+
+def add_send_recv(schedule: Schedule, order: Order) -> Order:
+    """After each action whose result another rank needs: the SEND, and at the same moment the peer's RECV.
+
+    Stages that are neighbours on one rank need no message.
+
+    Source: the principle is that of torch.distributed.pipelining's lowering.
+    """
+
+    def extended() -> Iterator[tuple[int, Action]]:
+        for rank, action in order:
+            yield rank, action
+            yield from _message(schedule, rank, action)
+
+    return tuple(extended())
+
+
+def _message(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
+    if action.op is Op.F:
+        payload, to_stage = Payload.ACTIVATION, action.stage + 1
+    elif action.op is Op.B or action.op is Op.I:
+        payload, to_stage = Payload.GRADIENT, action.stage - 1
+    else:
+        return
+    assert action.microbatch is not None  # compute always has one
+    if not 0 <= to_stage < schedule.stages:
+        return
+    peer = schedule.rank_of(to_stage, action.microbatch)
+    if peer != rank:
+        yield rank, Action(Op.SEND, action.stage, action.microbatch, payload, peer)
+        yield peer, Action(Op.RECV, to_stage, action.microbatch, payload, rank)
+
+
+def add_reduce(schedule: Schedule, order: Order) -> Order:
+    """After the last weight gradient of each stage and window, on each rank that holds it: its REDUCE.
+
+    Run before :func:`add_send_recv`, so that the gradient another rank waits for leaves first.
+    """
+    last: dict[tuple[int, int, int], int] = {}
+    for position, (rank, action) in enumerate(order):
+        if action.op in (Op.B, Op.W) and action.microbatch is not None:
+            last[rank, action.stage, schedule.window_of(action.microbatch)] = position
+    due = {position: (rank, stage, window) for (rank, stage, window), position in last.items()}
+
+    def extended() -> Iterator[tuple[int, Action]]:
+        for position, (rank, action) in enumerate(order):
+            yield rank, action
+            if position in due:
+                _, stage, window = due[position]
+                yield rank, Action(Op.REDUCE, stage, window=window)
+
+    return tuple(extended())
+
+
+def add_step(schedule: Schedule, order: Order) -> Order:
+    """After a rank's last REDUCE of a window: the STEP of each of its stages, together.
+
+    They stand together because the gradient norm that clips them is known only when all are reduced.
+    """
+    last: dict[tuple[int, int], int] = {}
+    for position, (rank, action) in enumerate(order):
+        if action.op is Op.REDUCE:
+            last[rank, action.window] = position
+    due = {position: window for (_, window), position in last.items()}
+
+    def extended() -> Iterator[tuple[int, Action]]:
+        for position, (rank, action) in enumerate(order):
+            yield rank, action
+            if position in due:
+                for stage in schedule.stages_of(rank):
+                    yield rank, Action(Op.STEP, stage, window=due[position])
+
+    return tuple(extended())

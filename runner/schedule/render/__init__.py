@@ -1,0 +1,22 @@
+"""Schedules and timelines as JSON, text, CSV, SVG and Chrome traces."""
+
+from __future__ import annotations
+
+from runner.schedule.render.document import to_json
+from runner.schedule.render.events import Event, events_of
+from runner.schedule.render.svg import timeline_svg, to_svg
+from runner.schedule.render.table import to_csv
+from runner.schedule.render.text import to_text
+from runner.schedule.render.trace import timeline_trace, to_trace
+
+__all__ = [
+    "Event",
+    "events_of",
+    "timeline_svg",
+    "timeline_trace",
+    "to_csv",
+    "to_json",
+    "to_svg",
+    "to_text",
+    "to_trace",
+]

@@ -1,0 +1,42 @@
+"""The document of ``runner schedule --json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.schedule.simulate import Costs, simulate
+from runner.schedule.stream import updates, weight_versions
+from runner.schedule.values import Schedule
+
+__all__ = ["to_json"]
+
+
+def to_json(schedule: Schedule, costs: Costs) -> dict[str, Any]:
+    """Everything about ``schedule`` that a program might ask, in plain lists and numbers.
+
+    An entry ``[stage, window, index]`` of ``updates`` is an optimizer step that comes before ``index`` of the rank's
+    actions. ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
+    ``steady_bubble_ratio`` is null: every schedule here is flushed at each step.
+    """
+    times = simulate(schedule, costs)
+    seen = [[schedule.window_of(m)] * schedule.stages for m in range(schedule.microbatches)]
+    return {
+        "schedule": schedule.name,
+        "ranks": schedule.ranks,
+        "stages": schedule.stages,
+        "microbatches": schedule.microbatches,
+        "chunks": schedule.chunks,
+        "placement": [list(row) for row in schedule.placement],
+        "pipeline_of_microbatch": list(schedule.pipeline_of_microbatch),
+        "window_of_microbatch": [schedule.window_of(m) for m in range(schedule.microbatches)],
+        "actions": [[str(action) for action in row] for row in schedule.actions],
+        "costs": {"F": costs.F, "B": costs.B, "I": costs.I, "W": costs.W, "comm": costs.comm},
+        "makespan": times.makespan,
+        "bubble_ratio": times.bubble_ratio,
+        "steady_bubble_ratio": None,
+        "inner_idle": list(times.inner_idle),
+        "peak_activations": list(times.peak_activations),
+        "weight_versions": list(weight_versions(schedule)),
+        "updates": [[list(update) for update in row] for row in updates(schedule)],
+        "versions": {"F": seen, "B": [list(row) for row in seen] if schedule.backward else []},
+    }

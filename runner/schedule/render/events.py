@@ -1,0 +1,50 @@
+"""What a timeline is made of, predicted or measured."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from runner.schedule.simulate import Costs, StageCosts, simulate
+from runner.schedule.values import Op, Program, Schedule
+
+__all__ = ["BESIDE", "Event", "events_of"]
+
+BESIDE = frozenset({Op.SEND.value, Op.RECV.value, Op.REDUCE.value})
+"""Ops that run beside a rank's compute; they are drawn in a lane of their own."""
+
+
+class Event(NamedTuple):
+    """Something that a rank did.
+
+    Args:
+        rank: pipeline rank.
+        op: an :class:`~runner.schedule.values.Op`, or any word for other work, e.g. ``data``.
+        stage, microbatch: what it was done for; None where that says nothing.
+        start, end: in one unit for all events.
+        name: what to print for it in a trace; default: made of the above.
+    """
+
+    rank: int
+    op: str
+    stage: int | None
+    microbatch: int | None
+    start: float
+    end: float
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """``name``, or e.g. ``2F0``."""
+        stage = "" if self.stage is None else self.stage
+        microbatch = "" if self.microbatch is None else self.microbatch
+        return self.name or f"{stage}{self.op}{microbatch}"
+
+
+def events_of(view: Schedule | Program, costs: Costs | StageCosts) -> tuple[Event, ...]:
+    """The simulated timeline, rank by rank."""
+    times = simulate(view, costs)
+    return tuple(
+        Event(rank, action.op.value, action.stage, action.microbatch, start, end, str(action))
+        for rank, row in enumerate(view.actions)
+        for action, start, end in zip(row, times.start[rank], times.end[rank], strict=True)
+    )

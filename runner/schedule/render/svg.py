@@ -1,0 +1,186 @@
+"""Timelines as SVG: ranks as rows, time to the right; one drawing for predicted and measured ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from runner.schedule.render.events import BESIDE, Event, events_of
+from runner.schedule.simulate import Costs, StageCosts, simulate
+from runner.schedule.values import Program, Schedule
+
+__all__ = ["timeline_svg", "to_svg"]
+
+_COLORS = {
+    "F": ("#8fb8ed", "forward"),
+    "B": ("#90cf9a", "backward"),
+    "I": ("#6fc7c0", "input gradient"),
+    "W": ("#f4b66a", "weight gradient"),
+    "R": ("#c9b6e4", "recompute"),
+    "STEP": ("#7a5ea8", "optimizer step"),
+    "REDUCE": ("#d1495b", "gradient reduction"),
+    "SEND": ("#6b7280", "send"),
+    "RECV": ("#b0b5bd", "receive"),
+}
+_OTHER = ("#d9c7a7", "#b9a3a3", "#a3b9ae", "#c4c48f")  # other work, in the order of its appearance
+_IDLE = "#f1f2f4"
+_TEXT = "#1f2430"
+_WIDTH = 900.0  # pixels of the time axis
+_LANE, _BESIDE_LANE, _GAP = 26.0, 6.0, 6.0
+_LEFT, _TOP, _RIGHT = 64.0, 40.0, 20.0
+_TINT = 0.32  # how much lighter each further chunk of a rank is drawn, at most twice
+
+
+def to_svg(view: Schedule | Program, costs: Costs | StageCosts, *, title: str | None = None, unit: str = "") -> str:
+    """The simulated timeline of ``view``; the default title says its size and its bubble ratio.
+
+    Args:
+        view: what to simulate and draw.
+        costs: its durations.
+        title: None for the default one.
+        unit: of the costs, for the axis; empty where they have none.
+    """
+    schedule = view.schedule if isinstance(view, Program) else view
+    times = simulate(view, costs)
+    default = (
+        f"{schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} micro-batches, "
+        f"bubble {100 * times.bubble_ratio:.1f} %"
+    )
+    return timeline_svg(events_of(view, costs), title=default if title is None else title, unit=unit)
+
+
+def timeline_svg(
+    events: Iterable[Event], *, title: str, unit: str = "s", span: tuple[float, float] | None = None
+) -> str:
+    """Draw a timeline.
+
+    Args:
+        events: what happened; compute of one rank must not overlap, messages may.
+        title: printed above.
+        unit: of the events' times, for the axis.
+        span: first and last moment to draw, so that two pictures may share an axis; default: of the events.
+    """
+    drawn = sorted(events, key=lambda event: (event.rank, event.start))
+    first, last = span or (min((e.start for e in drawn), default=0.0), max((e.end for e in drawn), default=0.0))
+    scale = _WIDTH / (last - first) if last > first else 0.0
+    rows = sorted({event.rank for event in drawn})
+    has_messages = any(event.op in BESIDE and event.end > event.start for event in drawn)
+    row_height = _LANE + _GAP + (_BESIDE_LANE if has_messages else 0.0)
+    bottom = _TOP + row_height * len(rows)
+    height = bottom + 64.0
+    colors = _colors(drawn)
+    parts = [
+        _head(_LEFT + _WIDTH + _RIGHT, height, title),
+        *(_row(rank, _TOP + row_height * place) for place, rank in enumerate(rows)),
+        *_boxes(drawn, {rank: _TOP + row_height * place for place, rank in enumerate(rows)}, first, scale, colors),
+        *_axis(first, last, scale, bottom, unit),
+        *_legend(colors, drawn, height - 12.0),
+        "</svg>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _colors(events: Sequence[Event]) -> dict[str, tuple[str, str]]:
+    """Colour and name of every op that occurs, known ones first."""
+    found = list(dict.fromkeys(event.op for event in events))
+    others = [op for op in found if op not in _COLORS]
+    known = {op: entry for op, entry in _COLORS.items() if op in found}
+    return known | {op: (_OTHER[place % len(_OTHER)], op) for place, op in enumerate(others)}
+
+
+def _head(width: float, height: float, title: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}" font-family="Helvetica, Arial, sans-serif" fill="{_TEXT}">\n'
+        f'<title>{escape(title)}</title>\n<rect width="100%" height="100%" fill="#ffffff"/>\n'
+        + _text(_LEFT, 24.0, title, 15, weight="600")
+    )
+
+
+def _text(x: float, y: float, content: str, size: float, anchor: str = "start", weight: str = "400") -> str:
+    return (
+        f'<text x="{x:.2f}" y="{y:.2f}" font-size="{size:g}" text-anchor="{anchor}" '
+        f'font-weight="{weight}">{escape(content)}</text>'
+    )
+
+
+def _rectangle(x: float, y: float, width: float, height: float, color: str, hint: str = "") -> str:
+    tip = f"<title>{escape(hint)}</title>" if hint else ""
+    edge = ' stroke="#ffffff" stroke-width="0.8"' if width > 3 else ""
+    shape = f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:g}" fill="{color}"{edge}'
+    return f"{shape}>{tip}</rect>" if tip else f"{shape}/>"
+
+
+def _row(rank: int, y: float) -> str:
+    idle = _rectangle(_LEFT, y, _WIDTH, _LANE, _IDLE)
+    return _text(_LEFT - 8, y + _LANE / 2 + 4, f"rank {rank}", 12, anchor="end") + "\n" + idle
+
+
+def _boxes(
+    events: Sequence[Event],
+    tops: dict[int, float],
+    first: float,
+    scale: float,
+    colors: dict[str, tuple[str, str]],
+) -> Iterator[str]:
+    chunks = _chunks(events)
+    digits = max((len(str(event.microbatch)) for event in events if event.microbatch is not None), default=1)
+    for event in events:
+        x, width = _LEFT + (event.start - first) * scale, (event.end - event.start) * scale
+        if width <= 0:
+            continue
+        color = colors[event.op][0]
+        y = tops[event.rank]
+        if event.op in BESIDE:
+            yield _rectangle(x, y + _LANE, width, _BESIDE_LANE - 1, color, event.label)
+            continue
+        if event.stage is not None:
+            color = _lighter(color, _TINT * min(2, chunks[event.rank].index(event.stage)))
+        yield _rectangle(x, y, width, _LANE, color, event.label)
+        number = "" if event.microbatch is None else str(event.microbatch)
+        if number and width >= 6.5 * digits:  # all boxes of a size, or none
+            yield _text(x + width / 2, y + _LANE / 2 + 4, number, 11, anchor="middle")
+
+
+def _chunks(events: Iterable[Event]) -> dict[int, list[int]]:
+    """Rank -> its stages, ascending."""
+    stages: dict[int, set[int]] = {}
+    for event in events:
+        if event.stage is not None:
+            stages.setdefault(event.rank, set()).add(event.stage)
+    return {rank: sorted(found) for rank, found in stages.items()}
+
+
+def _lighter(color: str, share: float) -> str:
+    levels = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(level + (255 - level) * share):02x}" for level in levels)
+
+
+def _axis(first: float, last: float, scale: float, y: float, unit: str) -> Iterator[str]:
+    yield f'<path d="M{_LEFT:g} {y:g}h{_WIDTH:g}" stroke="{_TEXT}" stroke-width="1"/>'
+    for tick in _ticks(last - first):
+        x = _LEFT + tick * scale
+        yield f'<path d="M{x:.2f} {y:g}v4" stroke="{_TEXT}" stroke-width="1"/>'
+        yield _text(x, y + 17, f"{tick:g}", 11, anchor="middle")
+    yield _text(_LEFT - 8, y + 17, f"time / {unit}" if unit else "time", 11, anchor="end")
+
+
+def _ticks(length: float) -> Iterator[float]:
+    """Round numbers from 0 to ``length``, about ten of them."""
+    if length <= 0:
+        return
+    power = 10.0 ** math.floor(math.log10(length / 10))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= length / 12)
+    for count in range(int(length / step * (1 + 1e-9)) + 1):
+        yield round(count * step, 12)
+
+
+def _legend(colors: dict[str, tuple[str, str]], events: Sequence[Event], y: float) -> Iterator[str]:
+    visible = {event.op for event in events if event.end > event.start}
+    x = _LEFT
+    for color, name in [entry for op, entry in colors.items() if op in visible] + [(_IDLE, "idle")]:
+        square = f'<rect x="{x:.2f}" y="{y - 10:g}" width="12" height="12" fill="{color}"'
+        yield f'{square} stroke="#9aa0aa" stroke-width="0.5"/>'
+        yield _text(x + 17, y, name, 12)
+        x += 17 + 6.6 * len(name) + 18

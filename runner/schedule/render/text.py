@@ -1,0 +1,125 @@
+"""Schedules as text: a grid over time, or the plain order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+from runner.schedule.simulate import Costs, Simulation, StageCosts, simulate
+from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
+
+__all__ = ["to_text"]
+
+_COLUMNS = 160  # widest time grid; beyond it the unit grows
+_AROUND = 8  # cells shown on either side of a marked one in the plain order
+_LEGEND = (
+    "digit: forward of that micro-batch (mod 10); letter: its backward (a = 0); capital: weight gradient; "
+    "~ recompute; . idle"
+)
+
+
+def to_text(
+    view: Schedule | Program, costs: Costs | StageCosts | None = None, mark: tuple[int, int] | None = None
+) -> str:
+    """A picture of ``view``, with a legend.
+
+    Args:
+        view: a schedule, or a program, of which the time grid draws the compute.
+        costs: durations: one character per time unit. None: no times, each rank's actions in order, written out.
+        mark: rank and index of an action to point at, e.g. the one that failed.
+    """
+    if costs is None:
+        return "\n".join(_order_lines(view, mark))
+    return "\n".join(_time_lines(view, simulate(view, costs), mark))
+
+
+def _order_lines(view: Schedule | Program, mark: tuple[int, int] | None) -> Iterable[str]:
+    """Rank by rank; around a mark only its neighbourhood, because a program's list is long."""
+    longest = max(len(row) for row in view.actions)
+    first = max(0, mark[1] - _AROUND) if mark else 0
+    last = min(longest, mark[1] + _AROUND + 1) if mark else longest
+    width = max((len(str(action)) for row in view.actions for action in row[first:last]), default=1)
+    label_width = len(f"r{view.ranks - 1}")
+    for rank, row in enumerate(view.actions):
+        cells = " ".join(f"{action!s:<{width}}" for action in row[first:last])
+        before, after = ("... " if first else ""), (" ..." if last < len(row) else "")
+        yield f"r{rank:<{label_width - 1}} |{before}{cells}{after}".rstrip()
+        if mark and mark[0] == rank:
+            indent = label_width + 2 + len(before) + (mark[1] - first) * (width + 1)
+            yield " " * indent + _pointer(row[mark[1]], mark, len(str(row[mark[1]])))
+    if first or last < longest:
+        yield f"cells {first} to {last - 1} of {longest}"
+
+
+def _pointer(action: Action, mark: tuple[int, int], width: int) -> str:
+    return f"{'^' * max(1, width)} here: {action} (rank {mark[0]}, cell {mark[1]})"
+
+
+def _time_lines(view: Schedule | Program, times: Simulation, mark: tuple[int, int] | None) -> Iterable[str]:
+    schedule = view.schedule if isinstance(view, Program) else view
+    unit, exact = _unit(times)
+    columns = max(1, round(times.makespan / unit))
+    lanes = [_lanes(schedule, rank) for rank in range(schedule.ranks)]
+    width = max(4, *(len(label) for rank_lanes in lanes for label in rank_lanes.values()))
+    for rank, row in enumerate(view.actions):
+        drawn = _draw(view, times, rank, unit, columns)
+        for stage, label in lanes[rank].items():
+            yield f"{label:<{width}} |{_lane(drawn, stage)}"
+        if mark and mark[0] == rank:
+            first, last = _span(times, rank, mark[1], unit)
+            yield " " * (width + 2 + first) + _pointer(row[mark[1]], mark, last - first)
+    yield f"one character = {'' if exact else 'about '}{unit:g}; {_LEGEND}"
+    yield f"span {times.makespan:g}, bubble {100 * times.bubble_ratio:.1f} % of all rank time"
+
+
+def _unit(times: Simulation) -> tuple[float, bool]:
+    """The longest unit of which every start and end is a multiple, if the grid stays narrow enough with it."""
+    moments = sorted({moment for row in (*times.start, *times.end) for moment in row if moment > 0})
+    near = [Fraction(moment).limit_denominator(1000) for moment in moments]
+    if all(math.isclose(fraction, moment, rel_tol=1e-9) for fraction, moment in zip(near, moments, strict=True)):
+        denominator = math.lcm(*(fraction.denominator for fraction in near))
+        unit = math.gcd(*(int(fraction * denominator) for fraction in near)) / denominator
+        if unit and times.makespan <= _COLUMNS * unit:
+            return unit, True
+    return (times.makespan / _COLUMNS or 1.0), False
+
+
+def _lanes(schedule: Schedule, rank: int) -> dict[int, str]:
+    """Stage -> label of each row of the grid that belongs to ``rank``: one per stage that it holds."""
+    stages = schedule.stages_of(rank)
+    if len(stages) == 1:
+        return {stages[0]: f"r{rank}"}
+    return {stage: f"r{rank}.{chunk}" for chunk, stage in enumerate(stages)}
+
+
+def _draw(
+    view: Schedule | Program, times: Simulation, rank: int, unit: float, columns: int
+) -> list[tuple[int, str] | None]:
+    """Per column, the stage that the rank computes for and the character to show; None where it idles."""
+    drawn: list[tuple[int, str] | None] = [None] * columns
+    for index, action in enumerate(view.actions[rank]):
+        if action.op in COMPUTE:
+            first, last = _span(times, rank, index, unit)
+            for column in range(first, min(last, columns)):
+                drawn[column] = (action.stage, _character(action))
+    return drawn
+
+
+def _span(times: Simulation, rank: int, index: int, unit: float) -> tuple[int, int]:
+    first = round(times.start[rank][index] / unit)
+    return first, max(first + 1, round(times.end[rank][index] / unit))
+
+
+def _lane(drawn: list[tuple[int, str] | None], stage: int) -> str:
+    return "".join("." if cell is None else cell[1] if cell[0] == stage else " " for cell in drawn)
+
+
+def _character(action: Action) -> str:
+    microbatch = action.microbatch or 0
+    if action.op is Op.F:
+        return str(microbatch % 10)
+    if action.op is Op.R:
+        return "~"
+    letter = chr(ord("a") + microbatch % 26)
+    return letter.upper() if action.op is Op.W else letter

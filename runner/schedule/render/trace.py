@@ -1,0 +1,56 @@
+"""Chrome trace JSON, for chrome://tracing and Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from runner.schedule.render.events import BESIDE, Event, events_of
+from runner.schedule.simulate import Costs, StageCosts
+from runner.schedule.values import Program, Schedule
+
+__all__ = ["timeline_trace", "to_trace"]
+
+
+def to_trace(view: Schedule | Program, costs: Costs | StageCosts, *, seconds_per_unit: float = 1e-3) -> dict[str, Any]:
+    """The simulated timeline of ``view``.
+
+    Args:
+        view: what to simulate.
+        costs: its durations, in any unit.
+        seconds_per_unit: how long that unit is; a millisecond where it means nothing.
+    """
+    return timeline_trace(events_of(view, costs), seconds_per_unit=seconds_per_unit)
+
+
+def timeline_trace(events: Iterable[Event], *, seconds_per_unit: float = 1.0) -> dict[str, Any]:
+    """A timeline in the trace event format: per rank one track of compute and, where needed, one of messages.
+
+    Args:
+        events: e.g. measured ones, in seconds.
+        seconds_per_unit: of their times.
+    """
+    microseconds = 1e6 * seconds_per_unit
+    tracks: dict[int, str] = {}
+    complete = []
+    for event in events:
+        beside = event.op in BESIDE
+        track = 2 * event.rank + beside
+        tracks[track] = f"rank {event.rank}" + (" messages" if beside else "")
+        complete.append(
+            {
+                "name": event.label,
+                "cat": event.op,
+                "ph": "X",
+                "pid": 0,
+                "tid": track,
+                "ts": event.start * microseconds,
+                "dur": (event.end - event.start) * microseconds,
+                "args": {"stage": event.stage, "microbatch": event.microbatch},
+            }
+        )
+    names: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": track, "args": {"name": name}}
+        for track, name in sorted(tracks.items())
+    ]
+    return {"traceEvents": names + complete, "displayTimeUnit": "ms"}

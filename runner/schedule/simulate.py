@@ -1,0 +1,210 @@
+"""An event simulator: when each action starts and ends, if each takes what its costs say.
+
+Ranks run their lists in order. Compute and STEP occupy their rank. SEND, RECV and REDUCE do not: a SEND
+starts once its content is computed and takes the edge's time; a RECV ends when its message is there, and only
+the action that needs it waits; the REDUCEs of one rank follow each other beside its compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
+from runner.schedule.walk import Step, Walk, walk
+
+__all__ = ["Costs", "Simulation", "StageCosts", "play", "simulate"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Durations, in any one unit, of one rank's whole share of a micro-batch; a chunk costs its part.
+
+    Args:
+        F, B, I, W: forward, full backward, gradient of the input, gradient of the weights.
+        comm: one message between ranks.
+    """
+
+    F: float = 1.0
+    B: float = 2.0
+    I: float = 1.0  # noqa: E741 - the field's name in the literature
+    W: float = 1.0
+    comm: float = 0.0
+
+    def per_stage(self, stages: int, chunks: int) -> StageCosts:
+        """The same durations stage by stage, ``chunks`` of them to a rank."""
+
+        def each(cost: float) -> tuple[float, ...]:
+            return (cost / chunks,) * stages
+
+        return StageCosts(each(self.F), each(self.B), each(self.I), each(self.W), comm=(self.comm,) * (stages - 1))
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Durations of each stage for one micro-batch, in any one unit.
+
+    Args:
+        F, B, I, W: per stage; ``I`` and ``W`` may be empty where no backward is split.
+        comm: per edge between stage s and s+1, either direction; empty means none.
+        reduce, step: per stage and optimizer step; empty means none.
+    """
+
+    F: Sequence[float]
+    B: Sequence[float]
+    I: Sequence[float] = ()  # noqa: E741 - the field's name in the literature
+    W: Sequence[float] = ()
+    comm: Sequence[float] = ()
+    reduce: Sequence[float] = ()
+    step: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """When everything happens, in the unit of the costs.
+
+    Args:
+        start, end: per pipeline rank and index of its list.
+        makespan: end of the last action.
+        busy: per rank, time under compute and STEP.
+        bubble_ratio: idle / total rank time over the makespan.
+        inner_idle: per rank, time without compute between its first and its last compute action.
+        peak_activations: per rank, most micro-batches of its whole share held at once, each from the start of
+            its F to the end of its B or W.
+    """
+
+    start: tuple[tuple[float, ...], ...]
+    end: tuple[tuple[float, ...], ...]
+    makespan: float
+    busy: tuple[float, ...]
+    bubble_ratio: float
+    inner_idle: tuple[float, ...]
+    peak_activations: tuple[float, ...]
+
+
+def simulate(view: Schedule | Program, costs: Costs | StageCosts) -> Simulation:
+    """Play ``view``. Linear in its number of actions.
+
+    Raises:
+        ValueError: if it cannot run to its end, or ``costs`` does not cover its stages.
+    """
+    return play(view, walk(view), costs)
+
+
+def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts) -> Simulation:
+    """:func:`simulate` for who has walked ``view`` already."""
+    schedule = view.schedule if isinstance(view, Program) else view
+    if walked.stuck:
+        rank, index, action, missing = walked.stuck[0]
+        raise ValueError(f"{schedule.name} hangs: rank {rank} waits at action {index} ({action}) for {missing}")
+    stage_costs = costs.per_stage(schedule.stages, schedule.chunks) if isinstance(costs, Costs) else costs
+    clock = _Clock(schedule, _table(stage_costs, schedule, view))
+    start = [[0.0] * len(row) for row in view.actions]
+    end = [[0.0] * len(row) for row in view.actions]
+    for step in walked.steps:
+        start[step.rank][step.cell], end[step.rank][step.cell] = clock.play(step)
+    return _summary(view, schedule, start, end)
+
+
+def _table(costs: StageCosts, schedule: Schedule, view: Schedule | Program) -> dict[Op, tuple[float, ...]]:
+    """Duration by op and stage (for messages: by edge), of every op that ``view`` uses."""
+    none = (0.0,) * schedule.stages
+    table = {
+        Op.F: tuple(costs.F),
+        Op.B: tuple(costs.B),
+        Op.I: tuple(costs.I),
+        Op.W: tuple(costs.W),
+        Op.R: tuple(costs.F),
+        Op.SEND: tuple(costs.comm) or none[:-1],
+        Op.REDUCE: tuple(costs.reduce) or none,
+        Op.STEP: tuple(costs.step) or none,
+    }
+    used = {action.op for row in view.actions for action in row} - {Op.RECV} | {Op.SEND}
+    for op in sorted(used):
+        needed = schedule.stages - 1 if op is Op.SEND else schedule.stages
+        if len(table[op]) != needed:
+            raise ValueError(f"costs of {op}: {len(table[op])} given, {needed} needed for {schedule.stages} stages")
+    return table
+
+
+class _Clock:
+    """Every rank's time, and when each action ended."""
+
+    def __init__(self, schedule: Schedule, durations: dict[Op, tuple[float, ...]]) -> None:
+        self._schedule = schedule
+        self._durations = durations
+        self._latency = durations[Op.SEND]
+        self._free = [0.0] * schedule.ranks
+        self._reduce_free = [0.0] * schedule.ranks
+        self._ended: dict[Action, float] = {}
+
+    def play(self, step: Step) -> tuple[float, float]:
+        rank, _, action, waits_for = step
+        op = action.op
+        ready = 0.0
+        for needed in waits_for:
+            arrived = self._ended[needed]
+            if needed.stage != action.stage and op in COMPUTE:
+                arrived += self._crossing(needed, rank, action.stage)
+            if arrived > ready:
+                ready = arrived
+        start = self._free[rank]
+        if op is Op.SEND:
+            end = start + self._latency[_edge(action)]
+        elif op is Op.RECV:
+            end = max(start, ready)
+        elif op is Op.REDUCE:
+            start = max(start, ready, self._reduce_free[rank])
+            end = self._reduce_free[rank] = start + self._durations[op][action.stage]
+        else:
+            start = max(start, ready)
+            end = self._free[rank] = start + self._durations[op][action.stage]
+        self._ended[action] = end
+        return start, end
+
+    def _crossing(self, needed: Action, rank: int, stage: int) -> float:
+        """Time of the message that a compute-only schedule leaves unsaid."""
+        assert needed.microbatch is not None  # compute waits for compute and messages only
+        if self._schedule.rank_of(needed.stage, needed.microbatch) == rank:
+            return 0.0
+        return self._latency[min(needed.stage, stage)]
+
+
+def _edge(send: Action) -> int:
+    """The edge that a SEND uses, named by its lower stage: activations leave upward, gradients downward."""
+    return send.stage if send.payload == "F" else send.stage - 1
+
+
+def _summary(
+    view: Schedule | Program, schedule: Schedule, start: list[list[float]], end: list[list[float]]
+) -> Simulation:
+    busy, inner_idle = [], []
+    for row, starts, ends in zip(view.actions, start, end, strict=True):
+        spans = [(a.op, s, e) for a, s, e in zip(row, starts, ends, strict=True) if a.op in COMPUTE]
+        compute = sum(e - s for _, s, e in spans)
+        inner_idle.append(spans[-1][2] - spans[0][1] - compute if spans else 0.0)
+        steps = sum(e - s for a, s, e in zip(row, starts, ends, strict=True) if a.op is Op.STEP)
+        busy.append(compute + steps)
+    makespan = max((moment for ends in end for moment in ends), default=0.0)
+    total = makespan * len(view.actions)
+    return Simulation(
+        start=tuple(map(tuple, start)),
+        end=tuple(map(tuple, end)),
+        makespan=makespan,
+        busy=tuple(busy),
+        bubble_ratio=1.0 - sum(busy) / total if total else 0.0,
+        inner_idle=tuple(inner_idle),
+        peak_activations=tuple(_peak_activations(schedule, row) for row in view.actions),
+    )
+
+
+def _peak_activations(schedule: Schedule, row: Sequence[Action]) -> float:
+    """Most held at once. A rank runs in order, so its list alone decides; without backward an F frees at its end."""
+    held = peak = 0
+    for action in row:
+        if action.op is Op.F:
+            held += 1
+            peak = max(peak, held)
+        if action.op is Op.B or action.op is Op.W or (action.op is Op.F and not schedule.backward):
+            held -= 1
+    return peak / schedule.chunks

@@ -1,0 +1,57 @@
+"""Several optimizer steps of one schedule as one stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runner.schedule.values import Action, Schedule
+
+__all__ = ["repeat", "updates", "weight_versions"]
+
+
+def repeat(schedule: Schedule, windows: int) -> Schedule:
+    """``windows`` optimizer steps of ``schedule``, one after the other; micro-batches are numbered through.
+
+    Raises:
+        ValueError: if ``windows`` is below 1, or ``schedule`` is such a stream already.
+    """
+    if windows < 1 or schedule.windows > 1:
+        raise ValueError(f"windows = {windows} of a schedule of {schedule.windows}: at least 1, and of one window only")
+    size = schedule.microbatches
+
+    def shifted(action: Action, window: int) -> Action:
+        return action._replace(microbatch=(action.microbatch or 0) + window * size)
+
+    return replace(
+        schedule,
+        pipeline_of_microbatch=schedule.pipeline_of_microbatch * windows,
+        window_of_microbatch=tuple(window for window in range(windows) for _ in range(size)),
+        actions=tuple(tuple(shifted(a, window) for window in range(windows) for a in row) for row in schedule.actions),
+    )
+
+
+def updates(schedule: Schedule) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """Per rank, each optimizer step as ``(stage, window, index)``: it comes before that index of the rank's list.
+
+    All stages of a rank step together, after the rank's last action of the window.
+    """
+    if not schedule.backward:
+        return ((),) * schedule.ranks
+    found = []
+    for rank, row in enumerate(schedule.actions):
+        last = {schedule.window_of(action.microbatch or 0): index + 1 for index, action in enumerate(row)}
+        stages = schedule.stages_of(rank)
+        found.append(tuple((stage, window, last[window]) for window in sorted(last) for stage in stages))
+    return tuple(found)
+
+
+def weight_versions(schedule: Schedule) -> tuple[float, ...]:
+    """Per rank, most copies of its weights held at once, in whole rank shares.
+
+    A flushed schedule keeps one version; a rank of several pipelines holds its stages once for each.
+    """
+    held = [0] * schedule.ranks
+    for row in schedule.placement:
+        for rank in row:
+            held[rank] += 1
+    return tuple(count / schedule.chunks for count in held)

@@ -1,0 +1,202 @@
+"""Actions, schedules and programs: plain values that can be printed, compared and hashed.
+
+A schedule says who computes what, in which order; it knows nothing of messages. A program is the same
+with messages, gradient reductions and optimizer steps added by :mod:`runner.schedule.lower`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+__all__ = ["COMPUTE", "Action", "Op", "Payload", "Program", "Schedule", "parse_action"]
+
+
+class Op(StrEnum):
+    """What an action does."""
+
+    F = "F"  # forward
+    B = "B"  # full backward: gradients of the input and of the weights
+    I = "I"  # noqa: E741 - gradient of the input only; the literature's name
+    W = "W"  # gradient of the weights only
+    R = "R"  # recompute the forward
+    SEND = "SEND"
+    RECV = "RECV"
+    REDUCE = "REDUCE"  # sum the gradients of one stage over its replicas
+    STEP = "STEP"  # optimizer step of one stage
+
+
+class Payload(StrEnum):
+    """What a message carries."""
+
+    ACTIVATION = "F"
+    GRADIENT = "B"
+
+
+COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
+"""The ops that generators emit and that occupy a rank."""
+
+_NUMBER = "(0|[1-9][0-9]*)"
+_COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
+_MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FB]){_NUMBER}>{_NUMBER}|(RECV)_([FB]){_NUMBER}<{_NUMBER})")
+_WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?:@([1-9][0-9]*))?")
+
+
+class Action(NamedTuple):
+    """One entry of a rank's list.
+
+    Args:
+        op: what to do.
+        stage: the stage on this rank. A SEND of an activation carries this stage's output, a RECV of an
+            activation its input; a SEND of a gradient carries the gradient of its input, a RECV of a
+            gradient that of its output.
+        microbatch: number over the whole stream; None for REDUCE and STEP.
+        payload: of SEND and RECV, else None.
+        peer: pipeline rank on the other side of a SEND or RECV, else None.
+        window: of REDUCE and STEP: the optimizer step of the stream, from 0. Otherwise 0: the window of
+            other actions is their micro-batch's.
+    """
+
+    op: Op
+    stage: int
+    microbatch: int | None = None
+    payload: Payload | None = None
+    peer: int | None = None
+    window: int = 0
+
+    def __str__(self) -> str:
+        """``2F0``, ``2SEND_F0>3``, ``2RECV_B0<3``, ``3REDUCE``, ``3STEP`` (``3STEP@1`` in window 1)."""
+        if self.payload is not None:
+            arrow = ">" if self.op is Op.SEND else "<"
+            return f"{self.stage}{self.op}_{self.payload}{self.microbatch}{arrow}{self.peer}"
+        if self.microbatch is not None:
+            return f"{self.stage}{self.op}{self.microbatch}"
+        return f"{self.stage}{self.op}" + (f"@{self.window}" if self.window else "")
+
+
+def parse_action(text: str) -> Action:
+    """The inverse of ``str(action)``, exactly.
+
+    Raises:
+        ValueError: if ``text`` is not what an action prints.
+    """
+    if found := _COMPUTE_FORM.fullmatch(text):
+        stage, op, microbatch = found.groups()
+        return Action(Op(op), int(stage), int(microbatch))
+    if found := _MESSAGE_FORM.fullmatch(text):
+        stage, op, payload, microbatch, peer = (group for group in found.groups() if group is not None)
+        return Action(Op(op), int(stage), int(microbatch), Payload(payload), int(peer))
+    if found := _WINDOW_FORM.fullmatch(text):
+        stage, op, window = found.groups()
+        return Action(Op(op), int(stage), window=int(window or 0))
+    raise ValueError(f"{text!r} is no action; the forms are 2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE and 3STEP")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who computes what, in order.
+
+    Args:
+        name: of the generator.
+        placement: one row per pipeline, each stage -> pipeline rank.
+        pipeline_of_microbatch: micro-batch -> row of ``placement``.
+        actions: per pipeline rank, compute actions in the order of execution.
+        chunks: model chunks per rank and pipeline.
+        window_of_microbatch: micro-batch -> optimizer step of the stream; empty means that all are of
+            window 0.
+        backward: False for validation: forwards only.
+    """
+
+    name: str
+    placement: tuple[tuple[int, ...], ...]
+    pipeline_of_microbatch: tuple[int, ...]
+    actions: tuple[tuple[Action, ...], ...]
+    chunks: int = 1
+    window_of_microbatch: tuple[int, ...] = ()
+    backward: bool = True
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return len(self.actions)
+
+    @property
+    def stages(self) -> int:
+        """Stages of one pipeline."""
+        return len(self.placement[0])
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of the whole stream, over all pipelines."""
+        return len(self.pipeline_of_microbatch)
+
+    @property
+    def windows(self) -> int:
+        """Optimizer steps of the stream."""
+        return max(self.window_of_microbatch, default=0) + 1
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """The pipeline rank that holds ``stage`` for ``microbatch``."""
+        return self.placement[self.pipeline_of_microbatch[microbatch]][stage]
+
+    def window_of(self, microbatch: int) -> int:
+        """The optimizer step that ``microbatch`` belongs to."""
+        return self.window_of_microbatch[microbatch] if self.window_of_microbatch else 0
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that ``rank`` holds, of any pipeline, ascending and each once."""
+        return tuple(sorted({stage for row in self.placement for stage, owner in enumerate(row) if owner == rank}))
+
+    def is_split(self, stage: int, microbatch: int) -> bool:
+        """Whether this backward is written as I and W."""
+        return (stage, microbatch) in self._split
+
+    def is_recomputed(self, stage: int, microbatch: int) -> bool:
+        """Whether this forward is recomputed before its backward."""
+        return (stage, microbatch) in self._recomputed
+
+    def microbatches_of_window(self, window: int) -> tuple[int, ...]:
+        """The micro-batches of one optimizer step, ascending."""
+        return self._by_window.get(window, ())
+
+    @cached_property
+    def _split(self) -> frozenset[tuple[int, int | None]]:
+        return self._cells(Op.I)
+
+    @cached_property
+    def _recomputed(self) -> frozenset[tuple[int, int | None]]:
+        return self._cells(Op.R)
+
+    @cached_property
+    def _by_window(self) -> dict[int, tuple[int, ...]]:
+        windows: dict[int, list[int]] = {}
+        for microbatch in range(self.microbatches):
+            windows.setdefault(self.window_of(microbatch), []).append(microbatch)
+        return {window: tuple(members) for window, members in windows.items()}
+
+    def _cells(self, op: Op) -> frozenset[tuple[int, int | None]]:
+        return frozenset((a.stage, a.microbatch) for row in self.actions for a in row if a.op is op)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A schedule with its messages, reductions and optimizer steps.
+
+    Args:
+        schedule: what was lowered.
+        actions: per pipeline rank, everything it does, in order.
+        order: one global order of ``(rank, action)``, of which every rank's list is a sub-sequence. The
+            SEND and the RECV of a message stand next to each other in it.
+    """
+
+    schedule: Schedule
+    actions: tuple[tuple[Action, ...], ...]
+    order: tuple[tuple[int, Action], ...]
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return len(self.actions)

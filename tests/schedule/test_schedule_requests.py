@@ -1,0 +1,162 @@
+"""Names, aliases, files and what is refused, each with its message."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RequestError
+from runner.schedule import ALIASES, NAMES, SPECS, Costs, Schedule, build, check, problems_of, simulate
+from runner.schedule.registry import NOT_AVAILABLE
+from runner.schedule.render import to_csv
+
+
+def test_alias() -> None:
+    assert ALIASES["dapple"] == "1f1b"
+    assert build("dapple", ranks=3, microbatches=4) == build("1f1b", ranks=3, microbatches=4)
+    assert set(NAMES) == {*SPECS, *ALIASES}
+    assert not NOT_AVAILABLE & set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("request_", "path", "says"),
+    [
+        ({"name": "gpip"}, "schedule", "Did you mean gpipe. Try schedule=gpipe."),
+        ({"name": "zzz"}, "schedule", "must be one of naive, gpipe, 1f1b, from_file, dapple."),
+        ({"name": "zb_h1"}, "schedule", "schedule = zb_h1: is not available in this version."),
+        ({"name": "zb_h3"}, "schedule", "which is not available in this version"),
+        ({"name": "1f1b", "ranks": 0}, "parallelism.pipeline", "parallelism.pipeline = 0: must be at least 1."),
+        ({"name": "1f1b", "microbatches": -1}, "schedule.microbatches", "must be at least 1. Try schedule.microb"),
+        ({"name": "1f1b", "chunks": 0}, "schedule.chunks", "must be at least 1"),
+        ({"name": "1f1b", "chunks": 2}, "schedule.chunks", "must be 1 or null for schedule=1f1b"),
+        ({"name": "dapple", "file": "x.csv"}, "schedule.file", "applies to schedule=from_file only"),
+        ({"name": "from_file"}, "schedule.file", "schedule.file = null: must name a file"),
+        ({"name": "from_file", "file": "x.csv", "ranks": 1}, "parallelism.pipeline", "must be at least 2"),
+    ],
+)
+def test_refusals(request_: dict[str, object], path: str, says: str) -> None:
+    asked = {"ranks": 4, "microbatches": 8, **request_}
+    problems = problems_of(**asked)  # type: ignore[arg-type]
+    assert [problem.path for problem in problems] == [path]
+    assert says in problems[0].line()
+    with pytest.raises(RequestError) as caught:
+        build(**asked)  # type: ignore[arg-type]
+    assert caught.value.problems == tuple(problems)
+
+
+def test_all_problems_at_once() -> None:
+    found = problems_of("gpipe", ranks=0, microbatches=0, chunks=0)
+    assert {problem.path for problem in found} == {"parallelism.pipeline", "schedule.microbatches", "schedule.chunks"}
+
+
+@pytest.mark.parametrize("name", sorted(NOT_AVAILABLE))
+def test_published_names_are_refused_honestly(name: str) -> None:
+    (problem,) = problems_of(name, ranks=4, microbatches=8)
+    assert "not available in this version" in problem.line()
+
+
+def _file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mine.csv"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
+def test_csv_round_trip(name: str, tmp_path: Path) -> None:
+    schedule = build(name, ranks=4, microbatches=6)
+    again = build("from_file", ranks=4, microbatches=6, file=_file(tmp_path, to_csv(schedule)))
+    assert again.actions == schedule.actions
+    assert again.placement == schedule.placement
+    assert to_csv(again) == to_csv(schedule)
+
+
+def test_blanks_and_torchs_other_cells_say_nothing(tmp_path: Path) -> None:
+    text = "0UNSHARD,0F0,0SEND_F0,,,0RECV_B0, 0B0 ,0REDUCE_GRAD\n\n,1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RESHARD\n"
+    schedule = build("from_file", ranks=2, microbatches=1, file=_file(tmp_path, text))
+    assert [" ".join(map(str, row)) for row in schedule.actions] == ["0F0 0B0", "1F0 1I0 1W0"]
+    assert simulate(schedule, Costs()).makespan == 5  # the weight gradient runs beside the first rank's backward
+
+
+def test_several_stages_per_rank(tmp_path: Path) -> None:
+    text = "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n"
+    schedule = build("from_file", ranks=2, microbatches=1, file=_file(tmp_path, text))
+    assert schedule.placement == ((0, 1, 0, 1),)
+    assert schedule.chunks == 2
+    assert check(schedule) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0F0,0X0\n1F0,1B0\n", "row 1, cell 2 (0X0): must be <stage><op><micro-batch>"),
+        ("0F0,0B0garbage\n1F0,1B0\n", "row 1, cell 2 (0B0garbage): must be <stage><op><micro-batch>"),
+        ("0F0,0STEP\n1F0,1B0\n", "row 1, cell 2 (0STEP): must be a compute action"),
+        ("(0F0;0B1)OVERLAP_F_B\n1F0,1B0\n", "row 1, cell 1 ((0F0;0B1)OVERLAP_F_B): overlapped pairs are not available"),
+        ("", "must hold at least one action"),
+        (",,\n,\n", "must hold at least one action"),
+        ("0F0,0B0\n0F1,0B1\n", "stage 0 must be on one rank, but rows 1 and 2 both have it"),
+        ("0F0,0B0\n2F0,2B0\n", "stages must be numbered from 0 without gaps, but 1 is in no cell"),
+        ("0F0,0B0\n1F999999999,1B0\n", "micro-batches must be numbered from 0 without gaps, but 1 is in no cell"),
+        ("0F0,1F0,1B0,0B0\n2F0,2B0\n", "every rank must have the same number of stages, but the rows have 2, 1"),
+        ("0F0,0B0\n1F0\n", "rank 1, stage 1, micro-batch 0: no backward (1B0)"),
+        ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", "rank 0, cell 1 (0B0): hangs, because it waits for 1B0"),
+    ],
+)
+def test_wrong_files(text: str, says: str, tmp_path: Path) -> None:
+    problems = problems_of("from_file", ranks=2, microbatches=1, file=_file(tmp_path, text))
+    assert any(says in problem.line() for problem in problems), problems
+    assert {problem.path for problem in problems} == {"schedule.file"}
+
+
+def test_a_file_for_another_layout(tmp_path: Path) -> None:
+    file = _file(tmp_path, to_csv(build("1f1b", ranks=2, microbatches=3)))
+    problems = problems_of("from_file", ranks=4, microbatches=1, chunks=2, file=file)
+    assert [problem.fix for problem in problems] == [
+        "parallelism.pipeline=2",
+        "schedule.microbatches=3",
+        "schedule.chunks=1",
+    ]
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    _file(tmp_path, "0F0")
+    (problem,) = problems_of("from_file", ranks=2, microbatches=1, file=str(tmp_path / "mime.csv"))
+    assert "must be a readable file. No such file or directory." in problem.line()
+    assert problem.fix == f"schedule.file={tmp_path / 'mine.csv'}"
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (problem,) = problems_of("from_file", ranks=2, microbatches=1, file=str(tmp_path / "binary"))
+    assert "must be a CSV text file" in problem.line()
+
+
+def test_torch_accepts_our_csv(tmp_path: Path) -> None:
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    mine = build("1f1b", ranks=3, microbatches=5)
+    loader = schedules._PipelineScheduleRuntime.__new__(schedules._PipelineScheduleRuntime)
+    loader.pipeline_order, loader.pp_group_size = {}, 3
+    loader._num_stages, loader._n_microbatches, loader._stages = 3, 5, []
+    schedules.PipelineScheduleMulti._load_csv(loader, _file(tmp_path, to_csv(mine)))
+    assert loader.stage_index_to_group_rank == {0: 0, 1: 1, 2: 2}
+    for rank, row in enumerate(mine.actions):
+        assert [str(action) for action in loader.pipeline_order[rank]] == [str(action) for action in row]
+
+
+def test_importing_is_light() -> None:
+    code = (
+        "import sys, runner.schedule, runner.schedule.render; "
+        "heavy = {'torch', 'numpy', 'lightning', 'hydra', 'omegaconf'} & set(sys.modules); "
+        "sys.exit(', '.join(heavy) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_large_schedules_are_simulated_quickly() -> None:
+    schedule: Schedule = build("1f1b", ranks=64, microbatches=128)
+    begin = time.process_time()
+    found = simulate(schedule, Costs())
+    assert time.process_time() - begin < 4.0  # about 0.15 s; linear, where a quadratic walk takes minutes
+    assert found.makespan == (128 + 63) * 3
