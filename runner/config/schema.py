@@ -55,7 +55,7 @@ class DataConfig:
     target: str = "???"
     kwargs: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 32  # samples per optimizer step, over all ranks
-    shuffle: bool = True
+    shuffle: bool = True  # a new seeded order per epoch
     workers: int = 0  # loader processes per rank that loads data
 
 
@@ -73,9 +73,9 @@ class ParallelismConfig:
     """Degrees; the world size is their product."""
 
     name: str = "single"
-    pipeline: int = 1
-    data: int = 1
-    tensor: int = 1
+    pipeline: int = 1  # stages in a row, each with a part of the layers
+    data: int = 1  # replicas, each with a part of the batch
+    tensor: int = 1  # parts of every layer
 
 
 @dataclass
@@ -99,7 +99,7 @@ class PartitionConfig:
 
 @dataclass
 class ZeroConfig:
-    stage: int | None = None  # null = plain data parallelism
+    stage: int | None = None  # null = plain data parallelism; others are not available in this version
 
 
 @dataclass
@@ -120,10 +120,10 @@ class PolicyConfig:
 @dataclass
 class OptimizerConfig:
     name: str = "adamw"
-    lr: float = 1e-3
-    momentum: float = 0.0
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    eps: float = 1e-8
+    lr: float = 1e-3  # the peak, where a schedule changes it
+    momentum: float = 0.0  # sgd only
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])  # adam and adamw only
+    eps: float = 1e-8  # adam and adamw only
     weight_decay: float = 0.0
 
 
@@ -132,8 +132,8 @@ class LrSchedulerConfig:
     """The learning rate as a function of the step index."""
 
     name: str = "constant"
-    warmup_steps: int = 0
-    min_lr: float = 0.0
+    warmup_steps: int = 0  # steps until the peak
+    min_lr: float = 0.0  # where the decay ends
     total_steps: int | None = None  # null = trainer.max_steps
 
 
@@ -146,9 +146,9 @@ class PrecisionConfig:
 class TrainerConfig:
     max_steps: int = 100  # optimizer steps in all, also after a resume
     val_every: int | None = None  # steps between validations; null = at the end only
-    grad_clip_norm: float | None = None
+    grad_clip_norm: float | None = None  # most the norm over all gradients may be; null = no clipping
     log_every: int = 1  # steps between lines of the loggers
-    progress: bool = True
+    progress: bool = True  # the progress bar
     threads: int = 1  # CPU threads per rank
 
 
@@ -184,7 +184,7 @@ class CostConfig:
 @dataclass
 class LauncherConfig:
     name: str = "local"
-    rendezvous_timeout_seconds: float = 60.0
+    rendezvous_timeout_seconds: float = 60.0  # until all ranks have met
     step_timeout_seconds: float = 600.0  # a message that takes longer ends the run
 
 
@@ -204,10 +204,10 @@ class ProfilerConfig:
 class RunConfig:
     """A whole request."""
 
-    name: str = "run"
-    seed: int = 0
+    name: str = "run"  # names the directory under outputs/
+    seed: int = 0  # of the weights, the order of samples and dropout
     run_dir: str | None = None  # null = outputs/<name>/<timestamp>
-    resume: str | None = None
+    resume: str | None = None  # not available in this version
     memory_limit: str | None = None  # bytes a rank may use: 80GB, 8GiB, a number
     device: str = "auto"  # auto, cpu, cuda
     report: str | None = None  # package.module:function called with the finished run's directory

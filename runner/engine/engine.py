@@ -219,7 +219,9 @@ class Engine:
             samples = batch.samples if batch.samples is not None else num_samples(batch.inputs)
             header = torch.tensor([samples, self._signature(batch), int(training), self._step], device=header.device)
         else:
+            start = time.perf_counter()
             self.transport.receive(header, previous, Channel.HEADER).wait()
+            self.timeline.current.waiting += time.perf_counter() - start
         values = [int(value) for value in header.tolist()]
         if values[2:] != [int(training), self._step]:
             raise RunFailedError(

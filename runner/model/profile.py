@@ -102,7 +102,7 @@ def profile_layers(
     rows = []
     with LiveTracker() as tracker:
         for source in sources:
-            module = source.build().to(dtype)
+            module = _cast(source.build(), dtype)
             value, row = _profile_call(source.name or "model", module, value, tracker, module)
             rows.append(row)
         samples = num_samples(inputs)
@@ -119,6 +119,21 @@ def profile_layers(
         optimizer_seconds_per_byte=0.0,
         tokens_per_sample=_tokens_per_sample(targets),
     )
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """``module.to(dtype)``, which fake parameters cannot do: torch swaps tensors there, and fails on weak references."""
+    replaced: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None and parameter.is_floating_point() and parameter.dtype is not dtype:
+                if id(parameter) not in replaced:
+                    replaced[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+                owner._parameters[name] = replaced[id(parameter)]
+        for name, buffer in owner._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                owner._buffers[name] = buffer.to(dtype)
+    return module
 
 
 def _profile_call(
@@ -157,6 +172,7 @@ def _profile_call(
         backward_flops=float(flops.get_total_flops()),
         forward_seconds=0.0,
         backward_seconds=0.0,
+        largest_parameter_bytes=max((_num_bytes(parameter) for parameter in trained), default=0),
     )
     for parameter in trained:
         parameter.grad = None

@@ -6,10 +6,14 @@ it may run the layers, from a clock. This room only reads it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
-__all__ = ["LayerProfile", "ModelProfile", "SecondsSource"]
+__all__ = ["PROFILE_FILE", "LayerProfile", "ModelProfile", "SecondsSource", "profile_from_json", "read_profile"]
+
+PROFILE_FILE = "profile.json"
 
 SecondsSource = Literal["measured", "estimated"]
 
@@ -30,6 +34,7 @@ class LayerProfile:
             it contains the gradient of its input.
         forward_flops, backward_flops: floating-point operations.
         forward_seconds, backward_seconds: seconds on the machine that is planned for.
+        largest_parameter_bytes: its largest trainable parameter's gradient; 0 = not known, read as gradient_bytes.
     """
 
     name: str
@@ -44,6 +49,7 @@ class LayerProfile:
     backward_flops: float
     forward_seconds: float
     backward_seconds: float
+    largest_parameter_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +76,19 @@ class ModelProfile:
     optimizer_bytes_per_gradient_byte: float
     optimizer_seconds_per_byte: float
     tokens_per_sample: int | None = None
+
+    def to_json(self) -> str:
+        """The profile as one JSON document; numbers in full precision."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def profile_from_json(text: str) -> ModelProfile:
+    """The inverse of :meth:`ModelProfile.to_json`. Raises TypeError or KeyError where it is no profile."""
+    document = json.loads(text)
+    layers = tuple(LayerProfile(**layer) for layer in document.pop("layers"))
+    return ModelProfile(layers=layers, loss=LayerProfile(**document.pop("loss")), **document)
+
+
+def read_profile(run_dir: Path) -> ModelProfile:
+    """The profile that a run's plan was made from. Raises FileNotFoundError."""
+    return profile_from_json((run_dir / PROFILE_FILE).read_text(encoding="utf-8"))

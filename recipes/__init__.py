@@ -1,0 +1,1 @@
+"""Experiments: data, model, commands and results. No engine code."""

@@ -1,0 +1,1 @@
+"""The ruDALL-E Malevich architecture on emoji, in plain PyTorch."""

@@ -1,0 +1,110 @@
+"""Command lines: flags of a command apart from overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from runner.errors import Problem, did_you_mean
+
+__all__ = ["Arguments", "Command", "Flag", "parse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """An option of a command; ``value`` names what follows it, empty for a switch."""
+
+    name: str
+    summary: str
+    value: str = ""
+    short: str = ""
+
+    @property
+    def usage(self) -> str:
+        """As the help shows it."""
+        names = f"{self.short}, {self.name}" if self.short else self.name
+        return f"{names} {self.value}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command as the help knows it, before anything of it is imported.
+
+    Args:
+        summary: one line.
+        usage: what follows the name.
+        about: a paragraph.
+        examples: whole command lines, each with what it does.
+        flags: besides ``--help``.
+        sections: sections whose keys its help lists; None for all, empty for a command without overrides.
+    """
+
+    name: str
+    summary: str
+    usage: str
+    about: str
+    examples: tuple[tuple[str, str], ...]
+    flags: tuple[Flag, ...] = ()
+    sections: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A command line taken apart.
+
+    Args:
+        flags: by name without dashes; True for a switch, else its value.
+        words: everything that is no flag, in order.
+        problems: flags that are unknown or lack their value.
+    """
+
+    flags: Mapping[str, str | bool] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def switch(self, name: str) -> bool:
+        """Whether the switch is given."""
+        return name in self.flags
+
+    def value(self, name: str) -> str | None:
+        """The flag's value, None where it is not given."""
+        found = self.flags.get(name)
+        return found if isinstance(found, str) else None
+
+
+def parse(command: Command, line: Sequence[str]) -> Arguments:
+    """Take a command's ``line`` apart. Flags may stand anywhere; ``--name=value`` works too."""
+    known = {each: flag for flag in command.flags for each in (flag.name, flag.short) if each}
+    flags: dict[str, str | bool] = {}
+    words: list[str] = []
+    problems: list[Problem] = []
+    rest = iter(line)
+    for word in rest:
+        if not word.startswith("-") or word == "-":
+            words.append(word)
+            continue
+        name, equals, inline = word.partition("=")
+        flag = known.get(name)
+        if flag is None:
+            problems.append(_unknown(command, name, known))
+            continue
+        problems += _take(flag, inline if equals else None, rest, flags)
+    return Arguments(flags, tuple(words), tuple(problems))
+
+
+def _take(flag: Flag, inline: str | None, rest: Iterator[str], flags: dict[str, str | bool]) -> list[Problem]:
+    name = flag.name.lstrip("-")
+    if not flag.value:
+        flags[name] = True
+        return [] if inline is None else [Problem(flag.name, inline, "takes no value", fix=flag.name)]
+    value = inline if inline is not None else next(rest, None)
+    if not value:
+        return [Problem(flag.name, value, f"needs {flag.value}", fix=flag.usage)]
+    flags[name] = value
+    return []
+
+
+def _unknown(command: Command, name: str, known: Mapping[str, Flag]) -> Problem:
+    near = did_you_mean(name, known)
+    why = f"`runner {command.name}` has {', '.join(flag.name for flag in command.flags) or 'none'}"
+    return Problem("flag", name, "there is no such flag", why, near or "")

@@ -1,0 +1,91 @@
+"""The commands by name: what each is for. Importing this imports nothing heavy."""
+
+from __future__ import annotations
+
+from runner.cli.arguments import Command, Flag
+
+__all__ = ["COMMANDS", "LATER"]
+
+_JSON = Flag("--json", "print one JSON document on standard output and nothing else there")
+_SWEEP = Flag("--multirun", "one job per combination of KEY=A,B  KEY=range(1,5)  GROUP=glob(*)", short="-m")
+
+_TRAIN = Command(
+    name="train",
+    summary="train a model; without overrides the default recipe, recipe=rudalle_tiny",
+    usage="[KEY=VALUE ...] [-m]",
+    about=(
+        "Resolves and checks the request, predicts its step time, bubble and memory, starts one process per rank on "
+        "this machine and trains. The run's directory, outputs/<name>/<time> unless run_dir says otherwise, holds "
+        "record.json with the predictions beside the measurements. A wrong request writes nothing."
+    ),
+    examples=(
+        ("runner train", "the default recipe: a ruDALL-E-style model on emoji in two stages"),
+        ("runner train model=gpt parallelism.pipeline=2 schedule.microbatches=4", "a small GPT in a pipeline"),
+        ("runner train model.target=mine:build data.target=mine:data loss.target=mine:loss", "your own functions"),
+        ("runner train -m model=gpt parallelism.pipeline=1,2 schedule=gpipe,1f1b", "a sweep of four jobs"),
+    ),
+    flags=(_SWEEP,),
+)
+_PLAN = Command(
+    name="plan",
+    summary="check a request, cut the model into stages and predict time and memory; starts nothing",
+    usage="[KEY=VALUE ...] [-m] [--json]",
+    about=(
+        "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts. Ends with "
+        "status 3 where a rank needs more than memory_limit. Any number of ranks can be planned for on any machine."
+    ),
+    examples=(
+        ("runner plan model=gpt parallelism.pipeline=4 schedule.microbatches=8", "four stages on this machine"),
+        ("runner plan recipe=rudalle_malevich hardware=a100_80gb", "the full-size model on machines you do not have"),
+        ("runner plan -m model=gpt parallelism.pipeline=1,2,4 --json", "a list of plans for a script"),
+    ),
+    flags=(_SWEEP, _JSON),
+)
+_SCHEDULE = Command(
+    name="schedule",
+    summary="draw the order of a pipeline's work, with its bubble and its activations",
+    usage="[KEY=VALUE ...] [--json] [--csv FILE] [--svg FILE] [--trace FILE] [--list]",
+    about=(
+        "Prints one line per rank over time: digits are forwards and letters backwards of a micro-batch, dots idle. "
+        "In the files 0F3 is the forward of stage 0 on micro-batch 3, and 0B3 its backward. Costs are cost.F, cost.B, "
+        "cost.I, cost.W and cost.comm, in any unit. It needs no model and answers at once."
+    ),
+    examples=(
+        ("runner schedule schedule=1f1b parallelism.pipeline=4 schedule.microbatches=8", "a text grid"),
+        ("runner schedule schedule=gpipe parallelism.pipeline=4 schedule.microbatches=8 --svg gpipe.svg", "a picture"),
+        (
+            "runner schedule schedule=from_file schedule.file=my.csv parallelism.pipeline=2 schedule.microbatches=4",
+            "an order of your own, checked",
+        ),
+    ),
+    flags=(
+        _JSON,
+        Flag("--csv", "write the actions in torch's schedule CSV", "FILE"),
+        Flag("--svg", "write a picture", "FILE"),
+        Flag("--trace", "write a Chrome trace for chrome://tracing or Perfetto", "FILE"),
+        Flag("--list", "list the schedules with their formulas and sources"),
+    ),
+    sections=("parallelism", "schedule", "cost"),
+)
+_REPORT = Command(
+    name="report",
+    summary="tables and figures of a run or a sweep",
+    usage="DIR [--json]",
+    about=(
+        "Reads the record.json of a run's directory, or of every job of a sweep's, prints the tables and writes the "
+        "figures beside them. It reads records only, so that it works on any machine."
+    ),
+    examples=(("runner report outputs/run/2026-01-31_12-00-00", "one run"),),
+    flags=(_JSON,),
+    sections=(),
+)
+
+COMMANDS: dict[str, Command] = {each.name: each for each in (_TRAIN, _PLAN, _SCHEDULE, _REPORT)}
+"""The commands of this version, in the order of the help."""
+
+LATER: dict[str, str] = {
+    "verify": "compare a layout with one process",
+    "export": "write consolidated weights",
+    "doctor": "say what this machine can run",
+}
+"""Commands of the public contract that this version does not have."""

@@ -1,0 +1,126 @@
+"""Help that is made of what it describes: the command table, the schema and the option files."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from runner import __version__
+from runner.cli.arguments import Command, Flag
+from runner.cli.commands import COMMANDS, LATER
+from runner.config import schema
+from runner.config.groups import config_roots, first_comment, groups, options
+from runner.config.schema import RunConfig
+
+__all__ = ["command_help", "overview"]
+
+_WIDTH = 110
+_FIELD = re.compile(r"    (\w+): [^#]*#\s*(?:noqa: \w+ - )?(.+)")
+_SECTION = re.compile(r"class (\w+):")
+_HELP = Flag("--help", "this text", short="-h")
+
+
+def overview() -> str:
+    """What ``runner`` alone prints."""
+    commands = "\n".join(_entry(each.name, each.summary, 10) for each in COMMANDS.values())
+    examples = "\n\n".join(_example(*each.examples[0]) for each in COMMANDS.values())
+    later = "\n".join(_entry(name, what, 10) for name, what in LATER.items())
+    return f"""\
+runner {__version__}: train large neural networks on machines you cannot change.
+
+Name policies, one override each: how many stages and replicas, which schedule, which optimizer. The request is
+checked before it starts, predicted before it is paid for, and recorded so that runs compare.
+
+Usage:  runner COMMAND [KEY=VALUE ...] [GROUP=OPTION ...]
+
+{commands}
+
+{examples}
+
+  runner COMMAND --help     its flags, and every key, group and option
+  RUNNER_FULL_ERROR=1       a whole traceback where a message is not enough
+
+Exit status: 0 done; 1 the run failed; 2 the request is wrong; 3 it does not fit in memory; 130 interrupted.
+
+Not in this version:
+{later}"""
+
+
+def command_help(command: Command, working_directory: Path) -> str:
+    """What ``runner COMMAND --help`` prints, the options of a ``conf/`` in the working directory included."""
+    parts = [f"runner {command.name}: {command.summary}", f"Usage:  runner {command.name} {command.usage}"]
+    parts.append("\n".join(textwrap.wrap(command.about, _WIDTH)))
+    parts.append("\n\n".join(_example(*each) for each in command.examples))
+    parts.append("Flags:\n" + "\n".join(_entry(flag.usage, flag.summary, 18) for flag in (*command.flags, _HELP)))
+    if command.sections != ():
+        parts.append("Groups, GROUP=OPTION:\n\n" + "\n\n".join(_groups(command, working_directory)))
+        parts.append("Keys, KEY=VALUE, with their defaults (null: not set):\n" + "\n".join(_keys(command)))
+    return "\n\n".join(parts)
+
+
+def _example(line: str, what: str) -> str:
+    return f"  {line}\n      {what}"
+
+
+def _entry(name: str, text: str, indent: int) -> str:
+    lines = textwrap.wrap(text, _WIDTH - indent - 4) or [""]
+    first = f"  {name:<{indent}}  {lines[0]}".rstrip()
+    return "\n".join([first, *(" " * (indent + 4) + line for line in lines[1:])])
+
+
+def _groups(command: Command, working_directory: Path) -> Iterator[str]:
+    roots = config_roots(working_directory)
+    for group in groups():
+        if command.sections is not None and group not in command.sections:
+            continue
+        chosen = options(group, roots)
+        entries = (_entry(f"  {name}", first_comment(option.path), 20) for name, option in chosen.items())
+        yield "\n".join([f"  {group}", *entries])
+
+
+def _keys(command: Command) -> Iterator[str]:
+    for item in fields(RunConfig):
+        section = _section(item)
+        if command.sections is not None and item.name not in command.sections:
+            continue
+        if section is None:
+            yield _key(item.name, item, RunConfig.__name__)
+            continue
+        for inner in fields(section):
+            if inner.name not in ("name", "goes_with"):
+                yield _key(f"{item.name}.{inner.name}", inner, section.__name__)
+
+
+def _section(item: Field[Any]) -> Any:
+    factory = item.default_factory
+    return factory if factory is not MISSING and is_dataclass(factory) else None
+
+
+def _key(path: str, item: Field[Any], section: str) -> str:
+    default = item.default_factory() if item.default_factory is not MISSING else item.default
+    shown = f"{path}={_shown(default)}"
+    return _entry(shown, _comments().get((section, item.name), ""), 40)
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value).replace(" ", "")
+
+
+@cache
+def _comments() -> dict[tuple[str, str], str]:
+    """The comments beside the schema's fields, by class and field: said once, there."""
+    found: dict[tuple[str, str], str] = {}
+    section = ""
+    for line in Path(schema.__file__).read_text(encoding="utf-8").splitlines():
+        if (header := _SECTION.match(line)) is not None:
+            section = header[1]
+        elif (match := _FIELD.fullmatch(line)) is not None and match[2] != "the field's name in the literature":
+            found[section, match[1]] = match[2]
+    return found

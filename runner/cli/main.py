@@ -1,0 +1,108 @@
+"""The command ``runner``: one line per mistake, the documented exit status, never a traceback for a wrong request."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from runner.cli.arguments import Arguments, parse
+from runner.cli.commands import COMMANDS, LATER
+from runner.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    Problem,
+    RequestError,
+    RunnerError,
+    did_you_mean,
+)
+
+__all__ = ["main"]
+
+_FULL_ERROR = "RUNNER_FULL_ERROR"
+_HELP = {"-h", "--help"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status.
+
+    Args:
+        argv: the words after ``runner``; default the process's own.
+    """
+    line = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _dispatch(line)
+        sys.stdout.flush()
+        return status
+    except RunnerError as error:
+        return _explain(error)
+    except BrokenPipeError:
+        # The reader has gone (`runner ... | head`): nothing is left to say, not even at the interpreter's exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(line: Sequence[str]) -> int:
+    if not line or line[0] in _HELP or line[0] == "help":
+        from runner.cli.help import overview
+
+        print(overview())
+        return EXIT_OK
+    if line[0] == "--version":
+        from runner import __version__
+
+        print(__version__)
+        return EXIT_OK
+    name, rest = line[0], line[1:]
+    command = COMMANDS.get(name)
+    if command is None:
+        raise RequestError([_no_command(name)])
+    if _HELP & set(rest):
+        from runner.cli.help import command_help
+
+        print(command_help(command, Path.cwd()))
+        return EXIT_OK
+    _log_to_standard_error()
+    return _runner(name)(parse(command, rest))
+
+
+def _runner(name: str) -> Callable[[Arguments], int]:
+    """The command's own module, imported only now: most of a command's time is imports."""
+    module = importlib.import_module(f"runner.cli.{name}")
+    run: Callable[[Arguments], int] = module.run
+    return run
+
+
+def _no_command(name: str) -> Problem:
+    if name in LATER:
+        return Problem("command", name, "is not available in this version", f"It will {LATER[name]}")
+    near = did_you_mean(name, COMMANDS)
+    why = f"The commands are {', '.join(COMMANDS)}"
+    if near is None and "=" in name:
+        near = f"train {name}"
+    return Problem("command", name, "there is no such command", why, f"runner {near}" if near else "")
+
+
+def _explain(error: RunnerError) -> int:
+    print(str(error), file=sys.stderr)
+    if os.environ.get(_FULL_ERROR) == "1":
+        traceback.print_exception(error)
+    return error.exit_status
+
+
+def _log_to_standard_error() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("runner")
+    if not log.handlers:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False

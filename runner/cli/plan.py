@@ -1,0 +1,73 @@
+"""``runner plan``: check, cut and predict, without starting anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.arguments import Arguments
+from runner.cli.request import checked, jobs_of
+from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, RequestError
+
+if TYPE_CHECKING:
+    from runner.plan.values import RunPlan
+
+__all__ = ["run"]
+
+
+def run(arguments: Arguments) -> int:
+    """Print the plan, or with ``-m`` one per job.
+
+    Returns:
+        3 where a rank needs more than its memory; a sweep of plans is done when it is printed.
+
+    Raises:
+        RequestError: with every problem, unless the document of ``--json`` tells them.
+    """
+    as_json = arguments.switch("json")
+    if arguments.switch("multirun"):
+        return _run_sweep(jobs_of(arguments), as_json=as_json)
+    try:
+        plan = _plan(arguments.words, arguments)
+    except RequestError as error:
+        if as_json:
+            print(json.dumps(_refused(error), indent=2))
+        raise
+    from runner.plan.render import to_table
+
+    print(json.dumps(plan.to_json(), indent=2) if as_json else to_table(plan))
+    return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool) -> int:
+    from runner.plan.render import to_table
+
+    documents: list[dict[str, Any]] = []
+    for overrides in jobs:
+        title = " ".join(overrides)
+        try:
+            plan = _plan(overrides)
+        except RequestError as error:
+            documents.append({"overrides": list(overrides), **_refused(error)})
+            text = str(error)
+        else:
+            documents.append({"overrides": list(overrides), **plan.to_json()})
+            text = to_table(plan)
+        if not as_json:
+            print(f"{title}\n{text}\n")
+    if as_json:
+        print(json.dumps(documents, indent=2))
+    return EXIT_OK
+
+
+def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:
+    config = checked(overrides, arguments.problems if arguments is not None else ())
+    from runner.model.profile import profile_model
+    from runner.plan.make import make_plan
+
+    return make_plan(config, profile_model(config), profile_of=profile_model)
+
+
+def _refused(error: RequestError) -> dict[str, Any]:
+    return {"fits": False, "problems": [problem.line() for problem in error.problems]}

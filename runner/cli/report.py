@@ -1,0 +1,38 @@
+"""``runner report``: tables and figures of what has been recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from runner.cli.arguments import Arguments
+from runner.errors import EXIT_OK, Problem, raise_problems
+
+__all__ = ["run"]
+
+
+def run(arguments: Arguments) -> int:
+    """Print and write the report of one directory.
+
+    Raises:
+        RequestError: there is no record in it.
+    """
+    problems = list(arguments.problems)
+    if len(arguments.words) != 1:
+        asked = " ".join(arguments.words) or None
+        rule = "must be one directory of a run or of a sweep"
+        problems.append(Problem("DIR", asked, rule, fix="runner report outputs/NAME/TIME"))
+    raise_problems(problems)
+    from runner.report.write import REPORT_DIRECTORY, report, tables
+
+    found = report(Path(arguments.words[0]))
+    if arguments.switch("json"):
+        print(json.dumps(found.to_json(), indent=2))
+        return EXIT_OK
+    from rich.console import Console
+
+    console = Console()
+    for table in tables(found).values():
+        console.print(table)
+    console.print(f"written to {found.directory / REPORT_DIRECTORY}", markup=False, highlight=False)
+    return EXIT_OK

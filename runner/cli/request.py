@@ -1,0 +1,76 @@
+"""From words to a checked configuration, with the problems of all rooms that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from runner.cli.arguments import Arguments
+from runner.config.resolve import resolve, resolve_sweep
+from runner.config.rules import rules
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError, raise_problems
+from runner.schedule.registry import problems_of
+
+__all__ = ["checked", "jobs_of", "merged", "problems_in"]
+
+
+def merged(*lists: Iterable[Problem]) -> list[Problem]:
+    """All problems in order; of those with one path the first list's, so that no mistake is told twice."""
+    found: list[Problem] = []
+    for problems in lists:
+        told = {problem.path for problem in found}
+        found += [problem for problem in problems if problem.path not in told]
+    return found
+
+
+def problems_in(config: RunConfig) -> list[Problem]:
+    """What the sections' and the schedule's rules find wrong in a resolved configuration."""
+    schedule = config.schedule
+    of_schedule = problems_of(
+        schedule.name,
+        ranks=config.parallelism.pipeline,
+        microbatches=schedule.microbatches,
+        chunks=schedule.chunks,
+        file=schedule.file,
+    )
+    return merged(rules(config), of_schedule)
+
+
+def checked(overrides: Sequence[str], earlier: Sequence[Problem] = ()) -> RunConfig:
+    """The configuration that the overrides ask for, every rule held.
+
+    Args:
+        overrides: Hydra's.
+        earlier: problems found before, e.g. of flags, to be told together with the others.
+
+    Raises:
+        RequestError: with every problem.
+    """
+    try:
+        config = resolve(overrides)
+    except RequestError as error:
+        raise RequestError([*earlier, *error.problems]) from error
+    raise_problems([*earlier, *problems_in(config)])
+    return config
+
+
+def jobs_of(arguments: Arguments) -> list[list[str]]:
+    """The jobs of a sweep, of which at least one is a right request.
+
+    Raises:
+        RequestError: a flag is wrong, a sweep cannot be listed, or no job can start: with every problem.
+    """
+    try:
+        jobs = resolve_sweep(arguments.words)
+    except RequestError as error:
+        raise RequestError([*arguments.problems, *error.problems]) from error
+    raise_problems(arguments.problems)
+    problems: list[Problem] = []
+    for overrides in jobs:
+        try:
+            checked(overrides)
+        except RequestError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+        else:
+            return jobs
+    raise RequestError(problems)

@@ -1,0 +1,291 @@
+"""Rules over the sections of a request: pure functions that return every broken one.
+
+Rules that need a schedule or a topology are the schedule's and the plan's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+
+from runner.config.schema import RunConfig
+from runner.config.shape import MISSING
+from runner.config.units import parse_bytes
+from runner.errors import Problem, did_you_mean
+
+__all__ = ["KNOWN_NAMES", "rules"]
+
+# Names that decide what runs; the options of each group have these and no others.
+KNOWN_NAMES: dict[str, tuple[str, ...]] = {
+    "partition": ("uniform", "parameters", "profile", "manual"),
+    "optimizer": ("adamw", "adam", "sgd"),
+    "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
+    "precision": ("fp32", "bf16"),
+    "launcher": ("local",),
+    "logger": ("tensorboard", "csv", "none", "custom"),
+    "profiler": ("none", "simple", "pytorch"),
+}
+_DEVICES = ("auto", "cpu", "cuda")
+_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_NOT_YET = "not available in this version"
+
+
+def rules(config: RunConfig) -> list[Problem]:
+    """Every rule that ``config`` breaks, in the order of its sections."""
+    return [problem for rule in _RULES for problem in rule(config)]
+
+
+def _at_least(path: str, value: int | None, least: int) -> Iterator[Problem]:
+    if value is not None and value < least:
+        yield Problem(path, value, f"must be at least {least}", fix=f"{path}={least}")
+
+
+def _positive(path: str, value: float | None, fix: str) -> Iterator[Problem]:
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        yield Problem(path, value, "must be a finite number above 0", fix=f"{path}={fix}")
+
+
+def _not_negative(path: str, value: float) -> Iterator[Problem]:
+    if not (value >= 0 and math.isfinite(value)):
+        yield Problem(path, value, "must be a finite number, 0 or above", fix=f"{path}=0")
+
+
+def _known(path: str, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
+    if value not in known:
+        near = did_you_mean(value, known) or known[0]
+        yield Problem(path, value, f"must be one of {', '.join(known)}", fix=f"{path.removesuffix('.name')}={near}")
+
+
+def _names(config: RunConfig) -> Iterator[Problem]:
+    for group, known in KNOWN_NAMES.items():
+        yield from _known(f"{group}.name", getattr(config, group).name, known)
+    yield from _known("device", config.device, _DEVICES)
+
+
+def _top_level(config: RunConfig) -> Iterator[Problem]:
+    if config.resume is not None:
+        why = f"Continuing a run is {_NOT_YET}; checkpoints are written"
+        yield Problem("resume", config.resume, "must be null", why, "resume=null")
+    if not 0 <= config.seed < 2**32:
+        yield Problem("seed", config.seed, "must lie in [0, 2^32)", "NumPy takes no other seed", "seed=0")
+    if config.memory_limit is not None:
+        yield from _memory_limit(config.memory_limit)
+    if config.report is not None:
+        yield from _target("report", config.report)
+
+
+def _memory_limit(text: str) -> Iterator[Problem]:
+    try:
+        if parse_bytes(text) > 0:
+            return
+        rule = "must be above 0 bytes"
+    except ValueError:
+        rule = "must be a size such as 80GB, 8GiB, 512MB or a number of bytes"
+    yield Problem("memory_limit", text, rule, fix="memory_limit=8GiB")
+
+
+def _target(path: str, value: str | None) -> Iterator[Problem]:
+    if value is None or value == MISSING:
+        yield Problem(
+            path, value, "must be given", "The option custom calls your own function", f"{path}=package.module:function"
+        )
+    elif _TARGET.fullmatch(value) is None:
+        module, _, function = value.rpartition(".")
+        dotted = re.fullmatch(r"\w+(\.\w+)+", value) is not None
+        fix = f"{path}={module}:{function}" if dotted else f"{path}=package.module:function"
+        yield Problem(path, value, "must be package.module:function", "A colon parts the module from the name", fix)
+
+
+def _targets(config: RunConfig) -> Iterator[Problem]:
+    yield from _target("model.target", config.model.target)
+    yield from _target("data.target", config.data.target)
+    yield from _target("loss.target", config.loss.target)
+    if config.logger.name == "custom":
+        yield from _target("logger.target", config.logger.target)
+    elif config.logger.target is not None:
+        why = f"The logger {config.logger.name} calls no function of yours"
+        yield Problem("logger.target", config.logger.target, "belongs to logger=custom", why, "logger=custom")
+
+
+def _data(config: RunConfig) -> Iterator[Problem]:
+    yield from _at_least("data.batch_size", config.data.batch_size, 1)
+    yield from _at_least("data.workers", config.data.workers, 0)
+
+
+def _parallelism(config: RunConfig) -> Iterator[Problem]:
+    yield from _at_least("parallelism.pipeline", config.parallelism.pipeline, 1)
+    yield from _at_least("parallelism.data", config.parallelism.data, 1)
+    yield from _at_least("parallelism.tensor", config.parallelism.tensor, 1)
+    if config.parallelism.tensor > 1:
+        why = f"Tensor parallelism is {_NOT_YET}"
+        yield Problem("parallelism.tensor", config.parallelism.tensor, "must be 1", why, "parallelism.tensor=1")
+
+
+def _schedule(config: RunConfig) -> Iterator[Problem]:
+    schedule = config.schedule
+    yield from _at_least("schedule.microbatches", schedule.microbatches, 1)
+    yield from _at_least("schedule.chunks", schedule.chunks, 1)
+    if schedule.steps not in (None, 1):
+        why = f"Windows overlap in asynchronous schedules only, which are {_NOT_YET}"
+        yield Problem("schedule.steps", schedule.steps, "must be null or 1", why, "schedule.steps=null")
+    if schedule.name == "from_file" and schedule.file is None:
+        yield Problem("schedule.file", None, "must name a file", "The schedule is read from it", "schedule.file=PATH")
+    if schedule.name != "from_file" and schedule.file is not None:
+        why = f"The schedule {schedule.name} is generated"
+        yield Problem("schedule.file", schedule.file, "belongs to schedule=from_file", why, "schedule=from_file")
+
+
+def _partition(config: RunConfig) -> Iterator[Problem]:
+    boundaries, name = config.partition.boundaries, config.partition.name
+    stages = config.parallelism.pipeline * (config.schedule.chunks or 1)
+    path = "partition.boundaries"
+    if name != "manual":
+        if boundaries is not None:
+            why = f"The partition {name} finds them itself"
+            yield Problem(path, boundaries, "belong to partition=manual", why, "partition=manual")
+        return
+    if boundaries is None:
+        why = "A manual partition cuts where you say"
+        yield Problem(path, None, "must be given", why, f"{path}={_example(stages)}")
+        return
+    if len(boundaries) != stages - 1:
+        rule = f"must have {stages - 1} entries"
+        yield Problem(
+            path, boundaries, rule, f"There are {stages} stages, one more than cuts", f"{path}={_example(stages)}"
+        )
+    if any(first >= second for first, second in zip([0, *boundaries], boundaries, strict=False)):
+        ordered = sorted({each for each in boundaries if each > 0})
+        why = "Each is the first layer of a stage, and layer 0 starts the first"
+        yield Problem(path, boundaries, "must grow from entry to entry, from 1 on", why, f"{path}={_list(ordered)}")
+
+
+def _example(stages: int) -> str:
+    return _list(list(range(1, stages)))
+
+
+def _list(numbers: list[int]) -> str:
+    return "[" + ",".join(map(str, numbers)) + "]"
+
+
+def _not_available(config: RunConfig) -> Iterator[Problem]:
+    if config.zero.stage is not None:
+        yield Problem("zero.stage", config.zero.stage, "must be null", f"ZeRO is {_NOT_YET}", "zero.stage=null")
+    offload = config.offload
+    for part, where in (
+        ("optimizer", offload.optimizer),
+        ("parameters", offload.parameters),
+        ("activations", offload.activations),
+    ):
+        if where != "none":
+            yield Problem(f"offload.{part}", where, "must be none", f"Offloading is {_NOT_YET}", f"offload.{part}=none")
+    policies = (("activation_checkpoint", config.activation_checkpoint.name), ("compression", config.compression.name))
+    for group, name in policies:
+        if name != "none":
+            words = group.replace("_", " ").capitalize()
+            yield Problem(f"{group}.name", name, "must be none", f"{words} is {_NOT_YET}", f"{group}=none")
+
+
+def _optimizer(config: RunConfig) -> Iterator[Problem]:
+    optimizer = config.optimizer
+    default = type(optimizer)()
+    yield from _positive("optimizer.lr", optimizer.lr, "0.001")
+    yield from _positive("optimizer.eps", optimizer.eps, "1e-8")
+    yield from _not_negative("optimizer.weight_decay", optimizer.weight_decay)
+    if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
+        yield Problem(
+            "optimizer.betas", optimizer.betas, "must be two numbers in [0, 1)", fix="optimizer.betas=[0.9,0.999]"
+        )
+    if not 0 <= optimizer.momentum < 1:
+        yield Problem("optimizer.momentum", optimizer.momentum, "must lie in [0, 1)", fix="optimizer.momentum=0.9")
+    if optimizer.name != "sgd" and optimizer.momentum != default.momentum:
+        why = f"It has no meaning for {optimizer.name}, which has betas"
+        yield Problem("optimizer.momentum", optimizer.momentum, "belongs to optimizer=sgd", why, "optimizer.momentum=0")
+    if optimizer.name == "sgd" and optimizer.betas != default.betas:
+        why = "They have no meaning for sgd, which has momentum"
+        yield Problem(
+            "optimizer.betas", optimizer.betas, "belong to adam and adamw", why, "optimizer.betas=[0.9,0.999]"
+        )
+    if optimizer.name == "sgd" and optimizer.eps != default.eps:
+        yield Problem(
+            "optimizer.eps",
+            optimizer.eps,
+            "belongs to adam and adamw",
+            "It has no meaning for sgd",
+            "optimizer.eps=1e-8",
+        )
+
+
+def _lr_scheduler(config: RunConfig) -> Iterator[Problem]:
+    section = config.lr_scheduler
+    yield from _at_least("lr_scheduler.warmup_steps", section.warmup_steps, 0)
+    yield from _at_least("lr_scheduler.total_steps", section.total_steps, 1)
+    yield from _not_negative("lr_scheduler.min_lr", section.min_lr)
+    if section.name == "constant":
+        default = type(section)()
+        for key in ("warmup_steps", "min_lr", "total_steps"):
+            value, unset = getattr(section, key), getattr(default, key)
+            if value != unset:
+                why = "The constant schedule keeps optimizer.lr at every step"
+                yield Problem(
+                    f"lr_scheduler.{key}",
+                    value,
+                    "belongs to a schedule that changes the rate",
+                    why,
+                    "lr_scheduler=linear",
+                )
+        return
+    total, path = section.total_steps, "lr_scheduler.total_steps"
+    if total is None:
+        total, path = config.trainer.max_steps, "trainer.max_steps"
+    if total >= 1 and section.warmup_steps > total:
+        why = f"The decay ends at step {total} ({path})"
+        fix = f"lr_scheduler.warmup_steps={total}"
+        yield Problem("lr_scheduler.warmup_steps", section.warmup_steps, f"must be at most {total}", why, fix)
+    if section.min_lr > config.optimizer.lr > 0:
+        why = f"The rate falls from optimizer.lr = {config.optimizer.lr}"
+        yield Problem(
+            "lr_scheduler.min_lr", section.min_lr, "must be at most optimizer.lr", why, "lr_scheduler.min_lr=0"
+        )
+
+
+def _trainer(config: RunConfig) -> Iterator[Problem]:
+    trainer = config.trainer
+    yield from _at_least("trainer.max_steps", trainer.max_steps, 1)
+    yield from _at_least("trainer.val_every", trainer.val_every, 1)
+    yield from _at_least("trainer.log_every", trainer.log_every, 1)
+    yield from _at_least("trainer.threads", trainer.threads, 1)
+    yield from _positive("trainer.grad_clip_norm", trainer.grad_clip_norm, "1.0")
+    yield from _at_least("checkpoint.every", config.checkpoint.every, 1)
+    yield from _at_least("checkpoint.keep", config.checkpoint.keep, 1)
+
+
+def _machine(config: RunConfig) -> Iterator[Problem]:
+    hardware, launcher = config.hardware, config.launcher
+    for precision, flops in hardware.flops.items():
+        yield from _positive(f"hardware.flops.{precision}", flops, "1e12")
+    yield from _positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
+    yield from _positive("hardware.link_bytes_per_second", hardware.link_bytes_per_second, "1e9")
+    yield from _not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
+    yield from _positive("launcher.rendezvous_timeout_seconds", launcher.rendezvous_timeout_seconds, "60")
+    yield from _positive("launcher.step_timeout_seconds", launcher.step_timeout_seconds, "600")
+    for key in ("F", "B", "I", "W", "comm"):
+        yield from _not_negative(f"cost.{key}", getattr(config.cost, key))
+    if config.cost.F == config.cost.B == 0:
+        yield Problem("cost.F", 0, "must be above 0 where cost.B is 0", "Nothing would take any time", "cost.F=1")
+
+
+_RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
+    _names,
+    _top_level,
+    _targets,
+    _data,
+    _parallelism,
+    _schedule,
+    _partition,
+    _not_available,
+    _optimizer,
+    _lr_scheduler,
+    _trainer,
+    _machine,
+)

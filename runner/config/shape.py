@@ -1,0 +1,216 @@
+"""Plain containers against the typed schema: what is unknown, what has the wrong type, all at once.
+
+Hydra lets ``+typo`` pass even under a structured schema and stops at the first problem it finds. Here one
+walk over the schema's dataclasses serves command-line values, option files and saved configurations alike.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, did_you_mean
+
+__all__ = ["MISSING", "build", "check_value", "describe", "key_paths", "type_at", "unknown_key"]
+
+# OmegaConf's mark of a value that must be given.
+MISSING = "???"
+
+Section = TypeVar("Section")
+
+
+@cache
+def _hints(section: Any) -> dict[str, Any]:
+    return get_type_hints(section)
+
+
+def _is_section(annotation: Any) -> bool:
+    return is_dataclass(annotation)
+
+
+@cache
+def key_paths(section: Any = RunConfig) -> tuple[str, ...]:
+    """Every key of ``section`` that holds a value, dotted, in the schema's order."""
+    paths: list[str] = []
+    for name, annotation in _hints(section).items():
+        if _is_section(annotation):
+            paths += [f"{name}.{below}" for below in key_paths(annotation)]
+        else:
+            paths.append(name)
+    return tuple(paths)
+
+
+def type_at(path: str) -> Any:
+    """The annotation of the key ``path`` of a :class:`RunConfig`, or None where there is no such key."""
+    annotation: Any = RunConfig
+    for part in path.split("."):
+        if _is_section(annotation):
+            annotation = _hints(annotation).get(part)
+        elif get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        elif annotation is not Any:
+            return None
+        if annotation is None:
+            return None
+    return annotation
+
+
+def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
+    """The problem of a key that the schema does not have, with the nearest one that it has."""
+    near = _nearest_path(path)
+    if near is not None:
+        return Problem(where + path, _shown(value), "there is no such key", fix=f"{near}={_shown(value)}")
+    section = path.rpartition(".")[0]
+    known = type_at(section) if section else None
+    why = "The help of a command lists the keys, e.g. runner train --help"
+    if known is not None and _is_section(known):
+        why = f"{section} has {', '.join(item.name for item in fields(known))}"
+    return Problem(where + path, _shown(value), "there is no such key", why)
+
+
+def _nearest_path(path: str) -> str | None:
+    section, _, last = path.rpartition(".")
+    known = key_paths()
+    siblings = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == section]
+    sibling = did_you_mean(last, siblings)
+    if sibling is not None:
+        return f"{section}.{sibling}" if section else sibling
+    near = did_you_mean(path, known)
+    if near is not None:
+        return near
+    same_leaf = [each for each in known if each.rpartition(".")[2] == last]
+    return same_leaf[0] if len(same_leaf) == 1 else None
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ",".join(map(_shown, value)) + "]"
+    return str(value)
+
+
+def describe(annotation: Any) -> str:
+    """The type in words, as a message says it."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if _is_section(annotation):
+        return "a section of keys"
+    if origin is list:
+        return f"a list, each entry {describe(arguments[0])}"
+    if origin is dict:
+        return "a mapping of names to values"
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if each is types.NoneType else describe(each) for each in arguments)
+    return words[annotation]
+
+
+def check_value(annotation: Any, value: object, path: str, *, where: str = "") -> tuple[object, list[Problem]]:
+    """``value`` as the schema's type, with everything that is wrong in it.
+
+    Text that interpolates (``${...}``) or is marked as missing is left alone: its value is not known yet.
+
+    Args:
+        annotation: the type, as the schema writes it.
+        value: a plain container or value.
+        path: its dotted key.
+        where: a prefix of every problem's path, e.g. the file's name.
+    """
+    if isinstance(value, str) and (value == MISSING or "${" in value):
+        return value, []
+    if _is_section(annotation):
+        return _check_section(annotation, value, path, where)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is Any:
+        return value, []
+    if origin in (Union, types.UnionType):
+        inner = next(each for each in arguments if each is not types.NoneType)
+        return (None, []) if value is None else _retyped(check_value(inner, value, path, where=where), annotation)
+    if origin is list and isinstance(value, list):
+        return _check_items(arguments[0], enumerate(value), path, where, as_list=True)
+    if origin is dict and isinstance(value, Mapping):
+        return _check_items(arguments[1], value.items(), path, where, as_list=False)
+    converted = _scalar(annotation, value)
+    if converted is not None:
+        return converted, []
+    return value, [Problem(where + path, _shown(value), f"must be {describe(annotation)}", f"It is {_kind(value)}")]
+
+
+def _retyped(result: tuple[object, list[Problem]], annotation: Any) -> tuple[object, list[Problem]]:
+    value, problems = result
+    if len(problems) == 1 and problems[0].rule.startswith("must be ") and get_origin(get_args(annotation)[0]) is None:
+        only = problems[0]
+        problems = [Problem(only.path, only.value, f"must be {describe(annotation)}", only.why)]
+    return value, problems
+
+
+def _check_items(annotation: Any, items: Any, path: str, where: str, *, as_list: bool) -> tuple[object, list[Problem]]:
+    checked: dict[Any, object] = {}
+    problems: list[Problem] = []
+    for key, value in items:
+        below = f"{path}[{key}]" if as_list else f"{path}.{key}"
+        checked[key], found = check_value(annotation, value, below, where=where)
+        problems += found
+    return (list(checked.values()) if as_list else checked), problems
+
+
+def _check_section(section: type, value: object, path: str, where: str) -> tuple[object, list[Problem]]:
+    if not isinstance(value, Mapping):
+        return value, [Problem(where + path, _shown(value), "must be a section of keys", f"It is {_kind(value)}")]
+    hints = _hints(section)
+    checked: dict[str, object] = {}
+    problems: list[Problem] = []
+    for name, inner in value.items():
+        below = f"{path}.{name}" if path else str(name)
+        if name not in hints:
+            problems.append(unknown_key(below, inner, where=where))
+            continue
+        checked[name], found = check_value(hints[name], inner, below, where=where)
+        problems += found
+    return checked, problems
+
+
+def _scalar(annotation: Any, value: object) -> object | None:
+    if annotation is bool:
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return None
+    if annotation is int:
+        return value if isinstance(value, int) else None
+    if annotation is float:
+        return float(value) if isinstance(value, int | float) else None
+    if annotation is str:
+        return str(value) if isinstance(value, str | int | float) else None
+    return None
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    words = {bool: "true or false", int: "a whole number", float: "a fraction", str: "text", list: "a list"}
+    return words.get(type(value), "a mapping")
+
+
+def build(section: type[Section], value: object) -> tuple[Section | None, list[Problem]]:
+    """An instance of the schema class ``section``: absent keys take its defaults.
+
+    Returns None for the instance where there are problems.
+    """
+    checked, problems = check_value(section, value, "")
+    if problems or not isinstance(checked, Mapping):
+        return None, problems
+    return _instance(section, checked), []
+
+
+def _instance(section: type[Section], values: Mapping[str, Any]) -> Section:
+    hints = get_type_hints(section)
+    arguments = {
+        name: _instance(hints[name], value) if _is_section(hints[name]) else value for name, value in values.items()
+    }
+    return section(**arguments)

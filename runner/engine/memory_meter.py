@@ -1,0 +1,71 @@
+"""A rank's peak memory: the allocator's on CUDA, exact tensor bytes on the CPU.
+
+On the CPU the first steps run under the live tracker, which slows them down; they are not timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from runner.engine.engine import Engine
+from runner.engine.window import StepBatch
+from runner.model.boundary import flatten
+from runner.model.live_tracker import LiveTracker
+
+__all__ = ["TRACKED_STEPS", "MemoryMeter"]
+
+TRACKED_STEPS = 2
+"""Enough to see the peak: from the second step on, the optimizer's states are there from the start."""
+
+
+class MemoryMeter:
+    """Measures one engine; :meth:`step` goes around each of its steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._cuda = engine.transport.device.type == "cuda"
+        self._device = engine.transport.device
+        self._tracker = LiveTracker()
+        self._steps = 0
+        self._static = _static_bytes(engine)
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    @property
+    def kind(self) -> str:
+        """As the record calls the measurement."""
+        return "cuda_allocated" if self._cuda else "tensor_bytes"
+
+    @property
+    def untimed_steps(self) -> int:
+        """Steps whose times say nothing."""
+        return 0 if self._cuda else TRACKED_STEPS
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most so far: weights, buffers, gradients, states, activations, messages, the step's batch."""
+        if self._cuda:
+            return torch.cuda.max_memory_allocated(self._device)
+        return self._static + self._tracker.peak
+
+    @contextlib.contextmanager
+    def step(self, batch: StepBatch) -> Iterator[None]:
+        self._steps += 1
+        if self._cuda or self._steps > TRACKED_STEPS:
+            yield
+            return
+        for tensor in (*flatten(batch.inputs)[0], *flatten(batch.targets)[0]):
+            self._tracker.watch(tensor)
+        with self._tracker:
+            yield
+
+
+def _static_bytes(engine: Engine) -> int:
+    """Parameters, buffers and the flat gradients: alive from before the first step to the end."""
+    held = {}
+    for module in engine.stages.values():
+        for tensor in (*module.parameters(), *module.buffers()):
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(held.values()) + sum(gradients.num_bytes for gradients in engine.gradients.values())

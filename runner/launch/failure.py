@@ -1,0 +1,106 @@
+"""What a rank says of its own failure, in a file, so that the parent can show it and choose the exit status."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_WRONG_REQUEST, RunnerError
+from runner.record import Status, write_atomically
+
+__all__ = ["RankFailure", "error_file", "log_file", "status_of"]
+
+# CPU tensors have no exception of their own for this: torch raises RuntimeError with one of these.
+_OUT_OF_MEMORY_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """An exception that ended a rank.
+
+    Args:
+        type, message, traceback: of the exception.
+        where: ``file:line in function``, the innermost frame outside of installed packages; empty where there is none.
+        explained: whether the message says all there is to say, so that no traceback is called for.
+        exit_status: the rank's own.
+        time: seconds since the epoch, to tell the first failure from those that followed from it.
+    """
+
+    type: str
+    message: str
+    traceback: str
+    where: str
+    explained: bool
+    exit_status: int
+    time: float
+
+    @classmethod
+    def of(cls, error: BaseException) -> RankFailure:
+        """Of an exception that has just been caught."""
+        return cls(
+            type=type(error).__name__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            where=_where(error),
+            explained=isinstance(error, RunnerError),
+            exit_status=_exit_status(error),
+            time=time.time(),
+        )
+
+    def summary(self) -> str:
+        """One line: the message of an error of the runner's own; type, message and place of any other."""
+        first = next((line.strip() for line in self.message.splitlines() if line.strip()), "")
+        if self.explained:
+            return first
+        said = f"{self.type}: {first}" if first else self.type
+        return f"{said} ({self.where})" if self.where else said
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> RankFailure | None:
+        """What the rank wrote, or None where it died before it could."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+
+def log_file(run_dir: Path, rank: int) -> Path:
+    """What rank ``rank`` wrote to its standard output and error; of rank 0, its traceback only."""
+    return run_dir / "logs" / f"rank_{rank}.log"
+
+
+def error_file(run_dir: Path, rank: int) -> Path:
+    """Where rank ``rank`` leaves its :class:`RankFailure`."""
+    return run_dir / "logs" / f"rank_{rank}.error.json"
+
+
+def status_of(exit_status: int) -> Status:
+    """The record's status of a run that ended with this exit status."""
+    if exit_status == EXIT_WRONG_REQUEST:
+        return "unsupported"
+    return "out_of_memory" if exit_status == EXIT_DOES_NOT_FIT else "failed"
+
+
+def _exit_status(error: BaseException) -> int:
+    if isinstance(error, RunnerError):
+        return error.exit_status
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return EXIT_DOES_NOT_FIT
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY_WORDS):
+        return EXIT_DOES_NOT_FIT
+    return EXIT_FAILED
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<")]
+    if not own:
+        return ""
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}"

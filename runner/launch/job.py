@@ -1,0 +1,54 @@
+"""One job of a sweep, as a process of its own: ``python -m runner.launch.job JOB_DIR [MODULE:FUNCTION]``.
+
+The sweep has written the job's configuration and first record; whatever happens in here is one row of its table.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
+from runner.launch.failure import RankFailure, status_of
+from runner.launch.prepare import CONFIG_FILE, prepare
+from runner.launch.rank import TRAIN_ENTRY
+from runner.launch.start import run_in
+from runner.launch.supervise import die_with_parent
+from runner.record import RunRecord, finish_failed
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+
+def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
+    """Check and run the job; returns its exit status. Its record says the same."""
+    from runner.config.resolve import load
+
+    record = RunRecord.load(job_dir)
+    try:
+        config = load(job_dir / CONFIG_FILE)
+        plan = prepare(config, place_is_made=True)
+    except RunnerError as error:
+        finish_failed(job_dir, status_of(error.exit_status), str(error))
+        logger.error("%s", error)
+        return error.exit_status
+    except KeyboardInterrupt:
+        finish_failed(job_dir, "interrupted", "stopped by SIGINT")
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        failure = RankFailure.of(error)
+        finish_failed(job_dir, status_of(failure.exit_status), f"could not be planned: {failure.summary()}")
+        logger.exception("the job could not be planned")
+        return failure.exit_status or EXIT_FAILED
+    from rich.console import Console
+
+    # The sweep shows one table of all jobs.
+    return run_in(job_dir, config, plan, command=record.command or "", entry=entry, console=Console(quiet=True))
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:3]))

@@ -1,0 +1,158 @@
+"""The ranks of one run on this machine: started from its configuration's file, watched, and accounted for."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
+from runner.launch.failure import RankFailure, error_file, log_file, status_of
+from runner.launch.rank import STORE_FD_VARIABLE, TRAIN_ENTRY
+from runner.launch.supervise import Ending, ProcessSpec, name_of_signal, supervise
+from runner.record import RunRecord, Status, finish_failed
+
+__all__ = ["Launch", "Outcome", "run_ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to start.
+
+    Args:
+        config_file: the resolved configuration; every rank reads it.
+        run_dir: the run's directory; it exists.
+        world_size: number of ranks.
+        threads: CPU threads of each.
+        place: what a rank holds, for messages, e.g. ``stage 3, layers 12..15``.
+        entry: ``module:function`` that every rank calls with the configuration and the run's directory.
+    """
+
+    config_file: Path
+    run_dir: Path
+    world_size: int
+    threads: int
+    place: Callable[[int], str]
+    entry: str = TRAIN_ENTRY
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. ``messages`` are lines for the user, the failure that came first in front."""
+
+    exit_status: int
+    status: Status
+    messages: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """The first message: the record's reason."""
+        return self.messages[0] if self.messages else None
+
+
+def run_ranks(launch: Launch) -> Outcome:
+    """Run all ranks to their end. The record in ``run_dir`` tells the outcome, also where the ranks could not."""
+    (launch.run_dir / "logs").mkdir(exist_ok=True)
+    for rank in range(launch.world_size):
+        error_file(launch.run_dir, rank).unlink(missing_ok=True)
+    kills_before = _kills_for_memory()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(launch.world_size)
+        specs = [_spec(launch, rank, listener) for rank in range(launch.world_size)]
+        # Rank 0 has the socket now. Were it open here too, ranks would wait for a dead rank 0 instead of being refused.
+        ending = supervise(specs, after_start=listener.close)
+    outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
+    if outcome.exit_status not in (EXIT_OK, EXIT_PREEMPTED):
+        finish_failed(launch.run_dir, outcome.status, outcome.reason or outcome.status)
+    return outcome
+
+
+def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_WORLD_SIZE": str(launch.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(listener.getsockname()[1]),
+        "OMP_NUM_THREADS": str(launch.threads),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if rank == 0:
+        environment[STORE_FD_VARIABLE] = str(listener.fileno())
+    command = [sys.executable, "-m", "runner.launch.rank", str(launch.config_file), str(launch.run_dir), launch.entry]
+    return ProcessSpec(
+        command,
+        environment,
+        log=None if rank == 0 else log_file(launch.run_dir, rank),
+        pass_fds=(listener.fileno(),) if rank == 0 else (),
+    )
+
+
+def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outcome:
+    if ending.interrupted_by is not None and not ending.failed:
+        return _interrupted(launch.run_dir, ending.interrupted_by)
+    if not ending.failed:
+        return Outcome(EXIT_OK, "ok")
+    reports = {rank: RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed}
+    ordered = _first_cause_first(ending, reports)
+    first = reports[ordered[0]]
+    if first is not None and first.exit_status == EXIT_WRONG_REQUEST:  # no matter which rank saw it
+        return Outcome(EXIT_WRONG_REQUEST, "unsupported", tuple(first.message.splitlines()))
+    messages = [_message(launch, rank, ending.returncodes[rank], reports[rank]) for rank in ordered]
+    if first is None and killed_for_memory:
+        why = f"{messages[0]} (the system was out of memory)"
+        return Outcome(EXIT_DOES_NOT_FIT, "out_of_memory", (why, *messages[1:]))
+    if first is not None and first.explained:  # all it has to say, e.g. the schedule with the failing cell
+        messages[1:1] = first.message.strip().splitlines()[1:]
+    exit_status = first.exit_status if first is not None else EXIT_FAILED
+    return Outcome(exit_status, status_of(exit_status), tuple(messages))
+
+
+def _interrupted(run_dir: Path, number: int) -> Outcome:
+    """The ranks may have reached a step's end and said so themselves."""
+    try:
+        status = RunRecord.load(run_dir).status
+    except (FileNotFoundError, ValueError):
+        status = "running"
+    if status == "ok":
+        return Outcome(EXIT_OK, "ok")
+    if status == "preempted":
+        return Outcome(EXIT_PREEMPTED, "preempted", (f"stopped by {name_of_signal(number)}, resumable",))
+    return Outcome(EXIT_INTERRUPTED, "interrupted", (f"stopped by {name_of_signal(number)}",))
+
+
+def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -> Sequence[int]:
+    """A rank that left no word was killed, and so is no consequence of another's end; then by time."""
+
+    def order(rank: int) -> tuple[bool, float]:
+        report = reports[rank]
+        return (report is not None, report.time if report is not None else ending.failed.index(rank))
+
+    return sorted(ending.failed, key=order)
+
+
+def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | None) -> str:
+    who = f"rank {rank} ({launch.place(rank)})"
+    if report is None and returncode < 0:
+        return f"{who} died: {name_of_signal(-returncode)}"
+    log = log_file(launch.run_dir, rank)
+    hint = f"; see {log}" if log.exists() else ""
+    if report is None:
+        return f"{who} ended with status {returncode}{hint}"
+    return f"{who} failed: {report.summary()}{'' if report.explained else hint}"
+
+
+def _kills_for_memory() -> int:
+    """How often the kernel has ended a process of this control group for memory; 0 where it does not say."""
+    try:
+        for line in Path("/sys/fs/cgroup/memory.events").read_text(encoding="utf-8").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,111 @@
+"""All checks of a request before anything is written or started, and what the ranks are handed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.config.resolve import fingerprint, save, to_container
+from runner.config.rules import rules
+from runner.config.schema import RunConfig
+from runner.errors import DoesNotFitError, raise_problems
+from runner.launch.rank import uses_cuda
+from runner.launch.run_directory import check_run_directory
+from runner.plan.profile import LayerProfile, ModelProfile
+from runner.record import RunRecord, environment, step_seconds, write_atomically
+
+if TYPE_CHECKING:
+    from runner.plan.values import RunPlan
+
+__all__ = ["CONFIG_FILE", "PROFILE_FILE", "first_record", "load_profile", "place_of", "prepare", "write_request"]
+
+CONFIG_FILE = "config.yaml"
+PROFILE_FILE = "profile.json"
+
+
+def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
+    """The plan of a request that may start; writes nothing.
+
+    Args:
+        config: the resolved request.
+        place_is_made: the run's directory has been made for it already, as a sweep does.
+
+    Raises:
+        RequestError: with every problem of the sections, the place and the plan.
+        DoesNotFitError: a rank would need more than ``memory_limit``.
+    """
+    from runner.model.profile import profile_model
+    from runner.plan.make import make_plan
+
+    raise_problems([*rules(config), *([] if place_is_made else check_run_directory(config))])
+    profile = profile_model(config)
+    plan = make_plan(config, profile, device_memory_bytes=_device_memory_bytes(config), profile_of=profile_model)
+    if not plan.fits:
+        raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
+    raise_problems(plan.problems)
+    return plan
+
+
+def place_of(plan: RunPlan) -> Callable[[int], str]:
+    """Global rank to what it holds, for messages: ``stage 3, layers 12..15``."""
+
+    def place(rank: int) -> str:
+        stages = plan.topology.stages_of(rank)
+        layers = ", ".join("{}..{}".format(*plan.partition[stage]) for stage in stages)
+        return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}, layers {layers}"
+
+    return place
+
+
+def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> Path:
+    """Put down what the ranks read: configuration, layer profile and first record. Returns the configuration's file.
+
+    Ranks make their plan from the same profile again, so that measured times cannot make them disagree. A
+    record that is there already (a requeued run, a sweep's job) is continued.
+    """
+    (run_dir / "logs").mkdir(exist_ok=True)
+    write_atomically(run_dir / PROFILE_FILE, json.dumps(asdict(plan.profile), indent=1) + "\n")
+    first_record(config, plan, run_dir, command=command).save(run_dir)
+    return save(config, run_dir / CONFIG_FILE)
+
+
+def load_profile(run_dir: Path) -> ModelProfile:
+    """The profile that the run's plan was made from. Raises FileNotFoundError."""
+    document = json.loads((run_dir / PROFILE_FILE).read_text(encoding="utf-8"))
+    layers = tuple(LayerProfile(**layer) for layer in document.pop("layers"))
+    return ModelProfile(layers=layers, loss=LayerProfile(**document.pop("loss")), **document)
+
+
+def first_record(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> RunRecord:
+    """The record before the first step: the request, the machine and the prediction."""
+    try:
+        before = RunRecord.load(run_dir)
+    except (FileNotFoundError, ValueError):
+        before = RunRecord()
+    predicted = plan.to_json()
+    seconds = before.step_seconds if before.steps else step_seconds([])
+    return before.replace(
+        **environment(),
+        status="running",
+        reason=None,
+        command=command,
+        config=to_container(config),
+        fingerprint=fingerprint(config),
+        layout=predicted["layout"],
+        step_seconds=seconds | {"predicted": predicted["step_seconds"]},
+        bubble_ratio=before.bubble_ratio | {"predicted": predicted["bubble_ratio"]},
+        peak_memory_bytes=before.peak_memory_bytes | {"predicted": predicted["peak_memory_bytes"]},
+        extras=before.extras | {"seconds_source": predicted["seconds_source"]},
+    )
+
+
+def _device_memory_bytes(config: RunConfig) -> int | None:
+    """Of this machine's first accelerator, where the run uses one."""
+    if not uses_cuda(config):
+        return None
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)

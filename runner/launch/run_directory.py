@@ -1,0 +1,93 @@
+"""Where a run lives: decided once, before any process of the run exists."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, raise_problems
+from runner.record import RECORD_FILE
+
+__all__ = ["check_run_directory", "create_run_directory", "job_directory", "run_directory_problems"]
+
+OUTPUTS = Path("outputs")
+
+
+def run_directory_problems(name: str, run_dir: str | None, *, continues: bool = False) -> list[Problem]:
+    """What is wrong with the place that a run or a sweep asks for; looks, and writes nothing.
+
+    Args:
+        name: names the default place, ``outputs/<name>/<timestamp>``.
+        run_dir: the place asked for, or None for the default.
+        continues: whether the run may go on in a directory that holds a run already.
+    """
+    if run_dir is None and (not name or name in (".", "..") or "/" in name or "\0" in name):
+        return [Problem("name", name, "must be one file name", "it names the run's directory", "name=run")]
+    wanted = Path(run_dir) if run_dir is not None else OUTPUTS / name
+    if (wanted.exists() or wanted.is_symlink()) and not wanted.is_dir():
+        return [Problem("run_dir", wanted, "must be a directory", "it is a file", "run_dir=outputs/other")]
+    if run_dir is not None and not continues and _holds_a_run(wanted):
+        why = "it holds the record of an earlier run, which would be overwritten"
+        return [Problem("run_dir", wanted, "must be new or empty", why, f"run_dir={wanted}_again")]
+    existing = wanted
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        why = f"{existing} is a file"
+        return [Problem("run_dir", wanted, "must lie in a directory", why, "run_dir=outputs/other")]
+    if not os.access(existing, os.W_OK | os.X_OK):
+        why = f"this user may not write in {existing.resolve()}"
+        return [Problem("run_dir", wanted, "must be writable", why, "run_dir=/tmp/run")]
+    return []
+
+
+def check_run_directory(config: RunConfig) -> list[Problem]:
+    """:func:`run_directory_problems` of a request."""
+    return run_directory_problems(config.name, config.run_dir, continues=config.resume == "auto")
+
+
+def create_run_directory(name: str, run_dir: str | None) -> Path:
+    """Make the directory and return its absolute path; a default one is new and belongs to this caller alone.
+
+    Raises:
+        RequestError: the file system refuses.
+    """
+    try:
+        if run_dir is not None:
+            path = Path(run_dir).absolute()
+            path.mkdir(parents=True, exist_ok=True)
+            return path
+        return _new_directory((OUTPUTS / name).absolute(), time.strftime("%Y-%m-%d_%H-%M-%S"))
+    except OSError as error:
+        asked = run_dir if run_dir is not None else str(OUTPUTS / name)
+        raise_problems([Problem("run_dir", asked, "must be writable", str(error), "run_dir=/tmp/run")])
+        raise
+
+
+def job_directory(sweep_dir: Path, number: int) -> Path:
+    """Make and return the directory of a sweep's job: ``<sweep_dir>/<number>``."""
+    path = sweep_dir / str(number)
+    path.mkdir(parents=True, exist_ok=False)
+    return path
+
+
+def _new_directory(parent: Path, name: str) -> Path:
+    """``mkdir`` that fails where the name exists is what tells two runs of the same second apart."""
+    parent.mkdir(parents=True, exist_ok=True)
+    attempt = 0
+    while True:
+        path = parent / (name if attempt == 0 else f"{name}_{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            attempt += 1
+        else:
+            return path
+
+
+def _holds_a_run(directory: Path) -> bool:
+    if not directory.is_dir():
+        return False
+    return (directory / RECORD_FILE).exists() or any(directory.glob(f"[0-9]*/{RECORD_FILE}"))

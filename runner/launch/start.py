@@ -1,0 +1,103 @@
+"""One training run, from its request to its exit status."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.config.schema import RunConfig
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from runner.launch.local import Launch, run_ranks
+from runner.launch.prepare import place_of, prepare, write_request
+from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
+from runner.launch.run_directory import create_run_directory
+from runner.record import RunRecord, finish_failed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from runner.plan.values import RunPlan
+
+__all__ = ["run_in", "train"]
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console: Console | None = None) -> int:
+    """Check, start, watch and record one run; returns the command's exit status.
+
+    Under torchrun this process is one of the ranks, and starts none.
+
+    Args:
+        config: the resolved request.
+        command: what the user typed, for the record.
+        entry: ``module:function`` that every rank calls with the configuration and the run's directory.
+        console: where the table of predictions and measurements is shown; default standard output.
+
+    Raises:
+        RequestError, DoesNotFitError: before anything is written or started.
+    """
+    if TORCHRUN_VARIABLE in os.environ:
+        from runner.launch.attach import attach
+
+        return attach(config, command=command, entry=entry)
+    try:
+        plan = prepare(config)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    run_dir = create_run_directory(config.name, config.run_dir)
+    return run_in(run_dir, config, plan, command=command, entry=entry, console=console)
+
+
+def run_in(
+    run_dir: Path,
+    config: RunConfig,
+    plan: RunPlan,
+    *,
+    command: str,
+    entry: str = TRAIN_ENTRY,
+    console: Console | None = None,
+) -> int:
+    """Run a request that was found good in a directory that exists; as :func:`train` otherwise."""
+    config = replace(config, run_dir=str(run_dir))
+    try:
+        config_file = write_request(config, plan, run_dir, command=command)
+        logger.info("run directory: %s", run_dir)
+        launch = Launch(
+            config_file, run_dir, plan.topology.world_size, config.trainer.threads, place_of(plan), entry=entry
+        )
+        outcome = run_ranks(launch)
+    except KeyboardInterrupt:  # in the moments around the ranks' lives; within them run_ranks sees to it
+        finish_failed(run_dir, "interrupted", "stopped by SIGINT")
+        return EXIT_INTERRUPTED
+    for message in outcome.messages:
+        logger.error("%s", message)
+    if outcome.exit_status != EXIT_OK:
+        return outcome.exit_status
+    _show(run_dir, console)
+    return _own_report(config, run_dir)
+
+
+def _show(run_dir: Path, console: Console | None) -> None:
+    from rich.console import Console
+
+    from runner.report.tables import predicted_measured_table
+
+    (console or Console()).print(predicted_measured_table(RunRecord.load(run_dir)))
+
+
+def _own_report(config: RunConfig, run_dir: Path) -> int:
+    """Call the function that ``report`` names; the run stays what it is where that fails."""
+    if config.report is None:
+        return EXIT_OK
+    module, _, function = config.report.partition(":")
+    try:
+        getattr(importlib.import_module(module), function)(run_dir)
+    except Exception:
+        logger.exception("the run is complete, but report = %s failed", config.report)
+        return EXIT_FAILED
+    return EXIT_OK

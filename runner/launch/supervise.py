@@ -1,0 +1,193 @@
+"""Processes that live and die together, and never outlive the one that started them.
+
+torch's elastic agent is not used for this: when one worker has failed, it gives the others a fixed 30 s between
+SIGTERM and SIGKILL (``SubprocessContext._poll`` calls ``close()`` with its default, whatever ``shutdown_timeout``
+says), and a rank that waits inside a collective with a Python handler for SIGTERM takes all of them. It also
+needs torch in the parent.
+
+Each process leads a session of its own, so that a terminal's Ctrl-C reaches the parent alone, which then ends
+them in order, and so that a process's own children (data loader workers) are ended with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+__all__ = ["INTERRUPT_GRACE_SECONDS", "Ending", "ProcessSpec", "die_with_parent", "name_of_signal", "supervise"]
+
+PARENT_VARIABLE = "RUNNER_PARENT_PID"
+POLL_SECONDS = 0.05
+SETTLE_SECONDS = 0.5  # after a first failure: time for the others to say how they were hit by it
+FAILURE_GRACE_SECONDS = 2.0  # SIGTERM to SIGKILL where one has failed: the others wait for a dead peer
+INTERRUPT_GRACE_SECONDS = 10.0  # SIGTERM to SIGKILL where the user asked: time to reach a step's end
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process to start. Standard output and error go to ``log``, or where the parent's go."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path | None = None
+    pass_fds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the group ended. Lists are by process, in the order of the specs.
+
+    Args:
+        returncodes: as :class:`subprocess.Popen` gives them: negative for a signal.
+        failed: indices of those that failed by themselves, in the order of being seen.
+        interrupted_by: the signal that the parent was told to stop with, or None.
+    """
+
+    returncodes: tuple[int, ...]
+    failed: tuple[int, ...]
+    interrupted_by: int | None
+
+
+def supervise(
+    specs: Sequence[ProcessSpec],
+    *,
+    after_start: Callable[[], None] | None = None,
+    interrupt_grace_seconds: float = INTERRUPT_GRACE_SECONDS,
+) -> Ending:
+    """Start the processes, wait until all have ended, and end the others as soon as one fails.
+
+    SIGINT, SIGTERM and SIGHUP to this process end all of them; a second one ends them at once.
+
+    Args:
+        specs: at least one process.
+        after_start: called when all have been started, e.g. to close what they inherited.
+        interrupt_grace_seconds: from SIGTERM to SIGKILL where this process was told to stop.
+    """
+    with _Stop.listening() as stop:
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for spec in specs:
+                processes.append(_start(spec))
+            if after_start is not None:
+                after_start()
+            failed = _wait(processes, stop, interrupt_grace_seconds)
+        finally:
+            _end(processes, signal.SIGKILL)
+            for process in processes:
+                process.wait()
+        return Ending(tuple(process.returncode for process in processes), failed, stop.signal)
+
+
+def die_with_parent() -> None:
+    """Make this process end when the one that started it does; ends it where that has ended. Call it first thing."""
+    parent = int(os.environ.get(PARENT_VARIABLE, "0"))
+    if not parent:
+        return
+    if hasattr(signal, "SIGKILL") and os.uname().sysname == "Linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it died before the kernel was told
+        os._exit(1)
+
+
+def name_of_signal(number: int) -> str:
+    """``SIGKILL`` of 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass
+class _Stop:
+    """What the parent has been told by signals."""
+
+    signal: int | None = None
+    count: int = 0
+
+    @classmethod
+    @contextlib.contextmanager
+    def listening(cls) -> Iterator[_Stop]:
+        stop = cls()
+        previous = {}
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                previous[number] = signal.signal(number, stop._note)
+        try:
+            yield stop
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = self.signal or number
+        self.count += 1
+
+
+def _start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **spec.environment, PARENT_VARIABLE: str(os.getpid())}
+    with contextlib.ExitStack() as files:
+        output = files.enter_context(spec.log.open("ab")) if spec.log is not None else None
+        return subprocess.Popen(
+            list(spec.command),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            start_new_session=True,
+            pass_fds=spec.pass_fds,
+        )
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], stop: _Stop, grace_seconds: float) -> tuple[int, ...]:
+    """Until all have ended, or have to be ended by SIGKILL. Returns who failed without being told to end."""
+    failed: list[int] = []
+    settled_at: float | None = None  # from when on the others are told to end
+    kill_at: float | None = None
+    while any(process.poll() is None for process in processes):
+        now = time.monotonic()
+        if kill_at is None and (stop.count or (settled_at is not None and now >= settled_at)):
+            _end([process for process in processes if process.poll() is None], signal.SIGTERM)
+            kill_at = now + (grace_seconds if stop.count else FAILURE_GRACE_SECONDS)
+        if kill_at is not None and (now >= kill_at or stop.count > 1):
+            break
+        if kill_at is None:
+            _note_failures(processes, failed)
+            if failed and settled_at is None:
+                settled_at = now + SETTLE_SECONDS
+        time.sleep(POLL_SECONDS)
+    if kill_at is None:
+        _note_failures(processes, failed)
+    return tuple(failed)
+
+
+def _note_failures(processes: Sequence[subprocess.Popen[bytes]], failed: list[int]) -> None:
+    for index, process in enumerate(processes):
+        if process.poll() not in (None, 0) and index not in failed:
+            failed.append(index)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    """Signal the whole group of each: a process that has ended may have left children behind."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+
+
+def _watch_parent(parent: int) -> None:
+    """Where the kernel has no signal for it: look twice a second."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,211 @@
+"""From a request and a profile to a frozen plan: nothing here starts a process or allocates a tensor."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, raise_problems
+from runner.plan import batches
+from runner.plan.advice import compare_without_pipeline, misfit
+from runner.plan.limits import memory_limit_bytes
+from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
+from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
+from runner.plan.profile import ModelProfile
+from runner.plan.scale import for_samples
+from runner.plan.stages import stage_figures
+from runner.plan.time import predict_time
+from runner.plan.topology import Topology
+from runner.plan.values import Link, RunPlan, StageSeconds
+from runner.schedule import registry
+from runner.schedule.lower import lower
+from runner.schedule.values import Schedule
+
+__all__ = ["make_plan", "plan_problems"]
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """What is known of the machine besides the request."""
+
+    link: Link | None
+    local_ranks: int | None
+    device_memory_bytes: int | None
+
+
+def plan_problems(config: RunConfig, num_layers: int, *, world_size: int | None = None) -> list[Problem]:
+    """The rules that need a schedule or a topology. Those that need the sections alone are the configuration's.
+
+    Args:
+        config: the request.
+        num_layers: layers of the model.
+        world_size: ranks that were started already (torchrun, srun); None where the runner starts them.
+    """
+    problems = _schedule_problems(config)
+    if not problems:
+        stages = _schedule(config).stages
+        given = config.partition
+        problems += partition_problems(given.name, given.boundaries, stages, num_layers)
+    wanted = _layout(config)["world_size"]
+    if world_size is not None and world_size != wanted:
+        rule = f"pipeline x data x tensor makes {wanted} ranks, {world_size} were started"
+        problems.append(
+            Problem("parallelism", config.parallelism.name, rule, fix=f"{wanted} processes, or other degrees")
+        )
+    return problems
+
+
+def make_plan(
+    config: RunConfig,
+    profile: ModelProfile,
+    *,
+    stage_seconds: StageSeconds | None = None,
+    link: Link | None = None,
+    local_ranks: int | None = None,
+    device_memory_bytes: int | None = None,
+    profile_of: Callable[[RunConfig], ModelProfile] | None = None,
+) -> RunPlan:
+    """Check, partition and predict.
+
+    Args:
+        config: the request.
+        profile: its model's, for any micro-batch size; read for the step's largest micro-batch.
+        stage_seconds: this plan's stages measured in place; they win over the profile's layers.
+        link: measured; default: what ``config.hardware`` states.
+        local_ranks: ranks that share this machine's memory; default: all.
+        device_memory_bytes: of this machine's accelerator, where the run uses one.
+        profile_of: makes the profile of a changed request; with it, advice may try other precisions.
+
+    Returns:
+        the plan; where it does not fit, ``fits`` is false and ``problems`` says why and what would help.
+
+    Raises:
+        RequestError: with everything that :func:`plan_problems` finds.
+    """
+    with _collector_paused():
+        return _make(config, profile, _Machine(link, local_ranks, device_memory_bytes), stage_seconds, profile_of)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Large plans are millions of small tuples, none of them garbage: looking through them doubles the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _make(
+    config: RunConfig,
+    profile: ModelProfile,
+    machine: _Machine,
+    stage_seconds: StageSeconds | None,
+    profile_of: Callable[[RunConfig], ModelProfile] | None,
+) -> RunPlan:
+    raise_problems(plan_problems(config, len(profile.layers)))
+    plan = _assemble(config, profile, machine, stage_seconds)
+
+    def replan(changed: RunConfig) -> RunPlan:
+        raise_problems(plan_problems(changed, len(profile.layers)))
+        fresh = profile_of is not None and changed.precision.name != config.precision.name
+        return _assemble(changed, profile_of(changed) if fresh and profile_of else profile, machine, None)
+
+    problems = () if plan.fits else (misfit(plan, config, replan, other_precisions=profile_of is not None),)
+    by_layers = plan.time if stage_seconds is None else replan(config).time
+    advice = (*plan.advice, *compare_without_pipeline(by_layers, config, replan))
+    return replace(plan, problems=problems, advice=advice)
+
+
+def _assemble(
+    config: RunConfig, profile: ModelProfile, machine: _Machine, stage_seconds: StageSeconds | None
+) -> RunPlan:
+    """The plan of a request without problems, without advice. One replica is planned; the others are alike."""
+    layout = _layout(config)
+    data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.microbatches
+    replica_samples = batches.split_sizes(batch, data)[0]
+    profile = for_samples(profile, batches.largest_microbatch(batch, data, microbatches))
+    schedule = _schedule(config)
+    temporaries = optimizer_temporaries(config.optimizer.name)
+    limit = memory_limit_bytes(
+        config, local_ranks=machine.local_ranks or layout["world_size"], device_bytes=machine.device_memory_bytes
+    )
+    stage_limit = StageMemoryLimit.of(profile, schedule, limit, batch_samples=replica_samples, temporaries=temporaries)
+    layers, notes = _partition(config, profile, schedule, stage_limit)
+    figures = stage_figures(profile, layers)
+    program = lower(schedule)
+    link = machine.link or Link(config.hardware.link_latency_seconds, config.hardware.link_bytes_per_second)
+    if link.bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
+        notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
+    return RunPlan(
+        layout=layout,
+        topology=Topology.grid(layout["pipeline"], data, layout["tensor"], placement=schedule.placement),
+        schedule=schedule,
+        program=program,
+        partition=layers,
+        profile=profile,
+        figures=figures,
+        in_flight=in_flight_microbatches(schedule),
+        memory=predict_memory(program, profile, figures, batch_samples=replica_samples, temporaries=temporaries),
+        time=predict_time(
+            schedule,
+            profile,
+            figures,
+            mean_samples=batches.mean_microbatch(batch, data, microbatches),
+            data=data,
+            link=link,
+            stage_seconds=stage_seconds,
+        ),
+        memory_limit_bytes=limit,
+        advice=notes,
+    )
+
+
+def _partition(
+    config: RunConfig, profile: ModelProfile, schedule: Schedule, limit: StageMemoryLimit
+) -> tuple[Partition, tuple[str, ...]]:
+    """The stages' layers. Where no partition fits, the plan shows the one balanced by time, and says so."""
+    name, boundaries = config.partition.name, config.partition.boundaries
+    try:
+        return partition(name, profile, schedule.stages, boundaries=boundaries, limit=limit), ()
+    except NothingFitsError as error:
+        layers = partition(name, profile, schedule.stages)
+        return layers, (f"{error.problems[0].rule}; shown is the one balanced by time alone",)
+
+
+def _layout(config: RunConfig) -> dict[str, int]:
+    degrees = config.parallelism
+    world_size = degrees.pipeline * degrees.data * degrees.tensor
+    return {
+        "pipeline": degrees.pipeline,
+        "data": degrees.data,
+        "tensor": degrees.tensor,
+        "world_size": world_size,
+    }
+
+
+def _schedule_problems(config: RunConfig) -> list[Problem]:
+    asked = config.schedule
+    return registry.problems_of(
+        asked.name,
+        ranks=config.parallelism.pipeline,
+        microbatches=asked.microbatches,
+        chunks=asked.chunks,
+        file=asked.file,
+    )
+
+
+def _schedule(config: RunConfig) -> Schedule:
+    asked = config.schedule
+    return registry.build(
+        asked.name,
+        ranks=config.parallelism.pipeline,
+        microbatches=asked.microbatches,
+        chunks=asked.chunks,
+        file=asked.file,
+    )

@@ -1,0 +1,54 @@
+"""A profile taken for one micro-batch size, read for another one.
+
+Activations, FLOPs and seconds go with the samples. What belongs to the parameters does not: weights,
+gradients, and the part of a backward's transient that is the layer's temporary weight gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+from runner.plan.profile import LayerProfile, ModelProfile
+
+__all__ = ["for_samples"]
+
+
+def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
+    """The profile of a micro-batch of ``samples`` samples (at least 1), sizes rounded up to whole bytes.
+
+    Exact where every activation grows with the samples, as it does for layers that see samples one by one.
+    """
+    samples = max(samples, 1)
+    if samples == profile.samples:
+        return profile
+    ratio = Fraction(samples, profile.samples)
+    return replace(
+        profile,
+        layers=tuple(_scaled(layer, ratio) for layer in profile.layers),
+        loss=_scaled(profile.loss, ratio),
+        samples=samples,
+        input_bytes=_bytes(profile.input_bytes, ratio),
+        target_bytes=_bytes(profile.target_bytes, ratio),
+    )
+
+
+def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
+    times = float(ratio)
+    weight_gradient = min(layer.gradient_bytes, layer.backward_transient_bytes)
+    return replace(
+        layer,
+        saved_bytes=_bytes(layer.saved_bytes, ratio),
+        output_bytes=_bytes(layer.output_bytes, ratio),
+        forward_transient_bytes=_bytes(layer.forward_transient_bytes, ratio),
+        backward_transient_bytes=weight_gradient + _bytes(layer.backward_transient_bytes - weight_gradient, ratio),
+        forward_flops=layer.forward_flops * times,
+        backward_flops=layer.backward_flops * times,
+        forward_seconds=layer.forward_seconds * times,
+        backward_seconds=layer.backward_seconds * times,
+    )
+
+
+def _bytes(size: int, ratio: Fraction) -> int:
+    return math.ceil(size * ratio)

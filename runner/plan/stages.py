@@ -1,0 +1,129 @@
+"""A stage's numbers: what its layers add up to for one micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from runner.plan.profile import ModelProfile
+
+__all__ = ["LayerRanges", "StageFigures", "stage_figures"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """Layers first .. last (inclusive), and the loss on the last stage. Bytes and seconds of one micro-batch.
+
+    Args:
+        first, last: its layers.
+        weight_bytes, gradient_bytes: of all its layers.
+        largest_parameter_bytes: gradient of its largest parameter, or layer where that is not known.
+        saved_bytes: kept from the end of F to B, the stage's output included, its input excluded.
+        input_bytes: the boundary tensor it receives; 0 on the first stage, whose input is a slice of the batch.
+        output_bytes: the boundary tensor it sends; 0 on the last stage.
+        forward_peak_bytes: most above what was alive at the start of F.
+        backward_peak_bytes: most above what was alive at the start of B, which contains ``saved_bytes`` and
+            the gradient of the output.
+        forward_seconds, backward_seconds: sums over its layers.
+    """
+
+    first: int
+    last: int
+    weight_bytes: int
+    gradient_bytes: int
+    largest_parameter_bytes: int
+    saved_bytes: int
+    input_bytes: int
+    output_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+    forward_seconds: float
+    backward_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward of one micro-batch."""
+        return self.forward_seconds + self.backward_seconds
+
+
+class LayerRanges:
+    """Figures of any contiguous range of a profile's layers in constant time: sums by prefix, peaks by range maximum.
+
+    A partition's search asks for many ranges of the same profile.
+    """
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self._chain = chain = (*profile.layers, profile.loss)
+        self._num_layers = len(profile.layers)
+        self._weights = _prefix(layer.weight_bytes for layer in chain)
+        self._gradients = _prefix(layer.gradient_bytes for layer in chain)
+        self._saved = saved = _prefix(layer.saved_bytes for layer in chain)
+        self._forward_seconds = list(accumulate((layer.forward_seconds for layer in chain), initial=0.0))
+        self._backward_seconds = list(accumulate((layer.backward_seconds for layer in chain), initial=0.0))
+        self._largest = _RangeMaximum([layer.largest_parameter_bytes or layer.gradient_bytes for layer in chain])
+        self._forward = _RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
+        self._backward = _RangeMaximum(
+            [saved[at + 1] + layer.output_bytes + layer.backward_transient_bytes for at, layer in enumerate(chain)]
+        )
+
+    def figures(self, first: int, last: int) -> StageFigures:
+        """The figures of a stage with layers first .. last."""
+        layers = self._chain
+        is_last = last == self._num_layers - 1
+        end = last + 2 if is_last else last + 1  # the loss is one more layer
+        output_bytes = 0 if is_last else layers[last].output_bytes
+        return StageFigures(
+            first=first,
+            last=last,
+            weight_bytes=self._weights[end] - self._weights[first],
+            gradient_bytes=self._gradients[end] - self._gradients[first],
+            largest_parameter_bytes=self._largest.over(first, end),
+            saved_bytes=self._saved[end] - self._saved[first],
+            input_bytes=0 if first == 0 else layers[first - 1].output_bytes,
+            output_bytes=output_bytes,
+            forward_peak_bytes=self._forward.over(first, end) - self._saved[first],
+            backward_peak_bytes=self._backward_peak(first, end, output_bytes),
+            forward_seconds=self._forward_seconds[end] - self._forward_seconds[first],
+            backward_seconds=self._backward_seconds[end] - self._backward_seconds[first],
+        )
+
+    def _backward_peak(self, first: int, end: int, output_bytes: int) -> int:
+        """Layer by layer from the last: what later layers have freed counts against a transient to come.
+
+        The stage's output and its gradient stay until B ends, because the caller of autograd holds both; so
+        the last layer's gradient is not its own, and its output is not freed with the rest.
+        """
+        peak = self._chain[end - 1].backward_transient_bytes
+        if end - 1 > first:
+            peak = max(peak, self._backward.over(first, end - 1) - self._saved[end] + output_bytes)
+        return max(peak, 0)
+
+
+def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -> tuple[StageFigures, ...]:
+    """The figures of each stage of a partition: first and last layer, inclusive."""
+    ranges = LayerRanges(profile)
+    return tuple(ranges.figures(first, last) for first, last in partition)
+
+
+def _prefix(values: Iterable[int]) -> list[int]:
+    """``result[j] - result[i]`` is the sum of values i .. j-1."""
+    return list(accumulate(values, initial=0))
+
+
+class _RangeMaximum:
+    """Largest value of any range, by a table of the maxima of all ranges of length 2**k."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self._levels = [list(values)]
+        width = 1
+        while 2 * width <= len(values):
+            below = self._levels[-1]
+            self._levels.append(list(map(max, below, below[width:])))
+            width *= 2
+
+    def over(self, begin: int, end: int) -> int:
+        """The maximum of values begin .. end-1, at least one."""
+        level = (end - begin).bit_length() - 1
+        row = self._levels[level]
+        return max(row[begin], row[end - (1 << level)])

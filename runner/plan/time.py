@@ -1,0 +1,97 @@
+"""Seconds of an optimizer step, by playing the schedule on the stages' seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.plan.profile import ModelProfile
+from runner.plan.stages import StageFigures
+from runner.plan.values import Link, StageSeconds, TimePrediction
+from runner.schedule.simulate import Simulation, StageCosts, simulate
+from runner.schedule.values import Op, Schedule
+
+__all__ = ["predict_time", "ring_all_reduce_seconds", "stage_costs"]
+
+
+def predict_time(
+    schedule: Schedule,
+    profile: ModelProfile,
+    figures: Sequence[StageFigures],
+    *,
+    mean_samples: float,
+    data: int = 1,
+    link: Link | None = None,
+    stage_seconds: StageSeconds | None = None,
+) -> TimePrediction:
+    """One optimizer step of one replica's pipeline; replicas run alike.
+
+    Args:
+        schedule: one replica's.
+        profile: any micro-batch's; its seconds count in proportion to the samples.
+        figures: of each stage, from the same profile.
+        mean_samples: mean samples of the step's micro-batches.
+        data: replicas that reduce gradients.
+        link: between neighbouring ranks; none = messages and reductions cost nothing.
+        stage_seconds: whole stages measured in place; they win over the profile's layers.
+    """
+    costs = stage_costs(profile, figures, mean_samples=mean_samples, data=data, link=link or Link())
+    if stage_seconds is not None:
+        costs = _measured(costs, stage_seconds, len(figures))
+    played = simulate(schedule, costs)
+    return TimePrediction(
+        step_seconds=max(_finish(schedule, played, costs)),
+        bubble_ratio=played.bubble_ratio,
+        busy_seconds=played.busy,
+        source="measured" if stage_seconds is not None else profile.seconds_source,
+    )
+
+
+def stage_costs(
+    profile: ModelProfile, figures: Sequence[StageFigures], *, mean_samples: float, data: int, link: Link
+) -> StageCosts:
+    """The simulator's costs, in seconds. A backward that is split costs half in I and half in W."""
+    ratio = mean_samples / profile.samples
+    backward = [stage.backward_seconds * ratio for stage in figures]
+    return StageCosts(
+        F=[stage.forward_seconds * ratio for stage in figures],
+        B=backward,
+        I=[seconds / 2 for seconds in backward],
+        W=[seconds / 2 for seconds in backward],
+        comm=[link.seconds(stage.output_bytes * ratio) for stage in figures[:-1]],
+        reduce=[ring_all_reduce_seconds(stage.gradient_bytes, data, link) for stage in figures],
+        step=[stage.gradient_bytes * profile.optimizer_seconds_per_byte for stage in figures],
+    )
+
+
+def ring_all_reduce_seconds(num_bytes: int, copies: int, link: Link) -> float:
+    """A ring over ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes (specs/schedules.md 6.2)."""
+    return 2 * (copies - 1) * link.seconds(num_bytes / copies)
+
+
+def _measured(costs: StageCosts, seconds: StageSeconds, stages: int) -> StageCosts:
+    return StageCosts(
+        F=seconds.forward,
+        B=seconds.backward,
+        I=[each / 2 for each in seconds.backward],
+        W=[each / 2 for each in seconds.backward],
+        comm=(seconds.message,) * (stages - 1),
+        reduce=seconds.reduce or costs.reduce,
+        step=seconds.step,
+    )
+
+
+def _finish(schedule: Schedule, played: Simulation, costs: StageCosts) -> list[float]:
+    """When each rank's optimizer step has ended.
+
+    What comes after the compute is the same on every rank: each stage's gradients are reduced once its last
+    backward has ended, one stage after the other beside the compute, then all its stages step. So it is added
+    here, which plays a third of the actions of the lowered program, to the same times.
+    """
+    finish = []
+    for rank, (actions, ends) in enumerate(zip(schedule.actions, played.end, strict=True)):
+        last = {action.stage: end for action, end in zip(actions, ends, strict=True) if action.op in (Op.B, Op.W)}
+        moment = 0.0
+        for stage in sorted(last, key=lambda stage: last[stage]):
+            moment = max(moment, last[stage]) + (costs.reduce[stage] if costs.reduce else 0.0)
+        finish.append(moment + sum(costs.step[stage] for stage in schedule.stages_of(rank)))
+    return finish

@@ -1,0 +1,174 @@
+"""The frozen results of planning, and the measurements that may enter it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from runner.errors import Problem
+from runner.plan.partition import Partition
+from runner.plan.profile import ModelProfile, SecondsSource
+from runner.plan.stages import StageFigures
+from runner.plan.topology import Topology
+from runner.schedule.values import Program, Schedule
+
+__all__ = ["Link", "MemoryParts", "MemoryPrediction", "RunPlan", "StageSeconds", "TimePrediction"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """What a rank's memory holds at one moment, in bytes.
+
+    Args:
+        weights: parameters and buffers of its stages.
+        gradients: the persistent flat gradient buffer.
+        optimizer: optimizer states; at the optimizer step, its temporaries besides.
+        activations: what autograd saved for micro-batches in flight, and the running layer's transient.
+        buffers: the step's batch, received boundary tensors and gradients, gradients on their way out.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+    def as_dict(self) -> dict[str, int]:
+        """By name, in this order."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
+    def largest(self) -> str:
+        """Name of the largest part."""
+        parts = self.as_dict()
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPrediction:
+    """Each rank's memory at its peak; the sum of its parts is the peak. Indexed by the rank's pipe position."""
+
+    parts: tuple[MemoryParts, ...]
+
+    @property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Peak of each rank."""
+        return tuple(parts.total for parts in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """Whole stages measured with all ranks busy, each a tuple by global stage.
+
+    Args:
+        forward, backward: of one micro-batch of the run's own size; the last stage's with the loss.
+        step: optimizer step of the stage.
+        message: from the moment that a boundary tensor is ready on one rank to when it can be used on the next.
+        reduce: gradient all-reduce of the stage; empty where there is one replica.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    step: tuple[float, ...]
+    message: float = 0.0
+    reduce: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection between neighbouring ranks: a message of n bytes takes latency + n / bytes_per_second."""
+
+    latency_seconds: float = 0.0
+    bytes_per_second: float | None = None  # None: not known, messages cost the latency alone
+
+    def seconds(self, num_bytes: float) -> float:
+        """Seconds of one message."""
+        transfer = num_bytes / self.bytes_per_second if self.bytes_per_second else 0.0
+        return self.latency_seconds + transfer if num_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TimePrediction:
+    """One optimizer step.
+
+    Args:
+        step_seconds: from the first action to the end of the last rank's optimizer step.
+        bubble_ratio: idle / total rank time over the flushed span of the pipeline's forwards and backwards.
+        busy_seconds: per pipe position, in forwards and backwards.
+        source: whether the seconds were measured or estimated.
+    """
+
+    step_seconds: float
+    bubble_ratio: float
+    busy_seconds: tuple[float, ...]
+    source: SecondsSource
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Everything that is decided before a process exists. Per-position tuples are one replica's pipeline.
+
+    Args:
+        layout: degrees and world size, as in the contract.
+        topology: every rank's seat.
+        schedule, program: the pipeline's compute order, and the same lowered to messages, reduce and step.
+        partition: first and last layer of each stage, inclusive.
+        profile: the profile for this run's largest micro-batch.
+        figures: per stage.
+        in_flight: per stage, most micro-batches between their forward and the end of their backward.
+        memory, time: predictions.
+        memory_limit_bytes: of one rank.
+        advice: one line each: what would make it fit, whether pipelining pays, what is not known.
+        problems: broken rules; a plan with problems must not start.
+    """
+
+    layout: dict[str, int]
+    topology: Topology
+    schedule: Schedule
+    program: Program
+    partition: Partition
+    profile: ModelProfile
+    figures: tuple[StageFigures, ...]
+    in_flight: tuple[int, ...]
+    memory: MemoryPrediction
+    time: TimePrediction
+    memory_limit_bytes: int
+    advice: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's predicted peak is within the limit."""
+        return max(self.memory.peak_bytes) <= self.memory_limit_bytes
+
+    @property
+    def rank_parts(self) -> tuple[MemoryParts, ...]:
+        """Memory parts by global rank: replicas have their pipe position's."""
+        positions = (self.topology.coordinates(rank).pipe for rank in range(self.topology.world_size))
+        return tuple(self.memory.parts[position] for position in positions)
+
+    @property
+    def peak_memory_bytes(self) -> tuple[int, ...]:
+        """Predicted peaks by global rank."""
+        return tuple(parts.total for parts in self.rank_parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``runner plan --json``, and each schedule's name, micro-batches and advice besides."""
+        return {
+            "fits": self.fits,
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "peak_memory_bytes": list(self.peak_memory_bytes),
+            "parts": [parts.as_dict() for parts in self.rank_parts],
+            "step_seconds": self.time.step_seconds,
+            "seconds_source": self.time.source,
+            "bubble_ratio": self.time.bubble_ratio,
+            "partition": [list(layers) for layers in self.partition],
+            "layout": dict(self.layout),
+            "problems": [problem.line() for problem in self.problems],
+            "advice": list(self.advice),
+            "in_flight_microbatches": list(self.in_flight),
+        }

@@ -1,0 +1,302 @@
+"""What a run leaves behind: ``record.json``, and one line per optimizer step in ``steps.jsonl``.
+
+``record.json`` is replaced as a whole, by a rename, so a reader sees the old record or the new one and
+never half of one. ``steps.jsonl`` grows by one flushed line per step, so that a rank killed by SIGKILL
+loses nothing: :func:`finish_failed` rebuilds the record of such a run from the two files.
+
+JSON has no NaN and no infinity. They are written as ``null``, and the record's ``non_finite`` lists where
+and which: ``[[["loss", 3], "nan"], ...]``. Reading puts them back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from runner.environment import environment
+
+__all__ = [
+    "RECORD_FILE",
+    "STEPS_FILE",
+    "RunRecord",
+    "Status",
+    "StepLog",
+    "environment",
+    "finish_failed",
+    "read_steps",
+    "step_seconds",
+    "write_atomically",
+]
+
+RECORD_FILE = "record.json"
+STEPS_FILE = "steps.jsonl"
+
+Status = Literal["running", "ok", "failed", "out_of_memory", "unsupported", "preempted", "interrupted"]
+
+
+def _no_step_seconds() -> dict[str, Any]:
+    return {"all": [], "median": None, "p10": None, "p90": None}
+
+
+def _unknown(*keys: str) -> dict[str, Any]:
+    return dict.fromkeys(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run. The fields are the keys of ``record.json``; null where a figure is not known (yet).
+
+    Args:
+        status: ``running`` until the run says otherwise.
+        reason: why the status is not ``ok``; else None.
+        command: what the user typed.
+        config: the resolved configuration, as plain containers.
+        fingerprint: of the configuration; equal for two runs that must give the same numbers.
+        layout: the degrees ``pipeline``, ``data``, ``tensor``, and ``world_size``.
+        versions, hardware, commit: see :func:`runner.environment.environment`.
+        steps: optimizer steps done.
+        loss: one number per optimizer step, the mean over the step's samples.
+        val_loss: ``[step, value]`` pairs.
+        step_seconds: see :func:`step_seconds`.
+        samples_per_second: over a median step.
+        bubble_ratio: ``predicted`` and ``measured``, idle / total rank time over the flushed span.
+        seconds: parts of a median step, mean over ranks; they add up to it.
+        flops_per_step: floating-point operations of one optimizer step over all ranks.
+        mfu: FLOP/s over the machine's peak; None where the peak is not known.
+        bytes_moved: per step, between ranks and to the host.
+        peak_memory_bytes: ``predicted`` and ``measured`` by global rank, and the ``kind`` of measurement.
+        artifacts: name to path, relative to the run directory.
+        extras: any further top-level keys of the file.
+    """
+
+    status: Status = "running"
+    reason: str | None = None
+    command: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str | None = None
+    layout: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    commit: str | None = None
+    steps: int = 0
+    loss: list[float] = field(default_factory=list)
+    val_loss: list[list[float]] = field(default_factory=list)
+    step_seconds: dict[str, Any] = field(default_factory=_no_step_seconds)
+    samples_per_second: float | None = None
+    bubble_ratio: dict[str, Any] = field(default_factory=lambda: _unknown("predicted", "measured"))
+    seconds: dict[str, Any] = field(
+        default_factory=lambda: _unknown("data", "compute", "communication", "bubble", "optimizer", "offload")
+    )
+    flops_per_step: float | None = None
+    mfu: float | None = None
+    bytes_moved: dict[str, Any] = field(
+        default_factory=lambda: _unknown(
+            "activations", "activation_gradients", "weights", "weight_gradients", "optimizer_states"
+        )
+    )
+    peak_memory_bytes: dict[str, Any] = field(
+        default_factory=lambda: {"predicted": [], "measured": [], "kind": "tensor_bytes"}
+    )
+    artifacts: dict[str, str] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``record.json``, ``extras`` at its top level; JSON can hold all of it.
+
+        Raises:
+            ValueError: an extra has the name of a field.
+        """
+        plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "extras"}
+        shadowed = plain.keys() & self.extras.keys()
+        if shadowed:
+            raise ValueError(f"extras may not repeat the record's own fields: {sorted(shadowed)}")
+        return _finite_document(plain | self.extras)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RunRecord:
+        """The inverse of :meth:`to_json`; keys that are not fields become ``extras``."""
+        document = _restored(document)
+        names = {one.name for one in dataclasses.fields(cls)} - {"extras"}
+        known = {key: value for key, value in document.items() if key in names}
+        return cls(**known, extras={key: value for key, value in document.items() if key not in names})
+
+    def save(self, run_dir: Path) -> Path:
+        """Write ``<run_dir>/record.json`` as a whole or not at all; returns its path."""
+        path = run_dir / RECORD_FILE
+        write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, run_dir: Path) -> RunRecord:
+        """Read ``<run_dir>/record.json``. Raises FileNotFoundError; ValueError where it is no record."""
+        path = run_dir / RECORD_FILE
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict) or "status" not in document:
+            raise ValueError(f"{path} is not the record of a run")
+        return cls.from_json(document)
+
+    def replace(self, **changes: Any) -> RunRecord:
+        """A copy with these fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def step_seconds(all_seconds: Sequence[float], **extra: Any) -> dict[str, Any]:
+    """Seconds of every optimizer step with their median and 10th and 90th percentile (null without steps)."""
+    values = [float(value) for value in all_seconds]
+    ordered = sorted(value for value in values if math.isfinite(value))
+    summary = {
+        "all": values,
+        "median": statistics.median(ordered) if ordered else None,
+        "p10": _percentile(ordered, 0.1),
+        "p90": _percentile(ordered, 0.9),
+    }
+    return summary | extra
+
+
+class StepLog:
+    """Appends one line per optimizer step to ``<run_dir>/steps.jsonl``, flushed at once. One writer per run.
+
+    Args:
+        run_dir: an existing directory.
+        start_step: the step that the run continues from; lines of later steps are cut first.
+    """
+
+    def __init__(self, run_dir: Path, start_step: int = 0) -> None:
+        path = run_dir / STEPS_FILE
+        kept = [line for line in read_steps(run_dir) if line["step"] <= start_step]
+        write_atomically(path, "".join(_line(one) for one in kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, *, step: int, loss: float, seconds: float, **extra: Any) -> None:
+        """Append optimizer step ``step`` (from 1): its mean loss, its seconds, and anything else of it."""
+        self._file.write(_line({"step": step, "loss": loss, "seconds": seconds, **extra}))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; harmless when closed."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_steps(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of ``steps.jsonl``, in order; a last line that a kill cut short is left out."""
+    path = run_dir / STEPS_FILE
+    if not path.exists():
+        return []
+    steps: list[dict[str, Any]] = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            break
+        steps.append(_restored(line))
+    return steps
+
+
+def finish_failed(run_dir: Path, status: Status, reason: str, **blank: Any) -> RunRecord:
+    """Give a run that cannot speak for itself its last record, from its files; returns what was saved.
+
+    Args:
+        run_dir: the run's directory.
+        status: anything but ``ok``.
+        reason: one line for the reader.
+        blank: fields of the record where the run had not written one yet.
+    """
+    try:
+        record = RunRecord.load(run_dir)
+    except (FileNotFoundError, ValueError):
+        record = RunRecord(**blank)
+    steps = read_steps(run_dir)
+    if len(steps) > record.steps:
+        seconds = [one["seconds"] for one in steps]
+        record = record.replace(
+            steps=len(steps),
+            loss=[one["loss"] for one in steps],
+            step_seconds=record.step_seconds | step_seconds(seconds),
+        )
+    record = record.replace(status=status, reason=reason)
+    record.save(run_dir)
+    return record
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text``, durably: a crash leaves the old file or the new one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(_finite_document(values), allow_nan=False) + "\n"
+
+
+def _finite_document(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: list[list[Any]] = []
+    document: dict[str, Any] = _without_non_finite(values, (), found)
+    return document | {"non_finite": found} if found else document
+
+
+def _restored(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`_finite_document`; leaves its argument as it is."""
+    if "non_finite" not in document:
+        return dict(document)
+    copied: dict[str, Any] = json.loads(json.dumps(document))
+    for keys, number in copied.pop("non_finite"):
+        _put(copied, keys, float(number))
+    return copied
+
+
+def _without_non_finite(value: Any, keys: tuple[Any, ...], found: list[list[Any]]) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _without_non_finite(item, (*keys, str(key)), found) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_non_finite(item, (*keys, index), found) for index, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        found.append([list(keys), str(value)])
+        return None
+    return value
+
+
+def _put(document: Any, keys: Sequence[Any], value: float) -> None:
+    for key in keys[:-1]:
+        document = document[key]
+    document[keys[-1]] = value
+
+
+def _percentile(ordered: Sequence[float], fraction: float) -> float | None:
+    """Linear interpolation between the two nearest of the ordered values."""
+    if not ordered:
+        return None
+    position = fraction * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

@@ -1,0 +1,178 @@
+"""Tables as values, and their three forms: terminal, Markdown, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runner.config.units import format_bytes, format_seconds
+from runner.record import RunRecord
+from runner.report.read import Report
+
+if TYPE_CHECKING:
+    from rich.console import RenderResult
+
+__all__ = ["Comparison", "TextTable", "predicted_measured", "predicted_measured_table", "runs_table", "seconds_table"]
+
+_UNKNOWN = "-"
+_NARROW = ("run", "status", "loss", "val loss", "step", "peak memory", "predicted", "measured", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Cells of text for people, and the same as plain values for CSV.
+
+    Args:
+        title, header, rows: as shown.
+        value_header, values: as written to CSV; they may hold more columns than are shown.
+        notes: lines below the table.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    value_header: tuple[str, ...]
+    values: tuple[tuple[Any, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """A GitHub table under a heading."""
+        lines = [f"### {self.title}", "", _markdown_row(self.header), _markdown_row(["---"] * len(self.header))]
+        lines += [_markdown_row(row) for row in self.rows]
+        if self.notes:
+            lines += ["", *(f"- {note}" for note in self.notes)]
+        return "\n".join([*lines, ""])
+
+    def csv(self) -> str:
+        """Comma-separated, with numbers in full precision."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.value_header)
+        writer.writerows(self.values)
+        return text.getvalue()
+
+    def __rich_console__(self, console: Any, options: Any) -> RenderResult:
+        """How rich prints it: a title, columns that do not break words, the notes in full width."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name in self.header:
+            table.add_column(name, overflow="fold", no_wrap=name in _NARROW)
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        yield table
+        for note in self.notes:
+            yield Text(note)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure, predicted and measured, in base units; None where it is not known."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+    unit: str
+
+    @property
+    def relative_error(self) -> float | None:
+        """(predicted - measured) / measured."""
+        if self.predicted is None or not self.measured:
+            return None
+        return (self.predicted - self.measured) / self.measured
+
+
+def predicted_measured(record: RunRecord) -> list[Comparison]:
+    """Step seconds, bubble ratio, and peak memory of every rank."""
+    seconds, bubble, memory = record.step_seconds, record.bubble_ratio, record.peak_memory_bytes
+    predicted, measured = memory.get("predicted") or [], memory.get("measured") or []
+    rows = [
+        Comparison("step", seconds.get("predicted"), seconds.get("median"), "s"),
+        Comparison("bubble ratio", bubble.get("predicted"), bubble.get("measured"), ""),
+    ]
+    for rank in range(max(len(predicted), len(measured))):
+        rows.append(Comparison(f"peak memory, rank {rank}", _at(predicted, rank), _at(measured, rank), "B"))
+    return rows
+
+
+def predicted_measured_table(record: RunRecord) -> TextTable:
+    """The table at the end of a run."""
+    comparisons = predicted_measured(record)
+    rows = tuple(
+        (one.name, _shown(one.predicted, one.unit), _shown(one.measured, one.unit), _percent(one.relative_error))
+        for one in comparisons
+    )
+    values = tuple((one.name, one.predicted, one.measured, one.relative_error) for one in comparisons)
+    header = ("figure", "predicted", "measured", "error")
+    return TextTable("predicted | measured", header, rows, header, values)
+
+
+def seconds_table(record: RunRecord) -> TextTable:
+    """Where a median step's time goes."""
+    known = {name: value for name, value in record.seconds.items() if value is not None}
+    total = sum(known.values())
+    rows = tuple(
+        (name, format_seconds(value), f"{value / total:.1%}" if total else _UNKNOWN) for name, value in known.items()
+    )
+    values = tuple((name, value, value / total if total else None) for name, value in known.items())
+    header = ("part", "seconds", "share")
+    return TextTable("a median step", header, rows, header, values)
+
+
+def runs_table(report: Report) -> TextTable:
+    """One row per run: what it is, how it ended, its figures. Failed and unsupported runs keep their reason.
+
+    The jobs of a sweep are told apart by their overrides, other runs by the fields that differ.
+    """
+    runs = report.runs
+    told = ["overrides"] if any("overrides" in run.record.extras for run in runs) else ["differs"]
+    if len(runs) == 1 and not report.is_sweep:
+        told = []
+    validated = any(run.record.val_loss for run in runs)
+    rows, values = [], []
+    for index, run in enumerate(runs):
+        differing = [f"{path}={_text(configs[index])}" for path, configs in report.differing.items()]
+        own = [" ".join(run.record.extras.get("overrides", []) if told == ["overrides"] else differing)] if told else []
+        seen = [_shown(run.val_loss, "")] if validated else []
+        figures = (_shown(run.median_seconds, "s"), _shown(run.peak_memory_bytes, "B"))
+        rows.append((run.name, *own, run.record.status, _shown(run.loss, ""), *seen, *figures))
+        exact = (run.loss, run.val_loss, run.median_seconds, run.record.samples_per_second, run.peak_memory_bytes)
+        configured = (configs[index] for configs in report.differing.values())
+        ended = (run.record.status, run.record.steps)
+        values.append((run.name, *own, *ended, *exact, run.record.reason or "", *configured))
+    header = ("run", *told, "status", "loss", *(["val loss"] if validated else []), "step", "peak memory")
+    exact_names = ("steps", "loss", "val_loss", "median_step_seconds", "samples_per_second", "peak_memory_bytes")
+    value_header = ("run", *told, "status", *exact_names, "reason", *report.differing)
+    notes = tuple(f"{run.name}: {run.record.reason}" for run in runs if run.record.reason)
+    return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _at(values: Sequence[float | None], index: int) -> float | None:
+    return values[index] if index < len(values) else None
+
+
+def _shown(value: float | None, unit: str) -> str:
+    if value is None:
+        return _UNKNOWN
+    if unit == "B":
+        return format_bytes(value)
+    return format_seconds(value) if unit == "s" else f"{value:.4g}"
+
+
+def _percent(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:+.1%}"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,51 @@
+"""The report of a directory: read, drawn, and written beside the records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runner.report.figures import draw_figures
+from runner.report.read import Report, read_report
+from runner.report.tables import TextTable, predicted_measured_table, runs_table, seconds_table
+
+__all__ = ["REPORT_DIRECTORY", "report", "tables"]
+
+REPORT_DIRECTORY = "report"
+
+
+def report(directory: Path | str, *, write: bool = True) -> Report:
+    """Read the records under ``directory`` and, unless told not to, write tables and figures to ``report/`` in it.
+
+    Works on a run or a sweep, finished or not. Files: ``report.md``, one CSV per table, one PNG per figure.
+
+    Raises:
+        RequestError: there is no record under ``directory``.
+    """
+    found = read_report(Path(directory))
+    if write:
+        place = found.directory / REPORT_DIRECTORY
+        place.mkdir(exist_ok=True)
+        figures = draw_figures(found, place)
+        _write_tables(found, place, figures)
+    return found
+
+
+def tables(found: Report) -> dict[str, TextTable]:
+    """The report's tables by the name of their file: all runs; of a single one also its prediction and its time."""
+    shown = {"runs": runs_table(found)}
+    if not found.is_sweep:
+        record = found.runs[0].record
+        shown["predicted_measured"] = predicted_measured_table(record)
+        if any(value is not None for value in record.seconds.values()):
+            shown["seconds"] = seconds_table(record)
+    return shown
+
+
+def _write_tables(found: Report, place: Path, figures: list[Path]) -> None:
+    shown = tables(found)
+    for name, table in shown.items():
+        (place / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
+    pictures = "\n".join(f"![{figure.stem}]({figure.name})" for figure in figures)
+    title = f"# {found.directory.resolve().name}"
+    text = "\n".join([title, "", *(table.markdown() for table in shown.values()), pictures])
+    (place / "report.md").write_text(text.rstrip() + "\n", encoding="utf-8")

@@ -1,0 +1,338 @@
+"""The pipeline engine as an ordinary Lightning strategy; one stage (`single`, `data`) is the smallest case of it.
+
+Lightning keeps its automatic optimization: ``training_step`` hands the batch over, the closure's ``zero_grad`` and
+``backward`` do nothing, and :meth:`PipelineStrategy.optimizer_step` runs the engine, so that ``global_step``, schedulers
+and callbacks are Lightning's own.
+
+No collective over all ranks runs within a step. Lightning's two are replaced: its broadcast before every batch, and the
+one in its SIGTERM handler.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.fabric.utilities.types import ReduceOp
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from runner.engine.engine import Engine, EngineOptions, FinishedStep
+from runner.engine.executor import RankView
+from runner.engine.memory_meter import MemoryMeter
+from runner.engine.transport import Transport
+from runner.engine.transport_processes import ProcessTransport
+from runner.engine.window import StepBatch
+from runner.model.data import LossFunction
+from runner.model.layers import StageModule
+from runner.plan.values import RunPlan
+from runner.schedule.generators.forward_only import forward_only
+from runner.schedule.lower import lower
+from runner.strategy.state import gather_optimizer_state, own_optimizer_state
+
+__all__ = ["PipelineModule", "PipelineStrategy"]
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+
+@runtime_checkable
+class PipelineModule(Protocol):
+    """What the strategy asks of a LightningModule."""
+
+    loss_function: LossFunction
+
+    def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
+        """Build the layers of ``stages`` and keep them as submodules; called once, before the optimizers are made."""
+        ...
+
+
+class PipelineStrategy(ParallelStrategy):
+    """Runs a :class:`PipelineModule` by a plan.
+
+    Args:
+        plan: who computes what.
+        options: what the run fixes for its engine.
+        device: ``cpu`` or ``cuda``; on CUDA each rank takes the device of its local rank.
+        timeout_seconds: longest wait for a message.
+    """
+
+    strategy_name = "runner_pipeline"
+
+    def __init__(
+        self, plan: RunPlan, options: EngineOptions, *, device: str = "cpu", timeout_seconds: float = 600.0
+    ) -> None:
+        super().__init__()
+        self.plan = plan
+        self.options = options
+        self.engine: Engine | None = None
+        self.meter: MemoryMeter | None = None
+        self.last_step: FinishedStep | None = None
+        self._device_type = device
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._batch: StepBatch | None = None
+
+    # Where this rank stands
+
+    @property
+    @override
+    def root_device(self) -> torch.device:
+        return torch.device("cuda", self.local_rank) if self._device_type == "cuda" else torch.device("cpu")
+
+    @property
+    def view(self) -> RankView:
+        """This rank's place in the plan."""
+        place = self.plan.topology.coordinates(self.global_rank)
+        return RankView(
+            position=place.pipe,
+            pipeline=self.plan.topology.pipeline_group(place.data),
+            replicas=self.plan.topology.data_group(place.pipe),
+            num_stages=self.plan.schedule.stages,
+            first_microbatch=place.data * self.options.microbatches,
+        )
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages that this rank holds."""
+        return self.plan.topology.stages_of(self.global_rank)
+
+    @property
+    def replica(self) -> int:
+        return self.plan.topology.coordinates(self.global_rank).data
+
+    # Setting up
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        rank_zero_only.rank = self.global_rank
+        world_size = self.plan.topology.world_size
+        if self.world_size != world_size:
+            raise RuntimeError(f"the plan has {world_size} ranks, {self.world_size} were started")
+        if world_size > 1 and not dist.is_initialized():
+            assert self.cluster_environment is not None
+            environment = self.cluster_environment
+            dist.init_process_group(
+                "nccl" if self._device_type == "cuda" else "gloo",
+                init_method=f"tcp://{environment.main_address}:{environment.main_port}",
+                rank=environment.global_rank(),
+                world_size=world_size,
+                timeout=self._timeout,
+            )
+
+    @property
+    @override
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Stages exist, and checkpoints can be loaded, once the strategy is set up."""
+        return True
+
+    @override
+    def model_to_device(self) -> None:
+        assert self.lightning_module is not None
+        self.lightning_module.to(self.root_device)
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        _without_collectives(trainer)
+        module = self.lightning_module
+        if not isinstance(module, PipelineModule):
+            raise TypeError(f"a {type(module).__name__} has no loss_function and build_stages: see PipelineModule")
+        if self.engine is None:
+            self.engine = self._build_engine(module)
+            self.meter = MemoryMeter(self.engine)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+            self.engine.attach_optimizer(self._apply_update, next_step=trainer.global_step)
+        self.setup_precision_plugin()
+
+    def _build_engine(self, module: PipelineModule) -> Engine:
+        stages = module.build_stages(self.plan.partition, self.stages)
+        for stage in stages.values():
+            stage.to(device=self.root_device, dtype=self.options.dtype)
+        schedule = self.plan.schedule
+        return Engine(
+            view=self.view,
+            training=self.plan.program,
+            forward_only=lower(forward_only(schedule, self.options.microbatches)),
+            stages=stages,
+            loss=module.loss_function,
+            transport=self._transport(),
+            options=self.options,
+        )
+
+    def _transport(self) -> Transport:
+        if self.world_size == 1:
+            return _Alone(self.root_device)
+        topology = self.plan.topology
+        pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
+        positions = range(len(pipelines[0]))
+        return ProcessTransport(self.root_device, [*pipelines, *(topology.data_group(p) for p in positions)])
+
+    # A step
+
+    def hand_over(self, batch: StepBatch) -> Tensor:
+        """Take a batch for the next :meth:`optimizer_step`; what a ``training_step`` returns."""
+        self._batch = batch
+        return torch.zeros((), device=self.root_device)
+
+    @override
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Nothing: the engine runs forward and backward together."""
+        return closure_loss
+
+    @override
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        result = closure()
+        if self.engine is None or self._batch is None:
+            raise RuntimeError("training_step handed no batch over")
+        batch, self._batch = self._batch, None
+        assert self.meter is not None
+        with self.meter.step(batch):
+            finished = self.engine.submit(batch)
+        self.last_step = finished[-1] if finished else None
+        return result
+
+    def _apply_update(self) -> None:
+        """The engine's gradients are final: Lightning's hook, then the optimizer."""
+        assert self.lightning_module is not None
+        optimizer = self.optimizers[0]
+        trainer = self.lightning_module.trainer
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]  # it is the Trainer's list
+            callback.on_before_optimizer_step(trainer, self.lightning_module, optimizer)
+        self.lightning_module.on_before_optimizer_step(optimizer)
+        optimizer.step()
+
+    def evaluate(self, batch: StepBatch) -> tuple[float, float]:
+        """``(sum, weight)`` of the loss of one validation batch, over this rank's pipeline."""
+        if self.engine is None:
+            raise RuntimeError("the strategy is not set up")
+        return self.engine.evaluate(batch)
+
+    @override
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """The batch as it is on the CPU; on CUDA moved as a whole."""
+        from lightning.fabric.utilities import move_data_to_device
+
+        target = device or self.root_device
+        return batch if target.type == "cpu" else move_data_to_device(batch, target)
+
+    # Collectives, outside steps only
+
+    @override
+    def barrier(self, name: str | None = None) -> None:
+        if dist.is_initialized() and self.world_size > 1:
+            dist.barrier()
+
+    @override
+    def broadcast(self, obj: Value, src: int = 0) -> Value:
+        if self.world_size == 1:
+            return obj
+        box = [obj]
+        dist.broadcast_object_list(box, src)
+        return box[0]
+
+    @override
+    def reduce(
+        self, tensor: Any, group: Any = None, reduce_op: ReduceOp | str | None = "mean"
+    ) -> Any:
+        if self.world_size == 1 or not isinstance(tensor, Tensor):
+            return tensor
+        result = tensor.clone()
+        dist.all_reduce(result)
+        mean = reduce_op in (None, "mean", "avg", dist.ReduceOp.AVG)
+        return result / self.world_size if mean else result
+
+    def gather_objects(self, value: Value) -> list[Value] | None:
+        """Every rank's ``value`` by rank, on rank 0; None elsewhere."""
+        if self.world_size == 1:
+            return [value]
+        parts: list[Any] | None = [None] * self.world_size if self.global_rank == 0 else None
+        dist.gather_object(value, parts)
+        return parts
+
+    def all_gather_objects(self, value: Value) -> list[Value]:
+        """Every rank's ``value`` by rank, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        parts: list[Any] = [None] * self.world_size
+        dist.all_gather_object(parts, value)
+        return parts
+
+    # Checkpoints: whole, by global parameter names, whatever the layout
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The whole model's weights by global name, on rank 0; empty elsewhere."""
+        assert self.engine is not None
+        own: dict[str, Tensor] = {}
+        if self.replica == 0:
+            for module in self.engine.stages.values():
+                own.update({name: value.detach().cpu() for name, value in module.global_state().items()})
+        parts = self.gather_objects(own)
+        return {name: value for part in parts or [] for name, value in part.items()}
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere."""
+        assert self.engine is not None
+        own = own_optimizer_state(optimizer, self.engine.stages) if self.replica == 0 else None
+        return gather_optimizer_state(self.gather_objects(own))
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.engine is not None
+        for module in self.engine.stages.values():
+            module.load_global_state(checkpoint["state_dict"])
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        from runner.strategy.state import load_optimizer_state
+
+        assert self.engine is not None
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            load_optimizer_state(optimizer, self.engine.stages, state)
+
+
+class _Alone(Transport):
+    """The transport of a single rank: there is nobody to talk to."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank = 0
+        self.device = device
+
+    def send(self, tensor: Tensor, peer: int, channel: Any) -> Any:
+        raise RuntimeError("a single rank has no peer")
+
+    receive = send  # type: ignore[assignment]  # the same answer
+
+    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Any:
+        raise RuntimeError("a single rank has no replicas")
+
+    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
+        return [tensor]
+
+
+def _without_collectives(trainer: pl.Trainer) -> None:
+    """Take Lightning's own collectives out of steps and signal handlers; SIGTERM only sets its flag."""
+    connector = trainer._signal_connector
+
+    def note(signum: int, frame: Any) -> None:
+        connector.received_sigterm = True
+
+    loop = cast(Any, trainer.fit_loop.epoch_loop)
+    loop._broadcast_sigterm_tensor = lambda: None
+    cast(Any, connector)._sigterm_notifier_fn = note

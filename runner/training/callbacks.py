@@ -1,0 +1,184 @@
+"""What the runner adds to Lightning's loop: the record, the prediction, checkpoints, progress."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+
+from runner.record import StepLog
+from runner.strategy.pipeline import PipelineStrategy
+from runner.training.module import LayersModule
+
+__all__ = ["BeforeFirstStep", "Checkpoints", "ProgressBar", "ProgressLines", "StepClock", "progress"]
+
+logger = logging.getLogger(__name__)
+
+_LINES_PER_RUN = 20
+
+
+def _strategy(trainer: pl.Trainer) -> PipelineStrategy:
+    assert isinstance(trainer.strategy, PipelineStrategy)
+    return trainer.strategy
+
+
+class BeforeFirstStep(Callback):
+    """Calls a function on every rank when all is set up and no step has been taken."""
+
+    def __init__(self, function: Callable[[pl.Trainer], None]) -> None:
+        self._function = function
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._function(trainer)
+
+
+class StepClock(Callback):
+    """Wall seconds of every optimizer step, loop included, validation and checkpoints excluded; logs the step.
+
+    It comes before the callbacks that show metrics, so that they show this step's.
+
+    Attributes:
+        walls: seconds by position in this run's sequence of steps.
+    """
+
+    def __init__(self, log: StepLog | None, batch_size: int) -> None:
+        self.walls: list[float] = []
+        self._log = log
+        self._batch_size = batch_size
+        self._mark = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Time the next step from now on."""
+        self._mark = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        strategy = _strategy(trainer)
+        finished, engine = strategy.last_step, strategy.engine
+        if finished is None or engine is None:
+            return
+        now = time.perf_counter()
+        self.walls.append(now - self._mark)
+        self._mark = now
+        times = engine.timeline.steps[-1]
+        span = times.last_compute - times.first_compute
+        pl_module.log("loss", finished.loss, prog_bar=True, batch_size=1)
+        pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"], batch_size=1)
+        if finished.grad_norm is not None:
+            pl_module.log("grad_norm", finished.grad_norm, batch_size=1)
+        pl_module.log("samples_per_second", self._batch_size / self.walls[-1], batch_size=1)
+        if span > 0:
+            pl_module.log("bubble", 1.0 - times.compute / span, batch_size=1)
+        if self._log is not None:
+            self._log.write(step=finished.step + 1, loss=finished.loss, seconds=self.walls[-1])
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.start()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._log is not None:
+            self._log.close()
+
+
+class Checkpoints(Callback):
+    """Saves every so many steps and at the last one; keeps the newest few.
+
+    Args:
+        directory: made on first use.
+        every: steps between saves, or None.
+        keep: how many stay.
+        saved: called after each save.
+    """
+
+    def __init__(self, directory: Path, every: int | None, keep: int, saved: Callable[[], None]) -> None:
+        self._directory = directory
+        self._every = every
+        self._keep = keep
+        self._saved = saved
+        self._files: list[Path] = []
+
+    @property
+    def newest(self) -> Path | None:
+        return self._files[-1] if self._files else None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        if self._every is not None and trainer.global_step % self._every == 0:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._save(trainer)
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        path = self._directory / f"step-{trainer.global_step}.ckpt"
+        if path in self._files:
+            return
+        trainer.save_checkpoint(path, weights_only=False)
+        self._files.append(path)
+        for old in self._files[: -self._keep]:
+            if trainer.is_global_zero:
+                old.unlink(missing_ok=True)
+        self._files = self._files[-self._keep :]
+        self._saved()
+
+
+class ProgressLines(Callback):
+    """A line now and then, where no terminal shows a bar."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        step, total = trainer.global_step, trainer.max_steps
+        if trainer.is_global_zero and (step % max(1, total // _LINES_PER_RUN) == 0 or step == total):
+            logger.info("step %d/%d  %s", step, total, _status(trainer))
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: LayersModule) -> None:  # type: ignore[override]
+        if trainer.is_global_zero and pl_module.val_losses:
+            step, loss = pl_module.val_losses[-1]
+            logger.info("step %d  val_loss %.4f", step, loss)
+
+
+def _status(trainer: pl.Trainer) -> str:
+    metrics = trainer.callback_metrics
+    parts = [f"loss {float(metrics['loss']):.4f}"] if "loss" in metrics else []
+    if "samples_per_second" in metrics:
+        parts.append(f"{float(metrics['samples_per_second']):.1f} samples/s")
+    if "bubble" in metrics:
+        parts.append(f"bubble {float(metrics['bubble']):.3f}")
+    meter = _strategy(trainer).meter
+    if meter is not None:
+        parts.append(f"peak {meter.peak_bytes / 2**20:.0f} MiB")
+    return "  ".join(parts)
+
+
+class ProgressBar(RichProgressBar):
+    """Lightning's bar, with samples/s, this rank's measured bubble and its peak memory."""
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=10, leave=True)
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+        metrics = dict(super().get_metrics(trainer, pl_module))
+        metrics.pop("v_num", None)
+        found = trainer.callback_metrics
+        for name, shown in (("samples_per_second", "samples/s"), ("bubble", "bubble")):
+            if name in found:
+                metrics[shown] = f"{float(found[name]):.3g}"
+        meter = _strategy(trainer).meter
+        if meter is not None:
+            metrics["peak MiB"] = f"{meter.peak_bytes / 2**20:.0f}"
+        return metrics
+
+
+def progress(enabled: bool, rank: int) -> list[Callback]:
+    """The progress of a rank: a bar on a terminal, lines elsewhere, nothing for ranks other than 0."""
+    if not enabled or rank != 0:
+        return []
+    return [ProgressBar()] if sys.stderr.isatty() else [ProgressLines()]
+
+

@@ -1,0 +1,187 @@
+"""The end of a run: gather what the ranks measured, write weights, pictures and the record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runner.config.resolve import to_container
+from runner.config.schema import RunConfig
+from runner.engine.engine import Engine
+from runner.model.targets import import_target
+from runner.plan.values import RunPlan
+from runner.record import RunRecord, step_seconds
+from runner.schedule.render.events import Event
+from runner.schedule.render.svg import timeline_svg
+from runner.schedule.render.trace import timeline_trace
+from runner.strategy.pipeline import PipelineStrategy
+from runner.training.callbacks import Checkpoints, StepClock
+from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step, timed_events
+from runner.training.module import LayersModule
+
+__all__ = ["WEIGHTS_FILE", "finish"]
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS_FILE = "weights.safetensors"
+
+
+def finish(
+    trainer: pl.Trainer,
+    module: LayersModule,
+    config: RunConfig,
+    run_dir: Path,
+    plan: RunPlan,
+    clock: StepClock,
+    checkpoints: Checkpoints,
+) -> None:
+    """Every rank calls this after the last step; rank 0 writes."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, PipelineStrategy)
+    measures = strategy.gather_objects(_own_measures(strategy, clock))
+    weights = strategy.lightning_module_state_dict()
+    if measures is None:
+        return
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, run_dir / WEIGHTS_FILE)
+    artifacts = {"weights": WEIGHTS_FILE, "steps": "steps.jsonl"}
+    if checkpoints.newest is not None:
+        artifacts["checkpoint"] = str(checkpoints.newest.relative_to(run_dir))
+    for name in ("tensorboard", "csv"):
+        if (run_dir / name).is_dir():
+            artifacts[name] = name
+    assert strategy.meter is not None
+    timed = range(strategy.meter.untimed_steps, len(clock.walls))
+    walls = {index: clock.walls[index] for index in timed}
+    artifacts |= _draw_timeline(run_dir, measures, walls)
+    record = _measured(RunRecord.load(run_dir), strategy, module, config, plan, measures, walls)
+    record = record.replace(status="ok", artifacts=record.artifacts | artifacts)
+    record.save(run_dir)
+    _call_report(config, run_dir, weights, record)
+
+
+def _own_measures(strategy: PipelineStrategy, clock: StepClock) -> RankMeasures:
+    engine, meter = strategy.engine, strategy.meter
+    assert engine is not None
+    assert meter is not None
+    steps = max(1, len(clock.walls))
+    return RankMeasures(
+        steps=tuple(engine.timeline.steps),
+        events=dict(engine.timeline.events),
+        replica=strategy.replica,
+        peak_memory_bytes=meter.peak_bytes,
+        bytes_per_step={kind: count / steps for kind, count in engine.bytes_sent.items()}
+        | {"weight_gradients": _reduced_bytes(engine)},
+    )
+
+
+def _reduced_bytes(engine: Engine) -> float:
+    """What this rank sends in one step's gradient all-reduce: 2 (R - 1) / R of the gradients on a ring."""
+    replicas = len(engine.view.replicas)
+    return 2 * (replicas - 1) / replicas * sum(gradients.num_bytes for gradients in engine.gradients.values())
+
+
+def _measured(
+    record: RunRecord,
+    strategy: PipelineStrategy,
+    module: LayersModule,
+    config: RunConfig,
+    plan: RunPlan,
+    measures: Sequence[RankMeasures],
+    walls: Mapping[int, float],
+) -> RunRecord:
+    from runner.record import read_steps
+
+    losses = [line["loss"] for line in read_steps(Path(config.run_dir or "."))]
+    seconds = step_seconds(list(walls.values()))
+    predicted = {key: value for key, value in record.step_seconds.items() if key == "predicted"}
+    median = seconds["median"]
+    flops = _flops_per_step(config, plan)
+    timed = list(walls)
+    assert strategy.meter is not None
+    return record.replace(
+        steps=len(losses),
+        loss=losses,
+        val_loss=module.val_losses,
+        step_seconds=seconds | predicted,
+        samples_per_second=config.data.batch_size / median if median else None,
+        bubble_ratio=record.bubble_ratio | {"measured": bubble_ratio(measures, timed)},
+        seconds=seconds_of_median_step(measures, timed, walls) or record.seconds,
+        flops_per_step=flops,
+        mfu=_mfu(config, plan, flops, median),
+        bytes_moved=_bytes_moved(measures),
+        peak_memory_bytes=record.peak_memory_bytes
+        | {"measured": [rank.peak_memory_bytes for rank in measures], "kind": strategy.meter.kind},
+        extras=record.extras | _tokens_per_second(config, plan, median),
+    )
+
+
+def _flops_per_step(config: RunConfig, plan: RunPlan) -> float:
+    """Of the profiled micro-batch, scaled to the step's samples."""
+    rows = [*plan.profile.layers, plan.profile.loss]
+    flops = sum(row.forward_flops + row.backward_flops for row in rows)
+    return flops * config.data.batch_size / plan.profile.samples
+
+
+def _mfu(config: RunConfig, plan: RunPlan, flops: float, median: float | None) -> float | None:
+    peak = config.hardware.flops.get(config.precision.name)
+    if not peak or not median:
+        return None
+    return flops / median / (peak * plan.layout["world_size"])
+
+
+def _tokens_per_second(config: RunConfig, plan: RunPlan, median: float | None) -> dict[str, float]:
+    tokens = plan.profile.tokens_per_sample
+    return {"tokens_per_second": tokens * config.data.batch_size / median} if tokens and median else {}
+
+
+def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
+    """Per step, summed over ranks; weights and optimizer states stay where they are."""
+
+    def total(kind: str) -> float:
+        return sum(rank.bytes_per_step[kind] for rank in measures)
+
+    return {
+        "activations": total("activation"),
+        "activation_gradients": total("gradient"),
+        "weights": 0.0,
+        "weight_gradients": total("weight_gradients"),
+        "optimizer_states": 0.0,
+    }
+
+
+def _draw_timeline(run_dir: Path, measures: Sequence[RankMeasures], walls: Mapping[int, float]) -> dict[str, str]:
+    """The measured timeline of the step nearest to the median one, as a picture and as a Chrome trace."""
+    import json
+
+    pipeline = [rank for rank in measures if rank.replica == 0]
+    found = timed_events(pipeline, list(walls), walls)
+    if found is None:
+        return {}
+    step, by_rank = found
+    origin = min(event.start for events in by_rank.values() for event in events)
+    events = [
+        Event(rank, event.op, event.stage, event.microbatch, event.start - origin, event.end - origin)
+        for rank, own in by_rank.items()
+        for event in own
+    ]
+    (run_dir / "timeline.svg").write_text(timeline_svg(events, title=f"step {step + 1}, measured"), encoding="utf-8")
+    (run_dir / "timeline.json").write_text(json.dumps(timeline_trace(events)), encoding="utf-8")
+    return {"timeline": "timeline.svg", "trace": "timeline.json"}
+
+
+def _call_report(config: RunConfig, run_dir: Path, weights: dict[str, Tensor], record: RunRecord) -> None:
+    """The recipe's own report; the run stays what it is where that fails."""
+    if config.report is None:
+        return
+    try:
+        made: dict[str, Any] = import_target("report", config.report)(run_dir, weights, to_container(config))
+    except Exception:
+        logger.exception("the run is complete, but report = %s failed", config.report)
+        return
+    record.replace(artifacts=record.artifacts | made).save(run_dir)

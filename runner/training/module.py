@@ -1,0 +1,79 @@
+"""The user's layers, loss and optimizer as a LightningModule that hands its batches to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.config.schema import RunConfig
+from runner.engine.window import StepBatch
+from runner.model.data import LossFunction
+from runner.model.layers import LayerSource, StageModule, build_stage
+from runner.optim.build import build_optimizer
+from runner.optim.learning_rate import build_scheduler
+from runner.strategy.pipeline import PipelineStrategy
+
+__all__ = ["LayersModule"]
+
+
+class LayersModule(pl.LightningModule):
+    """Implements :class:`runner.strategy.pipeline.PipelineModule`.
+
+    Args:
+        sources: the whole model's layers; this rank builds its own.
+        loss_function: see ``loss.target``.
+        config: for optimizer, learning rate and the number of steps.
+    """
+
+    def __init__(self, sources: Sequence[LayerSource], loss_function: LossFunction, config: RunConfig) -> None:
+        super().__init__()
+        self.loss_function = loss_function
+        self.stages = nn.ModuleDict()
+        self.val_losses: list[list[float]] = []
+        self._sources = sources
+        self._config = config
+        self._validation: list[tuple[float, float]] = []
+
+    @property
+    def engine_strategy(self) -> PipelineStrategy:
+        strategy = self.trainer.strategy
+        assert isinstance(strategy, PipelineStrategy)
+        return strategy
+
+    def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
+        built = {stage: build_stage(self._sources, *partition[stage]) for stage in stages}
+        self.stages = nn.ModuleDict({str(stage): module for stage, module in built.items()})
+        self._sources = ()  # what was built for other ranks may go
+        return built
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        trained = [parameter for parameter in self.stages.parameters() if parameter.requires_grad]
+        optimizer = build_optimizer(self._config.optimizer, trained)
+        section, peak = self._config.lr_scheduler, self._config.optimizer.lr
+        scheduler = build_scheduler(section, optimizer, peak, self._config.trainer.max_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Nothing: the engine owns the gradients."""
+
+    def training_step(self, batch: StepBatch, batch_idx: int) -> Tensor:
+        return self.engine_strategy.hand_over(batch)
+
+    def validation_step(self, batch: StepBatch, batch_idx: int) -> None:
+        self._validation.append(self.engine_strategy.evaluate(batch))
+
+    def on_validation_epoch_end(self) -> None:
+        """The mean over the validation set's samples, over all replicas."""
+        sums, self._validation = self._validation, []
+        total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
+        # Every rank of a pipeline has the same sums, so that their mean over all ranks is the mean over replicas.
+        total = self.engine_strategy.reduce(total.to(self.engine_strategy.root_device), reduce_op="sum")
+        if total[1] > 0:
+            loss = float(total[0] / total[1])
+            self.val_losses.append([self.trainer.global_step, loss])
+            self.log("val_loss", loss, prog_bar=True, batch_size=1)

@@ -1,0 +1,110 @@
+"""The prediction that a run is compared with: made before its first step, from stages measured with all ranks busy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.config.schema import RunConfig
+from runner.engine.engine import Engine
+from runner.engine.gradients import StageGradients
+from runner.engine.probe import message_seconds, seconds_per_action, update_seconds
+from runner.engine.window import StepBatch
+from runner.model.layers import StageModule
+from runner.optim.build import build_optimizer, measure_step_seconds_per_byte
+from runner.plan.make import make_plan
+from runner.plan.profile import ModelProfile
+from runner.plan.values import RunPlan, StageSeconds
+from runner.strategy.pipeline import PipelineStrategy
+
+__all__ = ["measured_plan"]
+
+_REHEARSED_WINDOWS = 4
+_MOST_BYTES_TO_COPY = 256 << 20
+
+
+def measured_plan(
+    strategy: PipelineStrategy, config: RunConfig, profile: ModelProfile, batch: StepBatch
+) -> RunPlan:
+    """The plan with this machine's seconds in it; every rank calls this and gets the same.
+
+    Forwards and backwards are rehearsed in the run's own schedule, so that ranks compete for the machine as they
+    will; weights, buffers, gradients and random state stay as they were.
+
+    Args:
+        batch: this rank's part of a first batch.
+    """
+    engine = strategy.engine
+    assert engine is not None
+    measured = engine.rehearse(batch, _REHEARSED_WINDOWS)
+    crossing = max((row.output_bytes for row in strategy.plan.profile.layers), default=0)
+    own: dict[str, Any] = {
+        "stages": {
+            stage: (
+                seconds_per_action(measured, "F", stage),
+                seconds_per_action(measured, "B", stage),
+                _update_seconds(config, module, engine),
+            )
+            for stage, module in engine.stages.items()
+        },
+        "message": message_seconds(engine.transport, strategy.view.pipeline, crossing),
+        "reduce": {stage: _reduce_seconds(engine, stage) for stage in sorted(engine.stages)},
+    }
+    ranks = strategy.all_gather_objects(own)
+    seconds = _combine(ranks, strategy.plan.schedule.stages, strategy.plan.layout["data"])
+    return make_plan(config, profile, stage_seconds=seconds)
+
+
+def _combine(ranks: list[dict[str, Any]], num_stages: int, data: int) -> StageSeconds:
+    """Per stage, the slowest replica's seconds: a step waits for it."""
+
+    def slowest(stage: int, index: int) -> float:
+        return float(max(rank["stages"][stage][index] for rank in ranks if stage in rank["stages"]))
+
+    stages = range(num_stages)
+    return StageSeconds(
+        forward=tuple(slowest(stage, 0) for stage in stages),
+        backward=tuple(slowest(stage, 1) for stage in stages),
+        step=tuple(slowest(stage, 2) for stage in stages),
+        message=max(float(rank["message"]) for rank in ranks),
+        reduce=()
+        if data == 1
+        else tuple(max(rank["reduce"][s] for rank in ranks if s in rank["reduce"]) for s in stages),
+    )
+
+
+def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> float:
+    """Seconds of scaling, clipping, update and clearing of one stage, on a copy where that is small."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    if not trained:
+        return 0.0
+    if num_bytes > _MOST_BYTES_TO_COPY:
+        dtype, device = engine.options.dtype, engine.transport.device
+        return measure_step_seconds_per_byte(config.optimizer, dtype, device) * num_bytes
+    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in trained]
+    gradients = StageGradients((str(number), copy) for number, copy in enumerate(copies))
+    optimizer = build_optimizer(config.optimizer, copies)
+
+    def update() -> None:
+        gradients.divide(1.0)
+        if config.trainer.grad_clip_norm is not None:
+            gradients.squares()
+        optimizer.step()
+        gradients.zero()
+
+    return update_seconds(update)
+
+
+def _reduce_seconds(engine: Engine, stage: int) -> float:
+    if len(engine.view.replicas) == 1:
+        return 0.0
+
+    def reduce() -> None:
+        buffers: list[Tensor] = [torch.zeros_like(flat) for flat in engine.gradients[stage].flats]
+        for handle in [engine.transport.all_reduce(buffer, engine.view.replicas) for buffer in buffers]:
+            handle.wait()
+
+    return update_seconds(reduce)

@@ -1,0 +1,68 @@
+"""Generated data sets with something to learn, the same for the same seed on every rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+__all__ = ["random_regression", "random_tokens"]
+
+_SUCCESSORS = 4  # likely next tokens of each token: the best possible loss is about ln 4
+
+
+def random_tokens(
+    samples: int, val_samples: int, sequence_length: int, vocab_size: int, seed: int = 0
+) -> tuple[TensorDataset, TensorDataset]:
+    """Walks of a random Markov chain, in which each token has four equally likely successors.
+
+    Args:
+        samples, val_samples: sequences to train on and to validate with.
+        sequence_length: tokens of the input, and of the target, which is the input one token later.
+        vocab_size: number of token ids.
+        seed: of the chain and of the walks.
+
+    Returns:
+        train and val: data sets of (input [seq], target [seq]), both int64.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    successors = torch.randint(vocab_size, (vocab_size, _SUCCESSORS), generator=generator)
+    total = samples + val_samples
+    token = torch.randint(vocab_size, (total,), generator=generator)
+    choices = torch.randint(_SUCCESSORS, (sequence_length, total), generator=generator)
+    walk = [token]
+    for choice in choices:
+        walk.append(successors[walk[-1], choice])
+    tokens = torch.stack(walk, dim=1)
+    return _split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), samples)
+
+
+def random_regression(
+    samples: int, val_samples: int, inputs: int, outputs: int, seed: int = 0, noise: float = 0.01
+) -> tuple[TensorDataset, TensorDataset]:
+    """Normal inputs and what a fixed random two-layer network makes of them, plus noise.
+
+    Args:
+        samples, val_samples: rows to train on and to validate with.
+        inputs, outputs: features of an input and of a target.
+        seed: of the network, the inputs and the noise.
+        noise: standard deviation added to the targets.
+
+    Returns:
+        train and val: data sets of (input [inputs], target [outputs]), both float32.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    hidden = 2 * inputs
+    first = torch.randn(inputs, hidden, generator=generator) / inputs**0.5
+    second = torch.randn(hidden, outputs, generator=generator) / hidden**0.5
+    features = torch.randn(samples + val_samples, inputs, generator=generator)
+    targets = torch.tanh(features @ first) @ second
+    targets = targets + noise * torch.randn(targets.shape, generator=generator)
+    return _split(features, targets, samples)
+
+
+def _split(inputs: Tensor, targets: Tensor, samples: int) -> tuple[TensorDataset, TensorDataset]:
+    return (
+        TensorDataset(inputs[:samples], targets[:samples]),
+        TensorDataset(inputs[samples:], targets[samples:]),
+    )

@@ -1,0 +1,113 @@
+"""A small decoder-only transformer, given as layers that can be built one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["Block", "Gpt", "Head", "TokenEmbedding", "build"]
+
+
+class TokenEmbedding(nn.Module):
+    """Token ids [batch, seq] to [batch, seq, width], with learned positions."""
+
+    def __init__(self, vocab_size: int, sequence_length: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(sequence_length, width)
+        self.dropout = nn.Dropout(dropout)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.positions.weight, std=0.02)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        embedded = self.tokens(token_ids) + self.positions.weight[: token_ids.shape[1]]
+        return self.dropout(embedded)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Pre-norm causal attention and feed-forward; [batch, seq, width] in and out."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout_rate = dropout
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.dropout(self._attend(self.attention_norm(hidden)))
+        fed = self.down(functional.gelu(self.up(self.feed_forward_norm(hidden))))
+        return hidden + self.dropout(fed)  # type: ignore[no-any-return]
+
+    def _attend(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, dropout_p=self.dropout_rate if self.training else 0.0
+        )
+        return self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    """[batch, seq, width] to logits [batch, seq, vocabulary]."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.to_logits = nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.to_logits(self.norm(hidden))  # type: ignore[no-any-return]
+
+
+class Gpt(nn.Module):
+    """The description of a model: it holds no weights until a layer of :meth:`layers` is called."""
+
+    def __init__(
+        self, vocab_size: int, sequence_length: int, width: int, num_blocks: int, heads: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.sequence_length = sequence_length
+        self.width = width
+        self.num_blocks = num_blocks
+        self.heads = heads
+        self.dropout = dropout
+
+    def layers(self) -> list[Callable[[], nn.Module]]:
+        """Embedding, blocks and head, first to last, each a callable that builds it with fresh weights."""
+        return [
+            partial(TokenEmbedding, self.vocab_size, self.sequence_length, self.width, self.dropout),
+            *(partial(Block, self.width, self.heads, self.dropout) for _ in range(self.num_blocks)),
+            partial(Head, self.vocab_size, self.width),
+        ]
+
+
+def build(
+    vocab_size: int, sequence_length: int, width: int, layers: int, heads: int, dropout: float = 0.0
+) -> nn.Module:
+    """A GPT of ``layers`` blocks; the tensor between its layers is one [batch, seq, width].
+
+    Args:
+        vocab_size: number of token ids.
+        sequence_length: most tokens of a sample.
+        width: features per token.
+        layers: transformer blocks; with embedding and head the model has two layers more.
+        heads: attention heads; must divide ``width``.
+        dropout: of the embeddings, the attention probabilities and both sub-layers' outputs.
+
+    Raises:
+        ValueError: ``heads`` does not divide ``width``.
+    """
+    if width % heads:
+        raise ValueError(f"heads = {heads} must divide width = {width}")
+    return Gpt(vocab_size, sequence_length, width, layers, heads, dropout)

@@ -1,0 +1,203 @@
+"""Overrides become a configuration, or every problem at once."""
+
+# ruff: noqa: E501 - a row of a table stays in one line
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from runner.config.groups import RECIPE, groups, options, shipped_conf
+from runner.config.resolve import DEFAULT_RECIPE, resolve, resolve_sweep
+from runner.config.rules import KNOWN_NAMES, rules
+from runner.config.schema import RunConfig
+from runner.errors import RequestError
+
+# What an option needs besides its name to be a right request.
+COMPANY = {
+    ("model", "custom"): ["model.target=mine:model"],
+    ("data", "custom"): ["data.target=mine:data"],
+    ("loss", "custom"): ["loss.target=mine:loss"],
+    ("logger", "custom"): ["logger.target=mine:Logger"],
+    ("schedule", "from_file"): ["schedule.file=mine.csv"],
+    ("partition", "manual"): ["partition.boundaries=[1]", "parallelism.pipeline=2"],
+}
+EVERY_OPTION = [(group, name) for group in groups() for name in options(group, (shipped_conf(),))]
+
+
+def refused(*overrides: str, working_directory: Path | None = None) -> list[str]:
+    """The lines that tell what is wrong."""
+    with pytest.raises(RequestError) as caught:
+        resolve(overrides, working_directory=working_directory)
+    return [problem.line() for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(("group", "name"), EVERY_OPTION)
+def test_every_option_composes_and_keeps_the_rules(group: str, name: str) -> None:
+    config = resolve([f"{group}={name}", *COMPANY.get((group, name), [])])
+    assert rules(config) == []
+
+
+def test_names_known_to_the_rules_are_the_options() -> None:
+    for group, known in KNOWN_NAMES.items():
+        assert set(known) == set(options(group, (shipped_conf(),))), group
+
+
+def test_every_option_says_what_it_is_and_takes_its_own_name() -> None:
+    for group, name in EVERY_OPTION:
+        text = (shipped_conf() / group / f"{name}.yaml").read_text(encoding="utf-8")
+        assert text.startswith("# "), f"{group}/{name}"
+        if group != RECIPE and name != "dapple":
+            assert re.search(rf"^name: {name}$", text, re.MULTILINE), f"{group}/{name}"
+
+
+def test_the_default_recipe_applies_when_model_data_and_recipe_are_unnamed() -> None:
+    assert resolve([]).model.name == DEFAULT_RECIPE
+    assert resolve(["trainer.max_steps=3", "schedule=gpipe"]).model.name == DEFAULT_RECIPE
+    assert resolve(["model=gpt"]).model.name == "gpt"
+    assert resolve(["data=random_regression"]).model.name == "gpt"
+    assert resolve(["recipe=null"]).model.name == "gpt"
+
+
+def test_without_a_recipe_the_defaults_are_the_documented_ones() -> None:
+    config = resolve(["model=gpt"])
+    assert (config.parallelism.pipeline, config.data.batch_size, config.schedule.microbatches) == (1, 32, 1)
+    assert (config.optimizer.name, config.optimizer.lr, config.lr_scheduler.name) == ("adamw", 1e-3, "constant")
+    assert (config.precision.name, config.trainer.grad_clip_norm, config.data.shuffle) == ("fp32", None, True)
+    assert (config.seed, config.trainer.max_steps) == (0, 100)
+
+
+def test_a_model_brings_its_companions_unless_they_are_named() -> None:
+    config = resolve(["model=mlp"])
+    assert (config.data.name, config.loss.name) == ("random_regression", "mse")
+    config = resolve(["model=mlp", "loss=custom", "loss.target=mine:loss"])
+    assert (config.data.name, config.loss.target) == ("random_regression", "mine:loss")
+    assert resolve(["model=mlp", "data=random_tokens"]).data.name == "random_tokens"
+
+
+def test_a_target_names_the_custom_option() -> None:
+    config = resolve(["model.target=mine:build", "data.target=mine:data"])
+    assert (config.model.name, config.model.kwargs) == ("custom", {})
+    assert (config.data.name, config.data.kwargs) == ("custom", {})
+    assert config.loss.name == "cross_entropy"
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_arguments_of_a_function_are_free(plus: str) -> None:
+    lines = ["model=gpt", f"{plus}model.kwargs.extra=3", f"{plus}data.kwargs.path='a, b'"]
+    config = resolve(lines)
+    assert config.model.kwargs["extra"] == 3
+    assert config.model.kwargs["width"] == 128
+    assert config.data.kwargs["path"] == "a, b"
+
+
+def test_an_argument_can_be_taken_away() -> None:
+    assert "dropout" not in resolve(["model=gpt", "~model.kwargs.dropout"]).model.kwargs
+    assert refused("model=gpt", "~optimizer.lr") == ["~optimizer.lr = : only entries of kwargs can be taken away."]
+
+
+def test_explicit_degrees_win_over_the_preset() -> None:
+    config = resolve(["model=gpt", "parallelism.pipeline=4", "parallelism=pipeline_data"])
+    assert (config.parallelism.pipeline, config.parallelism.data) == (4, 2)
+
+
+def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
+    assert resolve([]).parallelism.pipeline == 2
+    assert resolve(["parallelism=single"]).parallelism.pipeline == 1
+    assert resolve(["parallelism=single", "parallelism.pipeline=3"]).parallelism.pipeline == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("data.batchsize=8", "data.batchsize = 8: there is no such key. Try data.batch_size=8."),
+        ("+data.batchsize=8", "data.batchsize = 8: there is no such key. Try data.batch_size=8."),
+        ("++trainer.max_step=8", "trainer.max_step = 8: there is no such key. Try trainer.max_steps=8."),
+        ("microbatches=4", "microbatches = 4: there is no such key. Try schedule.microbatches=4."),
+        ("modle=gpt", "modle = gpt: there is no such key. Try model=gpt."),
+        ("+zzz=1", "zzz = 1: there is no such key. The help of a command lists the keys, e.g. runner train --help."),
+        ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has stage."),
+        ("optimizer=adm", "optimizer = adm: there is no such option. optimizer has adam, adamw, sgd. Try optimizer=adam."),
+        ("precision=8", "precision = 8: there is no such option. precision has bf16, fp32."),
+        ("schedule.microbatches=4.5", "schedule.microbatches = 4.5: must be a whole number. It is a fraction."),
+        ("schedule.microbatches=four", "schedule.microbatches = four: must be a whole number. It is text."),
+        ("seed=null", "seed = null: must be a whole number. It is null."),
+        ("trainer.progress=1", "trainer.progress = 1: must be true or false. It is a whole number."),
+        ("optimizer.lr=true", "optimizer.lr = true: must be a number. It is true or false."),
+        ("schedule.chunks=a", "schedule.chunks = a: must be a whole number or null. It is text."),
+        ("partition.boundaries=[1,a]", "partition.boundaries[1] = a: must be a whole number. It is text."),
+        ("partition.boundaries=3", "partition.boundaries = 3: must be a list, each entry a whole number. It is a whole number."),
+        ("model.kwargs=3", "model.kwargs = 3: must be a mapping of names to values. It is a whole number."),
+        ("data.shuffle=yes please", "data.shuffle = yes please: must be true or false. It is text."),
+        ("seed=1,2", "seed = 1,2: several values make a sweep. A plain command runs one job. Try seed=1,2 -m."),
+        ("hydra.run.dir=x", "hydra.run.dir = x: Hydra's own settings are not used. The runner starts, names and places its runs itself. Try run_dir=PATH."),
+        ("optimizer@x=adam", "optimizer@x = adam: packages cannot be renamed. Every option has one place in a request. Try optimizer=adam."),
+        ("seed", "argument = seed: an override is KEY=VALUE."),
+        ("--sed", "argument = --sed: there is no such flag here."),
+        ("name=(", "name = (: the value cannot be read."),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_fix(override: str, line: str) -> None:
+    (found,) = refused("model=gpt", override)
+    assert found.startswith(line)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    lines = refused("modle=gpt", "+data.batchsize=8", "optimizer=adm", "seed=a", "optimizer=sgd", "optimizer=adam")
+    assert [line.partition(" ")[0] for line in lines] == ["modle", "data.batchsize", "optimizer", "seed", "optimizer"]
+    assert lines[-1] == "optimizer = adam: it is chosen twice, also sgd. Try optimizer=adam."
+
+
+def test_values_keep_their_types() -> None:
+    config = resolve(
+        ["model=gpt", "memory_limit=8000000000", "optimizer.lr=1", "cost.F=2", "partition.boundaries=[1,2]"]
+    )
+    assert config.memory_limit == "8000000000"
+    assert isinstance(config.optimizer.lr, float)
+    assert isinstance(config.cost.F, float)
+    assert config.partition.boundaries == [1, 2]
+    assert isinstance(config, RunConfig)
+
+
+def test_a_section_can_be_given_as_a_mapping() -> None:
+    config = resolve(["model=gpt", "optimizer={lr: 0.5, weight_decay: 0.1}"])
+    assert (config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.name) == (0.5, 0.1, "adamw")
+    assert refused("optimizer={lrr: 1}") == ["optimizer.lrr = 1: there is no such key. Try optimizer.lr=1."]
+
+
+def test_interpolations_are_followed() -> None:
+    assert (
+        resolve(
+            ["model=gpt", "trainer.max_steps=7", "lr_scheduler.total_steps=${trainer.max_steps}"]
+        ).lr_scheduler.total_steps
+        == 7
+    )
+    (line,) = refused("model=gpt", "seed=${nowhere}")
+    assert "nowhere" in line
+
+
+def test_a_sweep_is_the_product_of_its_values() -> None:
+    assert resolve_sweep(["model=gpt", "schedule=gpipe,1f1b", "seed=range(0,2)"]) == [
+        ["model=gpt", "schedule=gpipe", "seed=0"],
+        ["model=gpt", "schedule=gpipe", "seed=1"],
+        ["model=gpt", "schedule=1f1b", "seed=0"],
+        ["model=gpt", "schedule=1f1b", "seed=1"],
+    ]
+    assert resolve_sweep(["optimizer=glob(ad*)"]) == [["optimizer=adam"], ["optimizer=adamw"]]
+    assert resolve_sweep(["name=choice(a,b)", "seed=[1,2]"]) == [["name=a", "seed=[1,2]"], ["name=b", "seed=[1,2]"]]
+    assert resolve_sweep(["+model.kwargs.x=1,2"]) == [["+model.kwargs.x=1"], ["+model.kwargs.x=2"]]
+
+
+@pytest.mark.parametrize(
+    ("override", "match"),
+    [
+        ("seed=interval(0,1)", "this sweep cannot be listed"),
+        ("optimizer=glob(zz*)", "nothing matches, so that there is no job"),
+        ("seed=1,", "the value cannot be read"),
+    ],
+)
+def test_a_sweep_that_cannot_be_listed(override: str, match: str) -> None:
+    with pytest.raises(RequestError, match=match):
+        resolve_sweep([override])

@@ -1,0 +1,132 @@
+"""Every rule over the sections: one request that breaks it, and what is said."""
+
+# ruff: noqa: E501 - a row of a table stays in one line
+
+from __future__ import annotations
+
+import pytest
+
+from runner.config.resolve import resolve
+from runner.config.rules import rules
+
+_NOT_YET = "not available in this version"
+
+
+def told(*overrides: str) -> list[str]:
+    return [problem.line() for problem in rules(resolve(["model=gpt", *overrides]))]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ("partition.name=best", "partition.name = best: must be one of uniform, parameters, profile, manual. Try partition=uniform."),
+        ("optimizer.name=adamww", "optimizer.name = adamww: must be one of adamw, adam, sgd. Try optimizer=adamw."),
+        ("lr_scheduler.name=step", "lr_scheduler.name = step: must be one of constant, linear, cosine, warmup_decay. Try lr_scheduler=constant."),
+        ("precision.name=fp16", "precision.name = fp16: must be one of fp32, bf16. Try precision=bf16."),
+        ("launcher.name=slurm", "launcher.name = slurm: must be one of local. Try launcher=local."),
+        ("logger.name=wandb", "logger.name = wandb: must be one of tensorboard, csv, none, custom. Try logger=tensorboard."),
+        ("profiler.name=nsys", "profiler.name = nsys: must be one of none, simple, pytorch. Try profiler=none."),
+        ("device=gpu", "device = gpu: must be one of auto, cpu, cuda. Try device=cpu."),
+        ("resume=auto", f"resume = auto: must be null. Continuing a run is {_NOT_YET}; checkpoints are written. Try resume=null."),
+        ("seed=-1", "seed = -1: must lie in [0, 2^32). NumPy takes no other seed. Try seed=0."),
+        ("memory_limit=8XB", "memory_limit = 8XB: must be a size such as 80GB, 8GiB, 512MB or a number of bytes. Try memory_limit=8GiB."),
+        ("memory_limit=0", "memory_limit = 0: must be above 0 bytes. Try memory_limit=8GiB."),
+        ("report=mine", "report = mine: must be package.module:function. A colon parts the module from the name. Try report=package.module:function."),
+        ("model.target=mine.models.build", "model.target = mine.models.build: must be package.module:function. A colon parts the module from the name. Try model.target=mine.models:build."),
+        ("data.target=a-b:c", "data.target = a-b:c: must be package.module:function."),
+        ("loss=custom", "loss.target = ???: must be given. The option custom calls your own function. Try loss.target=package.module:function."),
+        ("logger=custom logger.target=null", "logger.target = null: must be given."),
+        ("logger=csv logger.target=a:b", "logger.target = a:b: belongs to logger=custom. The logger csv calls no function of yours. Try logger=custom."),
+        ("data.batch_size=0", "data.batch_size = 0: must be at least 1. Try data.batch_size=1."),
+        ("data.workers=-1", "data.workers = -1: must be at least 0. Try data.workers=0."),
+        ("parallelism.pipeline=0", "parallelism.pipeline = 0: must be at least 1. Try parallelism.pipeline=1."),
+        ("parallelism.data=0", "parallelism.data = 0: must be at least 1. Try parallelism.data=1."),
+        ("parallelism.tensor=0", "parallelism.tensor = 0: must be at least 1. Try parallelism.tensor=1."),
+        ("parallelism.tensor=2", f"parallelism.tensor = 2: must be 1. Tensor parallelism is {_NOT_YET}. Try parallelism.tensor=1."),
+        ("schedule.microbatches=0", "schedule.microbatches = 0: must be at least 1. Try schedule.microbatches=1."),
+        ("schedule.chunks=0", "schedule.chunks = 0: must be at least 1. Try schedule.chunks=1."),
+        ("schedule.steps=2", f"schedule.steps = 2: must be null or 1. Windows overlap in asynchronous schedules only, which are {_NOT_YET}. Try schedule.steps=null."),
+        ("schedule=from_file", "schedule.file = null: must name a file. The schedule is read from it. Try schedule.file=PATH."),
+        ("schedule.file=a.csv", "schedule.file = a.csv: belongs to schedule=from_file. The schedule 1f1b is generated. Try schedule=from_file."),
+        ("partition.boundaries=[1]", "partition.boundaries = [1]: belong to partition=manual. The partition uniform finds them itself. Try partition=manual."),
+        ("partition=manual parallelism.pipeline=3", "partition.boundaries = null: must be given. A manual partition cuts where you say. Try partition.boundaries=[1,2]."),
+        ("partition=manual parallelism.pipeline=3 partition.boundaries=[1]", "partition.boundaries = [1]: must have 2 entries. There are 3 stages, one more than cuts. Try partition.boundaries=[1,2]."),
+        ("partition=manual parallelism.pipeline=3 partition.boundaries=[4,2]", "partition.boundaries = [4, 2]: must grow from entry to entry, from 1 on. Each is the first layer of a stage, and layer 0 starts the first. Try partition.boundaries=[2,4]."),
+        ("partition=manual parallelism.pipeline=2 partition.boundaries=[0]", "partition.boundaries = [0]: must grow from entry to entry, from 1 on."),
+        ("zero.stage=1", f"zero.stage = 1: must be null. ZeRO is {_NOT_YET}. Try zero.stage=null."),
+        ("offload.optimizer=cpu", f"offload.optimizer = cpu: must be none. Offloading is {_NOT_YET}. Try offload.optimizer=none."),
+        ("offload.parameters=cpu", f"offload.parameters = cpu: must be none. Offloading is {_NOT_YET}. Try offload.parameters=none."),
+        ("offload.activations=cpu", f"offload.activations = cpu: must be none. Offloading is {_NOT_YET}. Try offload.activations=none."),
+        ("activation_checkpoint.name=full", f"activation_checkpoint.name = full: must be none. Activation checkpoint is {_NOT_YET}. Try activation_checkpoint=none."),
+        ("compression.name=powersgd", f"compression.name = powersgd: must be none. Compression is {_NOT_YET}. Try compression=none."),
+        ("optimizer.lr=0", "optimizer.lr = 0.0: must be a finite number above 0. Try optimizer.lr=0.001."),
+        ("optimizer.lr=nan", "optimizer.lr = nan: must be a finite number above 0."),
+        ("optimizer.eps=-1", "optimizer.eps = -1.0: must be a finite number above 0. Try optimizer.eps=1e-8."),
+        ("optimizer.weight_decay=-1", "optimizer.weight_decay = -1.0: must be a finite number, 0 or above. Try optimizer.weight_decay=0."),
+        ("optimizer.betas=[0.9]", "optimizer.betas = [0.9]: must be two numbers in [0, 1). Try optimizer.betas=[0.9,0.999]."),
+        ("optimizer.betas=[0.9,1]", "optimizer.betas = [0.9, 1.0]: must be two numbers in [0, 1)."),
+        ("optimizer=sgd optimizer.momentum=1", "optimizer.momentum = 1.0: must lie in [0, 1). Try optimizer.momentum=0.9."),
+        ("optimizer.momentum=0.5", "optimizer.momentum = 0.5: belongs to optimizer=sgd. It has no meaning for adamw, which has betas. Try optimizer.momentum=0."),
+        ("optimizer=sgd optimizer.betas=[0.5,0.5]", "optimizer.betas = [0.5, 0.5]: belong to adam and adamw. They have no meaning for sgd, which has momentum. Try optimizer.betas=[0.9,0.999]."),
+        ("optimizer=sgd optimizer.eps=1e-6", "optimizer.eps = 1e-06: belongs to adam and adamw. It has no meaning for sgd. Try optimizer.eps=1e-8."),
+        ("lr_scheduler.warmup_steps=5", "lr_scheduler.warmup_steps = 5: belongs to a schedule that changes the rate. The constant schedule keeps optimizer.lr at every step. Try lr_scheduler=linear."),
+        ("lr_scheduler.min_lr=1e-5", "lr_scheduler.min_lr = 1e-05: belongs to a schedule that changes the rate."),
+        ("lr_scheduler.total_steps=5", "lr_scheduler.total_steps = 5: belongs to a schedule that changes the rate."),
+        ("lr_scheduler=linear lr_scheduler.warmup_steps=-1", "lr_scheduler.warmup_steps = -1: must be at least 0. Try lr_scheduler.warmup_steps=0."),
+        ("lr_scheduler=linear lr_scheduler.total_steps=0", "lr_scheduler.total_steps = 0: must be at least 1. Try lr_scheduler.total_steps=1."),
+        ("lr_scheduler=cosine lr_scheduler.min_lr=-1", "lr_scheduler.min_lr = -1.0: must be a finite number, 0 or above. Try lr_scheduler.min_lr=0."),
+        ("lr_scheduler=linear lr_scheduler.warmup_steps=101", "lr_scheduler.warmup_steps = 101: must be at most 100. The decay ends at step 100 (trainer.max_steps). Try lr_scheduler.warmup_steps=100."),
+        ("lr_scheduler=linear lr_scheduler.total_steps=7 lr_scheduler.warmup_steps=8", "lr_scheduler.warmup_steps = 8: must be at most 7. The decay ends at step 7 (lr_scheduler.total_steps). Try lr_scheduler.warmup_steps=7."),
+        ("lr_scheduler=linear lr_scheduler.min_lr=1", "lr_scheduler.min_lr = 1.0: must be at most optimizer.lr. The rate falls from optimizer.lr = 0.001. Try lr_scheduler.min_lr=0."),
+        ("trainer.max_steps=0", "trainer.max_steps = 0: must be at least 1. Try trainer.max_steps=1."),
+        ("trainer.val_every=0", "trainer.val_every = 0: must be at least 1. Try trainer.val_every=1."),
+        ("trainer.log_every=0", "trainer.log_every = 0: must be at least 1. Try trainer.log_every=1."),
+        ("trainer.threads=0", "trainer.threads = 0: must be at least 1. Try trainer.threads=1."),
+        ("trainer.grad_clip_norm=0", "trainer.grad_clip_norm = 0.0: must be a finite number above 0. Try trainer.grad_clip_norm=1.0."),
+        ("checkpoint.every=0", "checkpoint.every = 0: must be at least 1. Try checkpoint.every=1."),
+        ("checkpoint.keep=0", "checkpoint.keep = 0: must be at least 1. Try checkpoint.keep=1."),
+        ("hardware.flops.fp32=0", "hardware.flops.fp32 = 0.0: must be a finite number above 0. Try hardware.flops.fp32=1e12."),
+        ("hardware.memory_bytes=0", "hardware.memory_bytes = 0.0: must be a finite number above 0. Try hardware.memory_bytes=8e9."),
+        ("hardware.link_bytes_per_second=-1", "hardware.link_bytes_per_second = -1.0: must be a finite number above 0. Try hardware.link_bytes_per_second=1e9."),
+        ("hardware.link_latency_seconds=-1", "hardware.link_latency_seconds = -1.0: must be a finite number, 0 or above. Try hardware.link_latency_seconds=0."),
+        ("launcher.rendezvous_timeout_seconds=0", "launcher.rendezvous_timeout_seconds = 0.0: must be a finite number above 0. Try launcher.rendezvous_timeout_seconds=60."),
+        ("launcher.step_timeout_seconds=0", "launcher.step_timeout_seconds = 0.0: must be a finite number above 0. Try launcher.step_timeout_seconds=600."),
+        ("cost.comm=-1", "cost.comm = -1.0: must be a finite number, 0 or above. Try cost.comm=0."),
+        ("cost.F=0 cost.B=0", "cost.F = 0: must be above 0 where cost.B is 0. Nothing would take any time. Try cost.F=1."),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_told_alone_and_with_its_way_out(overrides: str, line: str) -> None:
+    (found,) = told(*overrides.split(" "))
+    assert found.startswith(line)
+
+
+def test_all_broken_rules_are_told_at_once() -> None:
+    lines = told("parallelism.tensor=2", "optimizer.lr=0", "zero.stage=3", "data.batch_size=0", "trainer.max_steps=0")
+    paths = [line.partition(" ")[0] for line in lines]
+    assert paths == ["data.batch_size", "parallelism.tensor", "zero.stage", "optimizer.lr", "trainer.max_steps"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "schedule.microbatches=64",  # more than samples: the empty ones keep their actions
+        "data.batch_size=1 parallelism.data=2",
+        "memory_limit=8GiB",
+        "memory_limit=1e9",
+        "optimizer=sgd optimizer.momentum=0.9",
+        "optimizer.betas=[0,0]",
+        "lr_scheduler=warmup_decay lr_scheduler.warmup_steps=100",
+        "partition=manual partition.boundaries=[2,3] parallelism.pipeline=3",
+        "partition=manual partition.boundaries=[] parallelism.pipeline=1",
+        "schedule=dapple schedule.steps=1",
+        "model.target=a.b.c:d_e",
+    ],
+)
+def test_what_is_right_breaks_no_rule(overrides: str) -> None:
+    assert told(*overrides.split(" ")) == []
+
+
+def test_every_way_out_of_a_single_mistake_is_a_right_request() -> None:
+    for mistake in ("parallelism.tensor=2", "zero.stage=2", "optimizer.lr=-1", "memory_limit=x", "trainer.threads=0"):
+        (problem,) = rules(resolve(["model=gpt", mistake]))
+        assert rules(resolve(["model=gpt", problem.fix])) == []

@@ -1,0 +1,76 @@
+"""A sweep: one job after another, one row each, whatever becomes of a job."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from launch_helpers import OVERRIDES, Started, command, wait_for
+
+from runner.launch.sweep import distinguishing, sweep
+from runner.record import RunRecord
+
+
+def test_overrides_that_tell_jobs_apart() -> None:
+    lists = [["model=mlp", "optimizer.lr=1", "seed=0"], ["model=mlp", "optimizer.lr=2", "seed=0"]]
+    assert distinguishing(lists) == [["optimizer.lr=1"], ["optimizer.lr=2"]]
+    assert distinguishing([["seed=0"]]) == [[]]
+
+
+@pytest.mark.slow
+def test_a_crash_is_a_row_and_stops_nothing(tmp_path: Path) -> None:
+    started = Started(
+        command("sweep", *OVERRIDES, "run_dir=s", "optimizer.lr=2,0.5", entry="crash_where_lr_is_large"), tmp_path
+    )
+    status, out, err = started.finish()
+    assert started.left_behind() == []
+    assert status == 1, err
+    records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(2)]
+    assert [record.status for record in records] == ["failed", "ok"]
+    assert records[0].reason == "rank 0 (stage 0, layers 0..7) died: SIGSEGV"
+    assert records[0].extras["overrides"] == ["optimizer.lr=2"]
+    rows = [line.split() for line in out.splitlines()]
+    assert ["0", "optimizer.lr=2", "failed", "-", "-", "-"] in rows
+    assert ["1", "optimizer.lr=0.5", "ok", "0.5", "100", "ms", "-"] in rows
+    assert "0: rank 0 (stage 0, layers 0..7) died: SIGSEGV" in out
+
+
+@pytest.mark.slow
+def test_unsupported_jobs_are_no_failure(tmp_path: Path) -> None:
+    """One that no configuration can say, and one that the plan refuses."""
+    wanted = ("schedule=gpipe,nonsense", "parallelism.pipeline=1,99")
+    started = Started(command("sweep", *OVERRIDES, "run_dir=s", *wanted, entry="crash_where_lr_is_large"), tmp_path)
+    status, out, err = started.finish()
+    assert status == 0, err
+    records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(4)]
+    assert [record.status for record in records] == ["ok", "unsupported", "unsupported", "unsupported"]
+    assert "99" in str(records[1].reason)
+    assert "nonsense" in str(records[2].reason)
+    assert out.count("unsupported") == 3
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_job_and_the_sweep(tmp_path: Path) -> None:
+    started = Started(
+        command("sweep", *OVERRIDES, "run_dir=s", "optimizer.lr=0.1,0.2", entry="step_until_told"), tmp_path
+    )
+    wait_for([tmp_path / "s" / "0" / "pid_0"])
+    started.process.send_signal(signal.SIGINT)
+    status, out, err = started.finish()
+    assert status == 130
+    assert started.left_behind() == []
+    assert RunRecord.load(tmp_path / "s" / "0").status == "interrupted"
+    assert not (tmp_path / "s" / "1").exists()
+    assert "interrupted" in out
+    assert "Traceback" not in err
+
+
+def test_where_every_job_is_wrong_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runner.errors import RequestError
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="optimzer"):
+        sweep([["model=mlp", "optimzer.lr=1"], ["model=mlp", "optimzer.lr=2"]], command="runner train -m")
+    assert list(tmp_path.iterdir()) == []

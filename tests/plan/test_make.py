@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from plan_profiles import layer, model
+
+from runner.config.schema import RunConfig
+from runner.errors import RequestError
+from runner.plan.make import make_plan, plan_problems
+from runner.plan.profile import ModelProfile
+from runner.plan.render import to_table
+from runner.plan.scale import for_samples
+from runner.plan.values import Link, RunPlan, StageSeconds
+
+
+def request(**overrides: Any) -> RunConfig:
+    """``a__b=v`` for ``a.b=v``, ``a=v`` for the option v of group a (or the plain key)."""
+    config = RunConfig(memory_limit="1GB")
+    for path, value in overrides.items():
+        override(config, path.replace("__", "."), value)
+    return config
+
+
+def override(config: RunConfig, path: str, value: Any) -> None:
+    section, _, key = path.partition(".")
+    target: Any = getattr(config, section)
+    if key or not isinstance(target, str | int | None):
+        setattr(target, key or "name", value)
+    else:
+        setattr(config, section, value)
+
+
+def planned(profile: ModelProfile | None = None, **overrides: Any) -> RunPlan:
+    return make_plan(request(**overrides), profile or model([layer()] * 8))
+
+
+PIPELINE: dict[str, Any] = {"parallelism__pipeline": 4, "schedule__microbatches": 8, "data__batch_size": 8}
+
+
+def test_the_json_document_has_the_contracts_keys() -> None:
+    document = json.loads(json.dumps(planned(**PIPELINE, parallelism__data=2).to_json()))
+    contract = {
+        "fits", "memory_limit_bytes", "peak_memory_bytes", "parts", "step_seconds", "seconds_source",
+        "bubble_ratio", "partition", "layout", "problems",
+    }  # fmt: skip
+    assert set(document) == contract | {"advice", "in_flight_microbatches"}
+    assert document["layout"] == {"pipeline": 4, "data": 2, "tensor": 1, "world_size": 8}
+    assert document["partition"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert document["fits"] is True
+    assert document["problems"] == []
+    assert document["seconds_source"] == "measured"
+    assert document["memory_limit_bytes"] == 10**9
+    assert document["in_flight_microbatches"] == [4, 3, 2, 1]
+    names = ["weights", "gradients", "optimizer", "activations", "buffers"]
+    assert [list(parts) for parts in document["parts"]] == [names] * 8
+    assert [sum(parts.values()) for parts in document["parts"]] == document["peak_memory_bytes"]
+    # Ranks 2k and 2k + 1 are replicas of one pipe position.
+    assert document["peak_memory_bytes"][0::2] == document["peak_memory_bytes"][1::2]
+
+
+def test_step_and_bubble_of_a_plan_are_the_closed_forms() -> None:
+    plan = planned(model([layer()] * 8, samples=2), **PIPELINE)  # 8 micro-batches of one sample, half a profile's
+    assert plan.time.step_seconds == pytest.approx((8 + 4 - 1) * (1 + 2))
+    assert plan.time.bubble_ratio == pytest.approx(3 / 11)
+
+
+def test_profiles_are_read_for_the_largest_microbatch() -> None:
+    plan = planned(model([layer()] * 8), parallelism__data=2, data__batch_size=13, schedule__microbatches=2)
+    assert plan.profile.samples == 4  # 7 samples on replica 0, in 4 + 3
+    scaled = planned(
+        for_samples(model([layer()] * 8), 4), parallelism__data=2, data__batch_size=13, schedule__microbatches=2
+    )
+    assert plan.memory == scaled.memory
+
+
+def test_a_plan_that_does_not_fit_names_rank_part_and_overrides_that_make_it_fit() -> None:
+    profile = model([layer(saved_bytes=1000)] * 8)
+    overrides = PIPELINE | {"schedule": "gpipe", "data__batch_size": 32}
+    plan = planned(profile, **overrides, memory_limit="40kB")
+    assert not plan.fits
+    (problem,) = plan.problems
+    assert problem.path == "memory_limit"
+    assert "rank 3 (stage 3) needs" in problem.rule
+    assert "the largest part is activations" in problem.why
+    proposals = problem.fix.split(" or ")
+    assert "schedule=1f1b" in proposals
+    assert "schedule.microbatches=16" not in proposals  # gpipe keeps them all: it would not help
+    assert len(proposals) >= 3
+    for proposal in proposals:
+        config = request(**overrides, memory_limit="40kB")
+        for change in proposal.split():
+            path, value = change.split("=")
+            override(config, path, int(value) if value.isdigit() else value)
+        assert make_plan(config, profile).fits, proposal
+
+
+def test_other_precisions_are_proposed_only_where_their_sizes_are_known() -> None:
+    profile, half = model([layer(saved_bytes=1000)]), model([layer(saved_bytes=500)])
+    config = request(memory_limit="800", data__batch_size=1)
+    assert "bf16" not in make_plan(config, profile).problems[0].fix
+
+    def profile_of(changed: RunConfig) -> ModelProfile:
+        return half if changed.precision.name == "bf16" else profile
+
+    assert make_plan(config, profile, profile_of=profile_of).problems[0].fix == "precision=bf16"
+
+
+def test_where_nothing_helps_no_override_is_proposed() -> None:
+    problem = planned(model([layer(weight_bytes=10**6)]), memory_limit="1kB").problems[0]
+    assert problem.fix == ""
+    assert "largest part is weights" in problem.why
+    assert "tried makes it fit" in problem.why
+
+
+def test_pipelining_that_does_not_pay_is_said_with_the_numbers() -> None:
+    (line,) = [line for line in planned(**PIPELINE).advice if "pipelining" in line]
+    assert line.startswith("pipelining does not pay here: 66 s a step with a bubble of 27%")
+    assert "data parallelism over 4 devices 48 s; one device 3 min 12 s" in line
+    assert line.endswith("Try parallelism.pipeline=1 parallelism.data=4 schedule.microbatches=1.")
+
+
+def test_pipelining_that_pays_is_said_too() -> None:
+    # Each replica would reduce all weights over a slow link; the pipeline sends small activations.
+    profile = model([layer(gradient_bytes=1000, weight_bytes=1000, output_bytes=1)] * 8)
+    plan = make_plan(request(**PIPELINE), profile, link=Link(0.0, 100.0))
+    (line,) = [line for line in plan.advice if "pipelining" in line]
+    assert line.startswith("pipelining pays here: ")
+    heavy = planned(profile, **PIPELINE, memory_limit="12kB").advice
+    assert any("data parallelism over 4 devices does not fit; one device does not fit" in line for line in heavy)
+
+
+def test_a_single_rank_is_not_compared_with_itself() -> None:
+    assert planned(data__batch_size=4).advice == ()
+
+
+def test_an_unknown_link_is_said_and_a_known_one_used() -> None:
+    assert any("link's speed is not known" in line for line in planned(**PIPELINE).advice)
+    slow = request(**PIPELINE, hardware__link_bytes_per_second=1.0)
+    assert make_plan(slow, model([layer()] * 8)).time.step_seconds > planned(**PIPELINE).time.step_seconds
+
+
+def test_measured_stages_replace_the_layers_seconds() -> None:
+    seconds = StageSeconds((0.5,) * 4, (0.5,) * 4, (0.0,) * 4)
+    plan = make_plan(request(**PIPELINE), model([layer()] * 8, seconds_source="estimated"), stage_seconds=seconds)
+    assert plan.time.step_seconds == pytest.approx(11)
+    assert plan.time.source == "measured"
+
+
+def test_profile_partition_respects_memory_by_position() -> None:
+    # Stage 0 keeps two micro-batches in flight, so under a tight limit it gets fewer of the equal layers.
+    layers = [layer(saved_bytes=1000, output_bytes=0)] * 8
+    overrides = {"parallelism__pipeline": 2, "schedule__microbatches": 4, "data__batch_size": 4, "partition": "profile"}
+    assert planned(model(layers), **overrides).partition == ((0, 3), (4, 7))
+    tight = planned(model(layers), **overrides, memory_limit="7500")
+    assert tight.partition == ((0, 2), (3, 7))
+    assert tight.fits
+    assert not planned(model(layers), **(overrides | {"partition": "uniform"}), memory_limit="7500").fits
+    hopeless = planned(model(layers), **overrides, memory_limit="3000")
+    assert not hopeless.fits
+    assert any("shown is the one balanced by time alone" in line for line in hopeless.advice)
+
+
+def test_problems_come_all_at_once_and_before_any_plan() -> None:
+    config = request(parallelism__pipeline=9, partition="manual", partition__boundaries=[1])
+    lines = [problem.line() for problem in plan_problems(config, 8, world_size=4)]
+    assert any("makes 9 stages, the model has 8 layers" in line for line in lines)
+    assert any("makes 9 ranks, 4 were started" in line for line in lines)
+    with pytest.raises(RequestError, match="makes 9 stages"):
+        make_plan(config, model([layer()] * 8))
+    (unknown,) = plan_problems(request(schedule="1f2b"), 8)
+    assert unknown.path == "schedule"
+    assert plan_problems(request(**PIPELINE), 8, world_size=4) == []
+
+
+def test_the_table_shows_stages_parts_and_verdict() -> None:
+    text = to_table(planned(**PIPELINE, parallelism__data=2))
+    assert "8 ranks (pipeline 4 x data 2): schedule 1f1b, 8 micro-batches" in text
+    assert "stage 0 on ranks 0-1: layers 0-1, 25% of the compute time" in text
+    assert "4 micro-batches in flight of 60 B" in text
+    for column in ("weights", "gradients", "optimizer", "activations", "buffers", "6-7"):
+        assert column in text
+    assert "\nfits: at most" in text
+    assert "bubble 27.3%" in text
+    refused = to_table(planned(**PIPELINE, memory_limit="600"))
+    assert "does not fit" in refused
+    assert "memory_limit = 600 B: rank 0 (stage 0) needs" in refused
+
+
+@pytest.mark.parametrize(("pipeline", "data"), [(16, 64), (1, 1024), (256, 4)])
+def test_a_thousand_ranks_are_planned_as_one_replica(pipeline: int, data: int) -> None:
+    overrides = {"parallelism__pipeline": pipeline, "parallelism__data": data, "data__batch_size": 4096}
+    plan = planned(model([layer()] * 260), **overrides, schedule__microbatches=8)
+    assert plan.topology.world_size == 1024
+    assert len(plan.peak_memory_bytes) == 1024
+    assert len(plan.memory.parts) == pipeline
+    assert sum(map(len, plan.program.actions)) <= pipeline * 8 * 6 + 2 * pipeline
+    assert len(to_table(plan).splitlines()) < 100
+
+
+def test_planning_imports_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys, runner.plan.make, runner.plan.render, runner.plan.estimate\n"
+        "print(sorted({'torch', 'numpy', 'scipy', 'rich', 'lightning', 'hydra'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

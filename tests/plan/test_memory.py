@@ -1,0 +1,121 @@
+"""Peaks worked out by hand: every layer saves 30, puts out 10, needs 5 more in forward and 12 more in backward."""
+
+from __future__ import annotations
+
+import pytest
+from plan_profiles import layer, model
+
+from runner.plan.memory import (
+    StageMemoryLimit,
+    in_flight_microbatches,
+    optimizer_temporaries,
+    predict_memory,
+)
+from runner.plan.partition import uniform
+from runner.plan.profile import ModelProfile
+from runner.plan.stages import stage_figures
+from runner.plan.values import MemoryParts, MemoryPrediction
+from runner.schedule import registry
+from runner.schedule.lower import lower
+from runner.schedule.values import Action, Op, Schedule
+
+
+def predicted(
+    name: str, ranks: int, microbatches: int, profile: ModelProfile, *, temporaries: int = 0
+) -> MemoryPrediction:
+    program = lower(registry.build(name, ranks=ranks, microbatches=microbatches))
+    figures = stage_figures(profile, uniform(len(profile.layers), ranks))
+    samples = microbatches * profile.samples
+    return predict_memory(program, profile, figures, batch_samples=samples, temporaries=temporaries)
+
+
+def test_one_rank_one_microbatch() -> None:
+    (parts,) = predicted("1f1b", 1, 1, model([layer()] * 2)).parts
+    # Both layers' 60, and in the second layer's backward the 10 of its output's gradient and its 12.
+    assert parts == MemoryParts(weights=80, gradients=80, optimizer=160, activations=82, buffers=10)
+    assert parts.total == 412
+
+
+def test_forward_can_be_the_peak() -> None:
+    (parts,) = predicted("1f1b", 1, 1, model([layer(forward_transient_bytes=90)] * 2)).parts
+    assert parts.activations == 60 + 90
+
+
+def test_two_stages_of_1f1b() -> None:
+    first, last = predicted("1f1b", 2, 2, model([layer()] * 2)).parts
+    # Rank 0 in B0: two micro-batches of 30 and the backward's 12; the batch of two micro-batches is 2 x (7 + 3),
+    # and the gradient received is 10.
+    assert first == MemoryParts(weights=40, gradients=40, optimizer=80, activations=72, buffers=20 + 10)
+    # Rank 1 in B1: one micro-batch, its backward's 10 + 12; held are its input and the gradient of B0's on its way.
+    assert last == MemoryParts(weights=40, gradients=40, optimizer=80, activations=52, buffers=20 + 20)
+
+
+@pytest.mark.parametrize("microbatches", [2, 7])
+def test_a_middle_stage_holds_no_batch_and_sends_one_gradient_while_it_makes_the_next(microbatches: int) -> None:
+    (_, middle, _) = predicted("naive", 3, microbatches, model([layer()] * 3)).parts
+    # In B1: what it saved and the backward's 12; held are its input, the gradient received, and the gradient of B0's
+    # input, whose message may still be on its way.
+    assert middle == MemoryParts(weights=40, gradients=40, optimizer=80, activations=42, buffers=30)
+
+
+def test_the_optimizer_step_counts_its_temporaries_and_no_activation() -> None:
+    (parts,) = predicted("1f1b", 1, 1, model([layer(largest_parameter_bytes=90)] * 2), temporaries=2).parts
+    assert parts == MemoryParts(weights=80, gradients=80, optimizer=160 + 180, activations=0, buffers=10)
+    assert optimizer_temporaries("adamw") == 2
+    assert optimizer_temporaries("sgd") == 1
+
+
+def test_gpipe_keeps_every_microbatch_and_1f1b_as_many_as_stages_follow() -> None:
+    profile = model([layer()] * 4)
+    gpipe, one_f_one_b = predicted("gpipe", 4, 8, profile), predicted("1f1b", 4, 8, profile)
+    assert [p.activations for p in gpipe.parts] == [8 * 30 + 12] * 3 + [8 * 30 + 22]
+    assert [p.activations for p in one_f_one_b.parts] == [4 * 30 + 12, 3 * 30 + 12, 2 * 30 + 12, 30 + 22]
+    assert in_flight_microbatches(registry.build("gpipe", ranks=4, microbatches=8)) == (8,) * 4
+    assert in_flight_microbatches(registry.build("1f1b", ranks=4, microbatches=8)) == (4, 3, 2, 1)
+
+
+def test_stages_on_one_rank_hand_over_instead_of_receiving() -> None:
+    one_rank = tuple(Action(op, stage, 0) for op, stage in ((Op.F, 0), (Op.F, 1), (Op.B, 1), (Op.B, 0)))
+    schedule = Schedule("two chunks", ((0, 0),), (0,), (one_rank,), chunks=2)
+    profile = model([layer()] * 2)
+    figures = stage_figures(profile, uniform(2, 2))
+    (parts,) = predict_memory(lower(schedule), profile, figures, batch_samples=1, temporaries=0).parts
+    assert (parts.activations, parts.buffers) == (82, 10)  # as one stage of two layers, and the batch
+    assert parts.weights == 80
+
+
+def test_split_backward_keeps_what_was_saved_until_the_weight_gradient() -> None:
+    actions = tuple(Action(op, 0, m) for op, m in ((Op.F, 0), (Op.I, 0), (Op.F, 1), (Op.I, 1), (Op.W, 0), (Op.W, 1)))
+    schedule = Schedule("split", ((0,),), (0, 0), (actions,))
+    profile = model([layer()])
+    (parts,) = predict_memory(
+        lower(schedule), profile, stage_figures(profile, ((0, 0),)), batch_samples=2, temporaries=0
+    ).parts
+    assert parts.activations == 2 * 30 + 10 + 12
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_partition_bound_is_what_the_walk_finds_or_a_message_above(name: str, ranks: int) -> None:
+    profile = model([layer(saved_bytes=30 + 7 * at, output_bytes=10 + at) for at in range(8)])
+    schedule = registry.build(name, ranks=ranks, microbatches=6)
+    peaks = predicted(name, ranks, 6, profile, temporaries=2).peak_bytes
+    for stage, (first, last) in enumerate(uniform(8, ranks)):
+
+        def fits(limit: int, stage: int = stage, first: int = first, last: int = last) -> bool:
+            bound = StageMemoryLimit.of(profile, schedule, limit, batch_samples=6, temporaries=2)
+            return bound.fits(first, last, stage)
+
+        boundary = 3 * (profile.layers[first].output_bytes + profile.layers[last].output_bytes)
+        assert fits(peaks[stage] + boundary)
+        assert not fits(peaks[stage] - boundary)
+
+
+def test_hopeless_is_never_said_of_what_fits() -> None:
+    profile = model([layer(saved_bytes=5 * at) for at in range(6)])
+    schedule = registry.build("1f1b", ranks=2, microbatches=4)
+    for limit in range(300, 1500, 20):
+        bound = StageMemoryLimit.of(profile, schedule, limit, batch_samples=4, temporaries=2)
+        for first in range(6):
+            for last in range(first, 6):
+                assert not (bound.fits(first, last, 0) and bound.hopeless(first, last, 0))

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_profiles import layer, loss_layer, model
+
+from runner.plan.profile import PROFILE_FILE, LayerProfile, read_profile
+from runner.plan.scale import for_samples
+from runner.plan.stages import LayerRanges, stage_figures
+
+_BYTES = st.integers(0, 50)
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> LayerProfile:
+    names = ("saved_bytes", "output_bytes", "forward_transient_bytes", "backward_transient_bytes", "gradient_bytes")
+    return layer(**{name: draw(_BYTES) for name in names}, largest_parameter_bytes=draw(_BYTES))
+
+
+def forward_peak(chain: list[LayerProfile]) -> int:
+    """Layer by layer, as it is said in words."""
+    live = peak = 0
+    for one in chain:
+        peak = max(peak, live + one.saved_bytes + one.forward_transient_bytes)
+        live += one.saved_bytes
+    return peak
+
+
+def backward_peak(chain: list[LayerProfile], output_bytes: int) -> int:
+    """Live bytes relative to the start of B, where all that was saved and the output's gradient are alive."""
+    live = peak = 0
+    for at in reversed(range(len(chain))):
+        gradient = 0 if at == len(chain) - 1 else chain[at].output_bytes
+        peak = max(peak, live + gradient + chain[at].backward_transient_bytes)
+        live -= chain[at].saved_bytes
+        if at == len(chain) - 1:
+            live += output_bytes  # held until B ends
+    return peak
+
+
+@settings(max_examples=100, deadline=None)
+@given(chain=st.lists(layers(), min_size=1, max_size=9), loss=layers(), data=st.data())
+def test_figures_of_any_range_equal_a_walk_over_its_layers(
+    chain: list[LayerProfile], loss: LayerProfile, data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, len(chain) - 1))
+    last = data.draw(st.integers(first, len(chain) - 1))
+    loss = loss_layer(saved_bytes=loss.saved_bytes, backward_transient_bytes=loss.backward_transient_bytes)
+    figures = LayerRanges(model(chain, loss=loss)).figures(first, last)
+    is_last = last == len(chain) - 1
+    walked = [*chain[first : last + 1], *([loss] if is_last else [])]
+    output = 0 if is_last else chain[last].output_bytes
+    assert figures.saved_bytes == sum(one.saved_bytes for one in walked)
+    assert figures.gradient_bytes == sum(one.gradient_bytes for one in walked)
+    assert figures.largest_parameter_bytes == max(one.largest_parameter_bytes or one.gradient_bytes for one in walked)
+    assert figures.forward_peak_bytes == forward_peak(walked)
+    assert figures.backward_peak_bytes == backward_peak(walked, output)
+    assert figures.input_bytes == (chain[first - 1].output_bytes if first else 0)
+    assert figures.output_bytes == output
+
+
+def test_the_last_stage_has_the_loss() -> None:
+    profile = model([layer()] * 4, loss=loss_layer(saved_bytes=5, forward_seconds=0.5, backward_seconds=0.25))
+    first, last = stage_figures(profile, ((0, 1), (2, 3)))
+    assert (first.saved_bytes, last.saved_bytes) == (60, 65)
+    assert (first.forward_seconds, first.backward_seconds) == (2.0, 4.0)
+    assert (last.forward_seconds, last.backward_seconds) == (2.5, 4.25)
+
+
+def test_a_profile_scales_with_its_samples_but_for_the_weights() -> None:
+    profile = model([layer(backward_transient_bytes=100)], samples=2)
+    scaled = for_samples(profile, 3)
+    one = scaled.layers[0]
+    assert (one.weight_bytes, one.gradient_bytes) == (40, 40)
+    assert (one.saved_bytes, one.output_bytes, one.forward_transient_bytes) == (45, 15, 8)
+    assert one.backward_transient_bytes == 40 + 90  # the weight gradient does not grow
+    assert (one.forward_seconds, one.backward_flops) == (1.5, 300.0)
+    assert (scaled.samples, scaled.input_bytes, scaled.target_bytes) == (3, 11, 5)
+    assert for_samples(profile, 2) is profile
+
+
+def test_a_written_profile_is_read_back_exactly(tmp_path: Path) -> None:
+    profile = model([layer(forward_seconds=0.1 + 0.2)] * 2, tokens_per_sample=3)
+    (tmp_path / PROFILE_FILE).write_text(profile.to_json(), encoding="utf-8")
+    assert read_profile(tmp_path) == profile

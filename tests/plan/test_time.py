@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_profiles import layer, loss_layer, model
+
+from runner.config.schema import HardwareConfig
+from runner.errors import RequestError
+from runner.plan.estimate import EFFICIENCY, with_estimated_seconds
+from runner.plan.partition import uniform
+from runner.plan.profile import ModelProfile
+from runner.plan.stages import stage_figures
+from runner.plan.time import predict_time, ring_all_reduce_seconds, stage_costs
+from runner.plan.values import Link, StageSeconds, TimePrediction
+from runner.schedule import registry
+from runner.schedule.lower import lower
+from runner.schedule.simulate import simulate
+
+
+def predicted(name: str, ranks: int, microbatches: int, profile: ModelProfile, **options: object) -> TimePrediction:
+    schedule = registry.build(name, ranks=ranks, microbatches=microbatches)
+    figures = stage_figures(profile, uniform(len(profile.layers), ranks))
+    given = {"mean_samples": float(profile.samples)} | options
+    return predict_time(schedule, profile, figures, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 1), (1, 5), (2, 1), (3, 4), (4, 4), (4, 16)])
+def test_equal_stages_take_t_plus_d_minus_one_rounds(name: str, ranks: int, microbatches: int) -> None:
+    time = predicted(name, ranks, microbatches, model([layer()] * ranks))
+    assert time.step_seconds == pytest.approx((microbatches + ranks - 1) * (1 + 2))
+    assert time.bubble_ratio == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
+    assert time.busy_seconds == pytest.approx((microbatches * 3,) * ranks)
+    assert time.source == "measured"
+
+
+def test_naive_takes_one_after_the_other() -> None:
+    time = predicted("naive", 3, 4, model([layer()] * 3))
+    assert time.step_seconds == pytest.approx(4 * 3 * 3)
+    assert time.bubble_ratio == pytest.approx(2 / 3)
+
+
+def test_samples_loss_step_and_reduction_count() -> None:
+    profile = model(
+        [layer()], samples=4, loss=loss_layer(forward_seconds=0.5, backward_seconds=0.5), optimizer_seconds_per_byte=0.1
+    )
+    # Two micro-batches of 2 samples: half of 3 + 1 each; a step over 40 bytes; four messages of 40 / 3 bytes at 2 B/s.
+    time = predicted("1f1b", 1, 2, profile, mean_samples=2.0, data=3, link=Link(0.25, 2.0))
+    assert time.step_seconds == pytest.approx(4 + 4 * (0.25 + 40 / 3 / 2) + 4)
+    assert time.bubble_ratio == pytest.approx(0)
+    assert ring_all_reduce_seconds(40, 1, Link(0.25, 2.0)) == 0
+
+
+def test_messages_delay_the_pipeline() -> None:
+    time = predicted("gpipe", 2, 1, model([layer()] * 2), link=Link(0.5, 20.0))
+    assert time.step_seconds == pytest.approx(2 * 3 + 2 * (0.5 + 10 / 20))
+
+
+def test_measured_stages_win_over_layers() -> None:
+    seconds = StageSeconds(forward=(1.0, 2.0), backward=(3.0, 4.0), step=(0.5, 0.25), message=0.125)
+    time = predicted("gpipe", 2, 1, model([layer()] * 2, seconds_source="estimated"), stage_seconds=seconds)
+    assert time.step_seconds == pytest.approx(1 + 0.125 + 2 + 4 + 0.125 + 3 + 0.5)
+    assert time.source == "measured"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(["naive", "gpipe", "1f1b"]),
+    seconds=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    microbatches=st.integers(1, 6),
+    data=st.integers(1, 3),
+)
+def test_the_step_ends_when_the_lowered_program_does(
+    name: str, seconds: list[int], microbatches: int, data: int
+) -> None:
+    profile = model(
+        [layer(forward_seconds=float(s), gradient_bytes=10 * s) for s in seconds], optimizer_seconds_per_byte=0.05
+    )
+    schedule = registry.build(name, ranks=len(seconds), microbatches=microbatches)
+    figures = stage_figures(profile, uniform(len(seconds), len(seconds)))
+    link = Link(0.1, 50.0)
+    costs = stage_costs(profile, figures, mean_samples=1.0, data=data, link=link)
+    played = simulate(lower(schedule), costs)
+    time = predict_time(schedule, profile, figures, mean_samples=1.0, data=data, link=link)
+    assert time.step_seconds == pytest.approx(played.makespan)
+    assert time.bubble_ratio == pytest.approx(simulate(schedule, costs).bubble_ratio)
+
+
+def test_estimated_seconds_are_flops_over_the_reached_rate() -> None:
+    hardware = HardwareConfig(name="made_up", flops={"fp32": 100.0, "bf16": 1000.0})
+    profile = with_estimated_seconds(model([layer()]), hardware, "bf16")
+    assert profile.seconds_source == "estimated"
+    assert profile.layers[0].forward_seconds == pytest.approx(100.0 / (1000.0 * EFFICIENCY))
+    assert profile.layers[0].backward_seconds == pytest.approx(200.0 / (1000.0 * EFFICIENCY))
+    assert profile.optimizer_seconds_per_byte > 0
+
+
+def test_hardware_without_the_precision_is_refused() -> None:
+    hardware = HardwareConfig(name="made_up", flops={"fp32": 100.0})
+    with pytest.raises(RequestError, match=r"hardware = made_up: states no FLOP/s for precision bf16 \(stated: fp32\)"):
+        with_estimated_seconds(model([layer()]), hardware, "bf16")

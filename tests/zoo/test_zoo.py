@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from runner.zoo import data, gpt, losses, mlp
+
+
+def test_gpt_holds_no_weights_before_a_layer_is_called() -> None:
+    model = gpt.build(vocab_size=11, sequence_length=6, width=8, layers=3, heads=2)
+    assert list(model.parameters()) == []
+    assert len(model.layers()) == 5
+
+
+def test_gpt_layers_are_the_same_under_the_same_seed() -> None:
+    layers = gpt.build(vocab_size=11, sequence_length=6, width=8, layers=1, heads=2).layers()
+    for make in layers:
+        torch.manual_seed(3)
+        first = make()
+        torch.manual_seed(3)
+        second = make()
+        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_gpt_is_causal_and_passes_one_tensor_between_layers() -> None:
+    torch.manual_seed(0)
+    layers = [make() for make in gpt.build(vocab_size=11, sequence_length=6, width=8, layers=2, heads=2).layers()]
+    tokens = torch.randint(11, (2, 6))
+    changed = tokens.clone()
+    changed[:, 4] = (changed[:, 4] + 1) % 11
+    outputs = []
+    for ids in (tokens, changed):
+        hidden = ids
+        for layer in layers[:-1]:
+            hidden = layer(hidden)
+            assert hidden.shape == (2, 6, 8)
+        outputs.append(layers[-1](hidden))
+    assert torch.equal(outputs[0][:, :4], outputs[1][:, :4])
+    assert not torch.allclose(outputs[0][:, 4:], outputs[1][:, 4:])
+
+
+def test_gpt_refuses_heads_that_do_not_divide_the_width() -> None:
+    with pytest.raises(ValueError, match="heads = 3 must divide width = 8"):
+        gpt.build(vocab_size=11, sequence_length=6, width=8, layers=1, heads=3)
+
+
+def test_mlp_shapes() -> None:
+    model = mlp.build(inputs=3, outputs=2, width=5, layers=4)
+    assert isinstance(model, nn.Sequential)
+    assert len(model) == 4
+    assert model(torch.zeros(7, 3)).shape == (7, 2)
+    assert len(list(mlp.build(3, 2, 5, 1).parameters())) == 2
+    with pytest.raises(ValueError, match="layers = 0 must be at least 1"):
+        mlp.build(3, 2, 5, 0)
+
+
+def test_random_tokens_have_four_successors_and_repeat() -> None:
+    train, val = data.random_tokens(samples=200, val_samples=10, sequence_length=12, vocab_size=16, seed=5)
+    assert (len(train), len(val)) == (200, 10)
+    inputs, targets = train.tensors
+    assert inputs.dtype == targets.dtype == torch.long
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    for token in range(16):
+        assert len(targets[inputs == token].unique()) <= 4
+    again, _ = data.random_tokens(samples=200, val_samples=10, sequence_length=12, vocab_size=16, seed=5)
+    assert torch.equal(again.tensors[0], inputs)
+    other, _ = data.random_tokens(samples=200, val_samples=10, sequence_length=12, vocab_size=16, seed=6)
+    assert not torch.equal(other.tensors[0], inputs)
+
+
+def test_random_regression_can_be_learned() -> None:
+    train, val = data.random_regression(samples=400, val_samples=50, inputs=4, outputs=2, seed=1)
+    (features, targets), (val_features, val_targets) = train.tensors, val.tensors
+    solution = torch.linalg.lstsq(features, targets).solution
+    linear = losses.mse(val_features @ solution, val_targets)
+    assert linear < 0.5 * val_targets.var()
+
+
+def test_losses_by_hand() -> None:
+    output = torch.tensor([[[0.0, 0.0], [math.log(3.0), 0.0]]])
+    target = torch.tensor([[1, 0]])
+    by_hand = (math.log(2.0) + math.log(4.0 / 3.0)) / 2
+    assert losses.cross_entropy(output, target).item() == pytest.approx(by_hand, abs=1e-6)
+    assert losses.mse(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 1.0])).item() == 2.5
+    half = losses.cross_entropy(output.bfloat16(), target)
+    assert half.dtype == torch.float32
