@@ -185,6 +185,8 @@ class Engine:
             program = self._programs[window.training]
             return explain_failure(error, program, self.view, index, actions, self._executor.describe(action), self.stages)
 
+        for gradients in self.gradients.values():
+            gradients.claim()
         random_state = torch.get_rng_state()
         self._executor.run(window, actions, failed)
         torch.set_rng_state(random_state)

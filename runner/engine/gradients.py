@@ -31,11 +31,26 @@ class StageGradients:
         by_kind: dict[tuple[torch.dtype, torch.device], list[Parameter]] = defaultdict(list)
         for parameter in self.parameters:
             by_kind[parameter.dtype, parameter.device].append(parameter)
-        self.flats = [_flat_gradient(members) for members in by_kind.values()]
+        self.flats: list[Tensor] = []
+        self._views: list[tuple[Parameter, Tensor]] = []
+        for members in by_kind.values():
+            flat, views = _flat_gradient(members)
+            self.flats.append(flat)
+            self._views += zip(members, views, strict=True)
+        self.claim()
 
     @property
     def num_bytes(self) -> int:
         return sum(flat.numel() * flat.element_size() for flat in self.flats)
+
+    def claim(self) -> None:
+        """Make every ``grad`` its view again: others (Lightning does, before training) may have set them to None.
+
+        What they put there instead is dropped; the buffers are zero between steps.
+        """
+        for parameter, view in self._views:
+            if parameter.grad is not view:
+                parameter.grad = view
 
     def zero(self) -> None:
         for flat in self.flats:
@@ -59,14 +74,16 @@ class StageGradients:
         return [_sum_of_squares(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
 
 
-def _flat_gradient(parameters: Sequence[Parameter]) -> Tensor:
+def _flat_gradient(parameters: Sequence[Parameter]) -> tuple[Tensor, list[Tensor]]:
+    """A buffer of zeros and its views in the parameters' shapes."""
     first = parameters[0]
     flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+    views = []
     offset = 0
     for parameter in parameters:
-        parameter.grad = flat[offset : offset + parameter.numel()].view(parameter.shape)
+        views.append(flat[offset : offset + parameter.numel()].view(parameter.shape))
         offset += parameter.numel()
-    return flat
+    return flat, views
 
 
 def _sum_of_squares(gradient: Tensor) -> float:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +12,15 @@ from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, raise_problems
 from runner.launch.rank import uses_cuda
 from runner.launch.run_directory import check_run_directory
-from runner.plan.profile import LayerProfile, ModelProfile
+from runner.plan.profile import PROFILE_FILE
 from runner.record import RunRecord, environment, step_seconds, write_atomically
 
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
 
-__all__ = ["CONFIG_FILE", "PROFILE_FILE", "first_record", "load_profile", "place_of", "prepare", "write_request"]
+__all__ = ["CONFIG_FILE", "first_record", "place_of", "prepare", "write_request"]
 
 CONFIG_FILE = "config.yaml"
-PROFILE_FILE = "profile.json"
 
 
 def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
@@ -67,16 +64,9 @@ def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: s
     record that is there already (a requeued run, a sweep's job) is continued.
     """
     (run_dir / "logs").mkdir(exist_ok=True)
-    write_atomically(run_dir / PROFILE_FILE, json.dumps(asdict(plan.profile), indent=1) + "\n")
+    write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
     first_record(config, plan, run_dir, command=command).save(run_dir)
     return save(config, run_dir / CONFIG_FILE)
-
-
-def load_profile(run_dir: Path) -> ModelProfile:
-    """The profile that the run's plan was made from. Raises FileNotFoundError."""
-    document = json.loads((run_dir / PROFILE_FILE).read_text(encoding="utf-8"))
-    layers = tuple(LayerProfile(**layer) for layer in document.pop("layers"))
-    return ModelProfile(layers=layers, loss=LayerProfile(**document.pop("loss")), **document)
 
 
 def first_record(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> RunRecord:

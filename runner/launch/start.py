@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from runner.errors import EXIT_INTERRUPTED, EXIT_OK
 from runner.launch.local import Launch, run_ranks
 from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
@@ -79,7 +78,7 @@ def run_in(
     if outcome.exit_status != EXIT_OK:
         return outcome.exit_status
     _show(run_dir, console)
-    return _own_report(config, run_dir)
+    return EXIT_OK
 
 
 def _show(run_dir: Path, console: Console | None) -> None:
@@ -88,16 +87,3 @@ def _show(run_dir: Path, console: Console | None) -> None:
     from runner.report.tables import predicted_measured_table
 
     (console or Console()).print(predicted_measured_table(RunRecord.load(run_dir)))
-
-
-def _own_report(config: RunConfig, run_dir: Path) -> int:
-    """Call the function that ``report`` names; the run stays what it is where that fails."""
-    if config.report is None:
-        return EXIT_OK
-    module, _, function = config.report.partition(":")
-    try:
-        getattr(importlib.import_module(module), function)(run_dir)
-    except Exception:
-        logger.exception("the run is complete, but report = %s failed", config.report)
-        return EXIT_FAILED
-    return EXIT_OK

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launch_helpers import OVERRIDES, Started, command, wait_for
 
-from runner.launch.prepare import load_profile
+from runner.plan.profile import read_profile
 from runner.record import RunRecord
 
 PIPELINE = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run")
@@ -32,7 +32,7 @@ def test_ranks_meet_and_the_record_says_ok(tmp_path: Path) -> None:
     assert "hello from rank 1" not in out
     assert "predicted | measured" in out
     assert RunRecord.load(tmp_path / "run").status == "ok"
-    assert len(load_profile(tmp_path / "run").layers) == 8
+    assert len(read_profile(tmp_path / "run").layers) == 8
 
 
 def test_a_single_rank_is_a_process_as_well(tmp_path: Path) -> None:
@@ -156,4 +156,3 @@ def test_no_rank_outlives_a_killed_command(tmp_path: Path) -> None:
     started.process.kill()
     started.process.communicate()
     assert started.left_behind() == []
-

@@ -34,6 +34,11 @@ def clip(parameters: Sequence[Tensor], most: float) -> None:
                 parameter.grad.mul_(factor)
 
 
+def in_fp32(output):
+    """A model's output (a tensor or a tuple of them) as the loss gets it."""
+    return tuple(map(in_fp32, output)) if isinstance(output, tuple) else output.float()
+
+
 def accumulate(model: nn.Module, loss: Callable, pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype):
     """``(loss sum, weight, gradients)`` over some micro-batches in order."""
     model.zero_grad()
@@ -43,7 +48,7 @@ def accumulate(model: nn.Module, loss: Callable, pairs: Sequence[tuple[Tensor, T
             continue
         if x.is_floating_point():
             x = x.to(dtype)
-        part, part_weight = loss_and_weight(loss, model(x).float(), y)
+        part, part_weight = loss_and_weight(loss, in_fp32(model(x)), y)
         part.backward()
         total += float(part.detach().double())
         weight += part_weight
