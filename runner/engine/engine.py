@@ -21,7 +21,7 @@ from runner.engine.executor import Executor, RankView
 from runner.engine.failure import explain_failure
 from runner.engine.gradients import StageGradients
 from runner.engine.timeline import Timeline
-from runner.engine.transport import Channel, Transport
+from runner.engine.transport import Channel, Handle, Transport
 from runner.engine.window import StepBatch, Window, split_microbatches
 from runner.errors import RunFailedError
 from runner.model.boundary import flatten, num_samples
@@ -97,6 +97,7 @@ class Engine:
         self._signatures: dict[tuple[object, ...], int] = {}
         self._step = 0
         self._finished: list[FinishedStep] = []
+        self._passing: dict[Channel, tuple[Handle, Tensor]] = {}
         self._executor = Executor(
             view=view,
             stages=self.stages,
@@ -177,6 +178,9 @@ class Engine:
     def drain(self) -> None:
         """Finish what is under way; afterwards the engine holds no activation and no message."""
         self._executor.drain()
+        for handle, _ in self._passing.values():
+            handle.wait()
+        self._passing.clear()
 
     # One window
 
@@ -231,7 +235,7 @@ class Engine:
                 f"is at step {values[3]} (training: {bool(values[2])}): the ranks' loops differ"
             )
         if following is not None:
-            self.transport.send(header, following, Channel.HEADER).wait()
+            self._pass_on(header, following, Channel.HEADER)
         return values[0], values[1]
 
     def _signature(self, batch: StepBatch) -> int:
@@ -253,7 +257,14 @@ class Engine:
             self.transport.receive(received, previous, Channel.TOTALS).wait()
             totals.copy_(received)
         if following is not None:
-            self.transport.send(totals.to(self.transport.device), following, Channel.TOTALS).wait()
+            self._pass_on(totals.to(self.transport.device), following, Channel.TOTALS)
+
+    def _pass_on(self, message: Tensor, peer: int, channel: Channel) -> None:
+        """Send without waiting for the peer, which may be a step behind; the message before has arrived by now."""
+        before = self._passing.pop(channel, None)
+        if before is not None:
+            before[0].wait()
+        self._passing[channel] = self.transport.send(message, peer, channel), message
 
     # STEP
 

@@ -185,6 +185,9 @@ class Executor:
         roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
         gradients: list[Tensor] | None = None
         if stage < self.view.num_stages - 1:
+            if stage + 1 not in self.stages:
+                for handle, _ in self._buffers.take("sent", stage, microbatch):
+                    handle.wait()
             incoming = self._buffers.take("gradient", stage, microbatch)
             if isinstance(incoming, _Incoming):
                 self._wait(incoming.handles)
@@ -226,16 +229,25 @@ class Executor:
         else:
             tensors = self._buffers.take("input_gradient", stage, microbatch)
         assert payload is not None
-        self._retire_sends()
+        sent = []
         for tensor in tensors:
             message = tensor.contiguous()
             self.bytes_sent[payload] += message.numel() * message.element_size()
-            self._sends.append((self._transport.send(message, peer, _CHANNELS[payload]), message))
+            sent.append((self._transport.send(message, peer, _CHANNELS[payload]), message))
+        self._keep_until_sent(window, action, sent)
 
-    def _retire_sends(self) -> None:
-        """Let go of all but the last message: its receiver was due before the next one was made."""
-        while len(self._sends) > 1:
+    def _keep_until_sent(self, window: Window, action: Action, sent: list[tuple[Handle, Tensor]]) -> None:
+        """Own messages until they have left, without waiting for a peer that is still computing.
+
+        An activation has arrived when its gradient comes back: its backward lets it go. Of the other messages the last
+        one may still be on its way; the ones before were due before it was made.
+        """
+        if action.payload is Payload.ACTIVATION and window.training:
+            self._buffers.put("sent", action.stage, _number(action), sent)
+            return
+        while action.payload is Payload.GRADIENT and self._sends:
             self._sends.popleft()[0].wait()
+        self._sends += sent
 
     def _announce(self, key: tuple[int, bool, int, int], value: Any, peer: int) -> None:
         """Tell the receiver a boundary's shapes the first time; later they must be the same.

@@ -7,15 +7,17 @@ other process can take the port in between.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import importlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from runner.config.schema import RunConfig
 from runner.launch.failure import RankFailure, error_file, log_file
@@ -138,11 +140,21 @@ def uses_cuda(config: RunConfig) -> bool:
     return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
 
 
+def _leave(status: int) -> NoReturn:
+    """End the process without the interpreter's own teardown.
+
+    There, threads of torch's communication abort now and then although everything is done, and after a failure they
+    may wait for peers that are gone. What others registered for the end of the process still runs.
+    """
+    atexit._run_exitfuncs()
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     die_with_parent()
     faulthandler.enable()
-    status = main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if status:
-        os._exit(status)  # what is left of the process group could keep an ordinary exit waiting for dead peers
+    _leave(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4]))
