@@ -67,4 +67,5 @@ def _shapes(value: Any) -> str:
             tensors, _ = flatten(value)
         except TypeError:
             return type(value).__name__
-    return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors if isinstance(t, Tensor))
+    found = [t for t in tensors if isinstance(t, Tensor)]
+    return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in found)

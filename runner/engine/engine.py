@@ -187,7 +187,8 @@ class Engine:
     def _run(self, window: Window, actions: Sequence[Action]) -> None:
         def failed(index: int, action: Action, error: Exception) -> Exception:
             program = self._programs[window.training]
-            return explain_failure(error, program, self.view, index, actions, self._executor.describe(action), self.stages)
+            shapes = self._executor.describe(action)
+            return explain_failure(error, program, self.view, index, actions, shapes, self.stages)
 
         for gradients in self.gradients.values():
             gradients.claim()

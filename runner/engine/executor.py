@@ -91,7 +91,7 @@ class Executor:
         self.gradients = gradients
         self.timeline = Timeline()
         self.reductions: list[Handle] = []
-        self.bytes_sent = {payload: 0 for payload in Payload}
+        self.bytes_sent = dict.fromkeys(Payload, 0)
         self._loss = loss
         self._transport = transport
         self._dtype = dtype
@@ -111,7 +111,9 @@ class Executor:
             Op.STEP: self._step,
         }
 
-    def run(self, window: Window, actions: Sequence[Action], failed: Callable[[int, Action, Exception], Exception]) -> None:
+    def run(
+        self, window: Window, actions: Sequence[Action], failed: Callable[[int, Action, Exception], Exception]
+    ) -> None:
         """Execute ``actions`` in order.
 
         Args:
@@ -281,7 +283,8 @@ class Executor:
             tensors = spec.allocate(self._transport.device)
         else:
             output = self._buffers.peek("graph", stage, microbatch)[1]
-            tensors = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in flatten(output)[0] if t.requires_grad]
+            needed = [t for t in flatten(output)[0] if t.requires_grad]
+            tensors = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in needed]
         assert payload is not None
         handles = [self._transport.receive(tensor.detach(), peer, _CHANNELS[payload]) for tensor in tensors]
         kind = "input" if payload is Payload.ACTIVATION else "gradient"

@@ -68,7 +68,8 @@ class BoundarySpec:
     @classmethod
     def of(cls, value: Any) -> BoundarySpec:
         tensors, structure = flatten(value)
-        return cls(structure, tuple((tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors))
+        specs = ((tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors)
+        return cls(structure, tuple(specs))
 
     def to_bytes(self) -> bytes:
         return json.dumps([self.structure, self.tensors]).encode()

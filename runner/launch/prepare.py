@@ -10,7 +10,6 @@ from runner.config.resolve import fingerprint, save, to_container
 from runner.config.rules import rules
 from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, raise_problems
-from runner.launch.rank import uses_cuda
 from runner.launch.run_directory import check_run_directory
 from runner.plan.profile import PROFILE_FILE
 from runner.record import RunRecord, environment, step_seconds, write_atomically
@@ -34,12 +33,13 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
         RequestError: with every problem of the sections, the place and the plan.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
+    from runner.model.device import device_memory_bytes
     from runner.model.profile import profile_model
     from runner.plan.make import make_plan
 
     raise_problems([*rules(config), *([] if place_is_made else check_run_directory(config))])
     profile = profile_model(config)
-    plan = make_plan(config, profile, device_memory_bytes=_device_memory_bytes(config), profile_of=profile_model)
+    plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
@@ -91,11 +91,3 @@ def first_record(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: st
         extras=before.extras | {"seconds_source": predicted["seconds_source"]},
     )
 
-
-def _device_memory_bytes(config: RunConfig) -> int | None:
-    """Of this machine's first accelerator, where the run uses one."""
-    if not uses_cuda(config):
-        return None
-    import torch
-
-    return int(torch.cuda.get_device_properties(0).total_memory)

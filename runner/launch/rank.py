@@ -135,9 +135,9 @@ def process_group(config: RunConfig, store: Store | None) -> Iterator[None]:
 
 def uses_cuda(config: RunConfig) -> bool:
     """Whether this run's tensors live on CUDA devices."""
-    import torch
+    from runner.model.device import device_type
 
-    return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    return device_type(config) == "cuda"
 
 
 def _leave(status: int) -> NoReturn:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 __all__ = ["Structure", "flatten", "map_tensors", "num_samples", "unflatten"]
 
-Structure: TypeAlias = Any  # JSON: {"tensor": i} | {"tuple": [...]} | {"list": [...]} | {"dict": [[k, …]]} | {"value": v}
+# JSON: {"tensor": i} | {"tuple": [...]} | {"list": [...]} | {"dict": [[k, …]]} | {"value": v}
+Structure: TypeAlias = Any
 
 
 def flatten(value: Any) -> tuple[list[Tensor], Structure]:

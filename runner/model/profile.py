@@ -23,8 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.config.schema import RunConfig
 from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
+from runner.model.device import device_type
 from runner.model.layers import LayerSource, load_layers
 from runner.model.live_tracker import LiveTracker
+from runner.model.profile_cache import cached_profile
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
@@ -58,6 +60,10 @@ def profile_model(config: RunConfig) -> ModelProfile:
     Raises:
         RequestError: the model, data or loss cannot be loaded, or a layer does not take what the one before gives.
     """
+    return cached_profile(config, _profile_model)
+
+
+def _profile_model(config: RunConfig) -> ModelProfile:
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
     inputs, targets = example_batch(config.data, samples)
     loss = load_loss(config.loss)
@@ -208,7 +214,7 @@ def _with_measured_seconds(
     config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
 ) -> ModelProfile:
     """Time every layer alone, forward and backward: the median of three after a warm-up."""
-    device = torch.device("cuda" if config.device == "cuda" else "cpu")
+    device = torch.device(device_type(config))
     value = map_tensors(lambda t: t.to(device), to_precision(inputs, dtype))
     targets = map_tensors(lambda t: t.to(device), targets)
     samples = num_samples(inputs)

@@ -1,8 +1,8 @@
 """The pipeline engine as an ordinary Lightning strategy; one stage (`single`, `data`) is the smallest case of it.
 
 Lightning keeps its automatic optimization: ``training_step`` hands the batch over, the closure's ``zero_grad`` and
-``backward`` do nothing, and :meth:`PipelineStrategy.optimizer_step` runs the engine, so that ``global_step``, schedulers
-and callbacks are Lightning's own.
+``backward`` do nothing, and :meth:`PipelineStrategy.optimizer_step` runs the engine, so that ``global_step``,
+schedulers and callbacks are Lightning's own.
 
 No collective over all ranks runs within a step. Lightning's two are replaced: its broadcast before every batch, and the
 one in its SIGTERM handler.

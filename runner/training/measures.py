@@ -70,7 +70,9 @@ def seconds_of_median_step(
     return {"data": walls[index] - sum(parts.values()), **parts, "offload": 0.0}
 
 
-def timed_events(ranks: Sequence[RankMeasures], timed: Sequence[int], walls: Mapping[int, float]) -> tuple[int, dict[int, Sequence[Event]]] | None:
+def timed_events(
+    ranks: Sequence[RankMeasures], timed: Sequence[int], walls: Mapping[int, float]
+) -> tuple[int, dict[int, Sequence[Event]]] | None:
     """The events of all ranks in the step nearest to the median one, of those whose events were kept."""
     numbers = [index for index in timed if all(rank.steps[index].step in rank.events for rank in ranks)]
     if not numbers:

@@ -12,6 +12,7 @@ from runner.engine.engine import Engine
 from runner.engine.gradients import StageGradients
 from runner.engine.probe import message_seconds, seconds_per_action, update_seconds
 from runner.engine.window import StepBatch
+from runner.model.device import device_memory_bytes
 from runner.model.layers import StageModule
 from runner.optim.build import build_optimizer, measure_step_seconds_per_byte
 from runner.plan.make import make_plan
@@ -54,7 +55,7 @@ def measured_plan(
     }
     ranks = strategy.all_gather_objects(own)
     seconds = _combine(ranks, strategy.plan.schedule.stages, strategy.plan.layout["data"])
-    return make_plan(config, profile, stage_seconds=seconds)
+    return make_plan(config, profile, stage_seconds=seconds, device_memory_bytes=device_memory_bytes(config))
 
 
 def _combine(ranks: list[dict[str, Any]], num_stages: int, data: int) -> StageSeconds:

@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
 from runner.model.data import Datasets, load_datasets, load_loss
+from runner.model.device import device_memory_bytes, device_type
 from runner.model.layers import load_layers
 from runner.model.profile import dtype_of
 from runner.plan.make import make_plan
@@ -49,7 +50,7 @@ def run_rank(config: RunConfig, run_dir: Path) -> None:
     rank = int(os.environ.get("RANK", "0"))
     _set_up_logging(rank)
     profile = read_profile(run_dir)
-    plan = make_plan(config, profile)
+    plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config))
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
     module = LayersModule(load_layers(config.model, config.seed), load_loss(config.loss), config)
@@ -79,7 +80,6 @@ def _set_up_logging(rank: int) -> None:
 
 
 def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
-    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     options = EngineOptions(
         microbatches=config.schedule.microbatches,
         dtype=dtype_of(config.precision.name),
@@ -87,7 +87,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         clip_norm=config.trainer.grad_clip_norm,
     )
     timeout = config.launcher.step_timeout_seconds
-    return PipelineStrategy(plan, options, device="cuda" if cuda else "cpu", timeout_seconds=timeout)
+    return PipelineStrategy(plan, options, device=device_type(config), timeout_seconds=timeout)
 
 
 def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:

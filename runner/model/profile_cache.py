@@ -1,0 +1,93 @@
+"""Layer profiles on disk, so that planning the same run twice measures once.
+
+A profile is found again by what it depends on: the model, data and loss with their arguments, the micro-batch, precision,
+optimizer, device, threads, the processor, torch, and the source of every module outside the installed packages
+(so an edited model is profiled again). Deleting the folder is always safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from runner.config.schema import RunConfig
+from runner.model.targets import import_target
+from runner.plan.profile import ModelProfile, profile_from_json
+from runner.record import write_atomically
+
+__all__ = ["cached_profile"]
+
+
+def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile]) -> ModelProfile:
+    """The profile of a request: from the cache, else made and kept. A cache that cannot be written is done without."""
+    for section, target in (("model", config.model.target), ("data", config.data.target), ("loss", config.loss.target)):
+        import_target(f"{section}.target", target)  # so that their sources count
+    path = _folder() / f"{_key(config)}.json"
+    try:
+        return profile_from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError):
+        profile = make(config)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, profile.to_json())
+    except OSError:
+        pass
+    return profile
+
+
+def _folder() -> Path:
+    root = os.environ.get("RUNNER_CACHE")
+    return (Path(root) if root else Path.home() / ".cache" / "runner") / "profiles"
+
+
+def _key(config: RunConfig) -> str:
+    depends = {
+        "model": [config.model.target, config.model.kwargs],
+        "data": [config.data.target, config.data.kwargs],
+        "loss": [config.loss.target, config.loss.kwargs],
+        "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],
+        "precision": config.precision.name,
+        "optimizer": [config.optimizer.name, config.optimizer.momentum],
+        "seed": config.seed,
+        "machine": [config.device, config.trainer.threads, _processor(), os.cpu_count(), torch.__version__],
+        "hardware": [config.hardware.name, config.hardware.flops],
+        "sources": _digest_of_sources(),
+    }
+    return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _digest_of_sources() -> str:
+    """Of the loaded modules that are neither the standard library's nor installed packages'."""
+    installed = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    files = {
+        str(file)
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None)) and str(file).endswith(".py")
+    }
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        if not file.startswith(installed) or f"{os.sep}runner{os.sep}" in file:
+            digest.update(file.encode())
+            try:
+                digest.update(Path(file).read_bytes())
+            except OSError:
+                continue
+    return digest.hexdigest()
