@@ -19,7 +19,6 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.fabric.utilities.types import ReduceOp
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -115,7 +114,7 @@ class PipelineStrategy(ParallelStrategy):
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
-        rank_zero_only.rank = self.global_rank
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
         world_size = self.plan.topology.world_size
         if self.world_size != world_size:
             raise RuntimeError(f"the plan has {world_size} ranks, {self.world_size} were started")
@@ -146,7 +145,7 @@ class PipelineStrategy(ParallelStrategy):
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
         _without_collectives(trainer)
-        module = self.lightning_module
+        module: Any = self.lightning_module
         if not isinstance(module, PipelineModule):
             raise TypeError(f"a {type(module).__name__} has no loss_function and build_stages: see PipelineModule")
         if self.engine is None:
@@ -247,7 +246,7 @@ class PipelineStrategy(ParallelStrategy):
 
     @override
     def reduce(
-        self, tensor: Any, group: Any = None, reduce_op: ReduceOp | str | None = "mean"
+        self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
     ) -> Any:
         if self.world_size == 1 or not isinstance(tensor, Tensor):
             return tensor
