@@ -2,7 +2,7 @@
 
 A model function may return
 
-- an ``nn.Sequential``: its children are the layers;
+- an ``nn.Sequential``: its children are the layers (unless it has a ``forward`` of its own);
 - a module with ``layers()``: a list of modules, or of zero-argument callables that make them. Callables are
   seeded one by one, so that a layer's weights do not depend on who builds it;
 - any other module: one layer, which cannot be cut.
@@ -23,7 +23,15 @@ from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError
 from runner.model.targets import call_target
 
-__all__ = ["LayerSource", "StageModule", "build_stage", "layers_of", "load_layers", "mix_seed"]
+__all__ = [
+    "LayerSource",
+    "StageModule",
+    "build_stage",
+    "layers_of",
+    "load_layers",
+    "mix_seed",
+    "shared_weight_problems",
+]
 
 _MASK = (1 << 63) - 1
 
@@ -46,11 +54,13 @@ class LayerSource:
         index: its place in the model, from 0.
         name: what its parameters' global names start with (without the dot); may be empty for a whole module.
         build: returns the layer's module.
+        given: that module where it exists already, so that weights shared between layers can be seen.
     """
 
     index: int
     name: str
     build: Callable[[], nn.Module]
+    given: nn.Module | None = None
 
 
 def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
@@ -65,13 +75,14 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
     """The layers of ``model``, as a model function may return it."""
-    if isinstance(model, nn.Sequential):
-        return [LayerSource(i, name, _given(child)) for i, (name, child) in enumerate(model.named_children())]
+    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+        # _modules, because named_children leaves out a module that stands there a second time
+        return [_given(i, name, child) for i, (name, child) in enumerate(model._modules.items()) if child is not None]
     lister = getattr(model, "layers", None)
     if callable(lister) and not isinstance(lister, nn.Module):
         return _listed_layers(model, list(lister()), seed, target)
     if isinstance(model, nn.Module):
-        return [LayerSource(0, "", _given(model))]
+        return [_given(0, "", model)]
     rule = "must return an nn.Sequential, a module with layers(), or another nn.Module"
     raise RequestError([Problem("model.target", target, rule, f"It returned a {type(model).__name__}")])
 
@@ -83,8 +94,7 @@ def _listed_layers(model: Any, layers: Sequence[Any], seed: int, target: str) ->
     sources = []
     for index, layer in enumerate(layers):
         if isinstance(layer, nn.Module):
-            name = own_names.get(id(layer), str(index))
-            sources.append(LayerSource(index, name, _given(layer)))
+            sources.append(_given(index, own_names.get(id(layer), str(index)), layer))
         elif callable(layer):
             sources.append(LayerSource(index, str(index), _seeded(layer, mix_seed(seed, index))))
         else:
@@ -94,8 +104,8 @@ def _listed_layers(model: Any, layers: Sequence[Any], seed: int, target: str) ->
     return sources
 
 
-def _given(module: nn.Module) -> Callable[[], nn.Module]:
-    return lambda: module
+def _given(index: int, name: str, module: nn.Module) -> LayerSource:
+    return LayerSource(index, name, lambda: module, module)
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
@@ -143,6 +153,27 @@ class StageModule(nn.Module):
             KeyError: a tensor of this stage is missing.
         """
         self.load_state_dict({name: state[self.global_name(name)] for name in self.state_dict()})
+
+
+def shared_weight_problems(sources: Sequence[LayerSource], partition: Sequence[tuple[int, int]]) -> list[Problem]:
+    """Parameters that layers of different stages share: each rank would train its own copy.
+
+    Args:
+        sources: the layers.
+        partition: first and last layer of each stage, both inclusive.
+    """
+    found: dict[int, tuple[int, str]] = {}
+    problems = []
+    for stage, (first, last) in enumerate(partition):
+        for source in sources[first : last + 1]:
+            for local_name, parameter in source.given.named_parameters() if source.given is not None else ():
+                name = f"{source.name}.{local_name}" if source.name else local_name
+                holder, held_name = found.setdefault(id(parameter), (stage, name))
+                if holder != stage:
+                    rule = f"layers that share a weight must be in one stage: {held_name} is {name}"
+                    why = f"Stages {holder} and {stage} would train a copy each"
+                    problems.append(Problem("partition", f"stage {stage}", rule, why, "parallelism.pipeline=1"))
+    return problems
 
 
 def build_stage(sources: Sequence[LayerSource], first: int, last: int) -> StageModule:

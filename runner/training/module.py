@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
+from runner.errors import raise_problems
 from runner.model.data import LossFunction
-from runner.model.layers import LayerSource, StageModule, build_stage
+from runner.model.layers import LayerSource, StageModule, build_stage, shared_weight_problems
 from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.strategy.pipeline import PipelineStrategy
@@ -46,6 +47,7 @@ class LayersModule(pl.LightningModule):
         return strategy
 
     def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
+        raise_problems(shared_weight_problems(self._sources, partition))
         built = {stage: build_stage(self._sources, *partition[stage]) for stage in stages}
         self.stages = nn.ModuleDict({str(stage): module for stage, module in built.items()})
         self._sources = ()  # what was built for other ranks may go
