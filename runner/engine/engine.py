@@ -121,13 +121,16 @@ class Engine:
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes of activations and of their gradients that this rank sent so far."""
+        """Bytes of activations and of their gradients that this rank sent in training steps so far."""
         return {payload.name.lower(): count for payload, count in self._executor.bytes_sent.items()}
 
-    def attach_optimizer(self, apply_update: Callable[[], None], next_step: int = 0) -> None:
-        """Set what updates the weights from ``parameter.grad``, and the index of the next step."""
+    def attach_optimizer(self, apply_update: Callable[[], None]) -> None:
+        """Set what updates the weights from ``parameter.grad``."""
         self._apply_update = apply_update
-        self._step = next_step
+
+    def start_at(self, step: int) -> None:
+        """Set the index of the next step, after a resume."""
+        self._step = step
 
     def request_stop(self) -> None:
         """Ask all ranks to stop at the end of the next step that begins here; safe in a signal handler."""
@@ -151,6 +154,7 @@ class Engine:
         """Run one forward-only window; this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
         for module in self.stages.values():
             module.eval()
+        self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
         window = self._open(batch, training=False)
         self._run(window, self._programs[False].actions[self.view.position])
         self._pass_totals(window.loss)

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.config.schema import RunConfig
-from runner.model.boundary import flatten, map_tensors, num_samples
+from runner.errors import Problem, RequestError
+from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
 from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import LayerSource, load_layers
@@ -70,10 +71,11 @@ def _profile_model(config: RunConfig) -> ModelProfile:
     dtype = dtype_of(config.precision.name)
     try:
         profile = _on_fake_tensors(config, inputs, targets, loss, dtype)
+    except RequestError:
+        raise
     except Exception as error:  # a user's code may do anything that fake tensors cannot
-        logger.info("profiling on real tensors: %s: %s", type(error).__name__, error)
-        sources = load_layers(config.model, config.seed)
-        profile = profile_layers(sources, inputs, targets, loss, dtype)
+        profile = _on_real_tensors(config, inputs, targets, loss, dtype)
+        logger.info("profiled on real tensors, because fake ones do not do: %s", error)
     ratio = state_bytes_per_gradient_byte(config.optimizer)
     profile = replace(profile, samples=samples, optimizer_bytes_per_gradient_byte=ratio)
     if _can_be_timed(config, profile):
@@ -86,11 +88,33 @@ def _on_fake_tensors(
 ) -> ModelProfile:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    # It prints the traceback of what fails; whether that is a fake tensor's limit or an error, a real run will show.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         sources = load_layers(config.model, config.seed)
         fake_inputs = map_tensors(mode.from_tensor, inputs)
         fake_targets = map_tensors(mode.from_tensor, targets)
         return profile_layers(sources, fake_inputs, fake_targets, loss, dtype)
+
+
+def _on_real_tensors(
+    config: RunConfig, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
+) -> ModelProfile:
+    """Like the run itself: what fails here would fail there."""
+    try:
+        return profile_layers(load_layers(config.model, config.seed), inputs, targets, loss, dtype)
+    except _LayerError as error:
+        section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
+        raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
+
+
+class _LayerError(Exception):
+    """A layer, or the loss (``index`` None), does not take what it is given."""
+
+    def __init__(self, index: int | None, what: str, given: Any, cause: Exception) -> None:
+        self.index = index
+        self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
+        super().__init__(f"Given {shapes(given)}, it raised {type(cause).__name__}: {cause}")
 
 
 def profile_layers(
@@ -105,15 +129,28 @@ def profile_layers(
         dtype: of weights and activations.
     """
     value = to_precision(inputs, dtype)
+    samples = num_samples(inputs)
     rows = []
+
+    def lose(output: Any) -> Tensor:
+        return loss_sum(loss(output, targets), samples)[0]
+
     with LiveTracker() as tracker:
         for source in sources:
             module = _cast(source.build(), dtype)
-            value, row = _profile_call(source.name or "model", module, value, tracker, module)
+            try:
+                value, row = _profile_call(source.name or "model", module, value, tracker, module)
+            except Exception as error:
+                what = f"layer {source.index} ({type(module).__name__})"
+                raise _LayerError(source.index, what, value, error) from error
             rows.append(row)
-        samples = num_samples(inputs)
         value = to_precision(value, torch.float32)
-        _, loss_row = _profile_call("loss", lambda output: loss_sum(loss(output, targets), samples)[0], value, tracker)
+        try:
+            _, loss_row = _profile_call("loss", lose, value, tracker)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise _LayerError(None, "the loss", (value, targets), error) from error
     return ModelProfile(
         layers=tuple(rows),
         loss=loss_row,
@@ -155,7 +192,7 @@ def _profile_call(
     base = tracker.live
     tracker.reset_peak()
     with flops:
-        output = function(given)
+        output = function(enter_graph(given))
     forward_flops = flops.get_total_flops()
     saved, forward_peak = tracker.live - base, tracker.peak - base
     roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
@@ -244,7 +281,7 @@ def _time_call(function: Any, value: Any, device: torch.device) -> tuple[Any, fl
     for _ in range(_TIMED_RUNS + 1):
         given = map_tensors(_as_boundary, value)
         start = _now(device)
-        output = function(given)
+        output = function(enter_graph(given))
         middle = _now(device)
         roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
         gradients = [torch.ones_like(root) for root in roots]

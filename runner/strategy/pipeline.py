@@ -154,8 +154,15 @@ class PipelineStrategy(ParallelStrategy):
             self.meter = MemoryMeter(self.engine)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
-            self.engine.attach_optimizer(self._apply_update, next_step=trainer.global_step)
+            self.engine.attach_optimizer(self._apply_update)
         self.setup_precision_plugin()
+
+    @override
+    def on_train_start(self) -> None:
+        """A checkpoint is loaded after :meth:`setup`: only now the number of the next step is known."""
+        assert self.engine is not None
+        assert self.lightning_module is not None
+        self.engine.start_at(self.lightning_module.trainer.global_step)
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
         """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end."""
@@ -205,9 +212,7 @@ class PipelineStrategy(ParallelStrategy):
         return closure_loss
 
     @override
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
-    ) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         result = closure()
         if self.engine is None or self._batch is None:
             raise RuntimeError("training_step handed no batch over")
@@ -216,6 +221,8 @@ class PipelineStrategy(ParallelStrategy):
         with self.meter.step(batch):
             finished = self.engine.submit(batch)
         self.last_step = finished[-1] if finished else None
+        if self.last_step is not None:
+            _tell_loss(closure, self.last_step.loss)
         if any(step.stop for step in finished):
             self.stopped = True
             assert self.lightning_module is not None
@@ -262,9 +269,7 @@ class PipelineStrategy(ParallelStrategy):
         return box[0]
 
     @override
-    def reduce(
-        self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
-    ) -> Any:
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean") -> Any:
         if self.world_size == 1 or not isinstance(tensor, Tensor):
             return tensor
         result = tensor.clone()
@@ -340,3 +345,10 @@ class _Alone(Transport):
 
     def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
         return [tensor]
+
+
+def _tell_loss(closure: Callable[[], Any], loss: float) -> None:
+    """Make ``outputs["loss"]`` of Lightning's ``on_train_batch_end`` the step's: the closure ran before the engine."""
+    outputs = getattr(getattr(closure, "_result", None), "loss", None)
+    if isinstance(outputs, Tensor):
+        outputs.fill_(loss)
