@@ -5,6 +5,11 @@
 The model is a GPT (8 blocks, width 256, 128 tokens, 4 samples). The two ways take turns; a round's figure is the ratio
 of its times, and the median over the rounds is printed, with the first and third quartile. Times are the process's
 processor time, which on one thread is that of the work, whoever else uses the machine.
+
+What waits for W is memory that a full backward does not hold. By default the C library gives such memory back to the
+system when it is freed and asks for it again, page by page, in the next I. To see the cost without that:
+
+    MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=1000000000 python -m recipes.benchmarks.split_backward
 """
 
 from __future__ import annotations
