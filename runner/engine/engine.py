@@ -203,9 +203,11 @@ class Engine:
 
         for gradients in self.gradients.values():
             gradients.claim()
-        random_state = torch.get_rng_state()
+        with self.transport.exclusive():
+            random_state = torch.get_rng_state()
         self._executor.run(window, actions, failed)
-        torch.set_rng_state(random_state)
+        with self.transport.exclusive():  # ranks in threads share the generator: not between another's seed and its use
+            torch.set_rng_state(random_state)
 
     def _open(self, batch: StepBatch, training: bool) -> Window:
         """Learn the step's sizes, from the batch or from the rank upstream, and pass them on."""

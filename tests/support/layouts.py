@@ -17,6 +17,7 @@ from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.registry import build
+from runner.schedule.values import Schedule
 
 
 def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
@@ -32,7 +33,7 @@ def make_engine(
     loss: Callable,
     transport: Transport,
     *,
-    schedule: str,
+    schedule: str | Schedule,
     pipeline: int,
     data: int,
     count: int,
@@ -40,40 +41,43 @@ def make_engine(
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
 ) -> Engine:
-    """The engine of one rank; rank = position * data + replica."""
+    """The engine of one rank; rank = position * data + replica. ``schedule``: a name, or any schedule of its own."""
     position, replica = divmod(transport.rank, data)
+    order = schedule if isinstance(schedule, Schedule) else build(schedule, ranks=pipeline, microbatches=count)
     sources = layers_of(model, 0)
-    first, last = uniform(len(sources), pipeline)[position]
-    stage = build_stage(sources, first, last).to(dtype)
-    order = build(schedule, ranks=pipeline, microbatches=count)
+    cut = uniform(len(sources), order.stages)
+    stages = {stage: build_stage(sources, *cut[stage]).to(dtype) for stage in order.stages_of(position)}
     engine = Engine(
         view=RankView(
             position=position,
             pipeline=tuple(p * data + replica for p in range(pipeline)),
             replicas=tuple(position * data + d for d in range(data)),
-            num_stages=pipeline,
+            num_stages=order.stages,
             first_microbatch=replica * count,
         ),
         training=lower(order),
         forward_only=lower(forward_only(order, count)),
-        stages={position: stage},
+        stages=stages,
         loss=loss,
         transport=transport,
         options=EngineOptions(microbatches=count, dtype=dtype, clip_norm=clip_norm),
     )
-    parameters = list(stage.parameters())
+    parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]
     engine.attach_optimizer(optimizer(parameters).step if parameters else lambda: None)
     return engine
 
 
-def part_of(batch: tuple[Tensor, Tensor], transport: Transport, pipeline: int, data: int) -> StepBatch:
-    """What a rank loads: its replica's samples, and only at the ends of the pipeline."""
+def part_of(
+    batch: tuple[Tensor, Tensor], transport: Transport, pipeline: int, data: int, schedule: str | Schedule = ""
+) -> StepBatch:
+    """What a rank loads: its replica's samples, and only where the first and the last stage are."""
     position, replica = divmod(transport.rank, data)
     inputs, targets = (tensor.tensor_split(data)[replica] for tensor in batch)
+    owners = schedule.placement[0] if isinstance(schedule, Schedule) else range(pipeline)
     return StepBatch(
-        inputs=inputs if position == 0 else None,
-        targets=targets if position == pipeline - 1 else None,
-        samples=len(inputs) if position in (0, pipeline - 1) else None,
+        inputs=inputs if position == owners[0] else None,
+        targets=targets if position == owners[-1] else None,
+        samples=len(inputs) if position in (owners[0], owners[-1]) else None,
     )
 
 
@@ -82,6 +86,7 @@ def train_in_threads(
     loss: Callable,
     batches: Sequence[tuple[Tensor, Tensor]],
     *,
+    schedule: str | Schedule,
     pipeline: int,
     data: int,
     **options: object,
@@ -90,10 +95,11 @@ def train_in_threads(
     models = [make_model() for _ in range(pipeline * data)]  # here, because threads share the random generator
 
     def run(transport: ThreadTransport) -> tuple[list[float], dict[str, Tensor]]:
-        engine = make_engine(models[transport.rank], loss, transport, pipeline=pipeline, data=data, **options)  # type: ignore[arg-type]
+        layout = {"schedule": schedule, "pipeline": pipeline, "data": data}
+        engine = make_engine(models[transport.rank], loss, transport, **layout, **options)  # type: ignore[arg-type]
         losses = []
         for batch in batches:
-            losses += [step.loss for step in engine.submit(part_of(batch, transport, pipeline, data))]
+            losses += [step.loss for step in engine.submit(part_of(batch, transport, pipeline, data, schedule))]
         engine.drain()
         return losses, {k: v for stage in engine.stages.values() for k, v in stage.global_state().items()}
 
