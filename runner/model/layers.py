@@ -5,14 +5,15 @@ A model function may return
 - an ``nn.Sequential``: its children are the layers;
 - a module with ``layers()``: a list of modules, or of zero-argument callables that make them. Callables are
   seeded one by one, so that a layer's weights do not depend on who builds it;
-- any other module: one layer, which cannot be cut.
+- any other module: one layer, or a chain of segments where it is traced (:mod:`runner.model.chain`).
 
-The runner never initialises weights again: what the function made is what is trained.
+The same module or parameter may stand in several layers (:mod:`runner.model.ties`). The runner never initialises weights again: what the function made is what is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,9 @@ from torch import nn
 from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError
 from runner.model.targets import call_target
+from runner.model.ties import find_ties, first_names
 
-__all__ = ["LayerSource", "StageModule", "build_stage", "layers_of", "load_layers", "mix_seed"]
+__all__ = ["LayerSource", "StageModule", "build_stage", "call_whole", "layers_of", "load_layers", "mix_seed"]
 
 _MASK = (1 << 63) - 1
 
@@ -46,11 +48,21 @@ class LayerSource:
         index: its place in the model, from 0.
         name: what its parameters' global names start with (without the dot); may be empty for a whole module.
         build: returns the layer's module.
+        module: the layer where it exists already; None where ``build`` makes it.
+        label: how tables call it; default: its name.
+        spread: the layer is a whole model, which takes a tuple as positional and a dict as keyword arguments.
     """
 
     index: int
     name: str
     build: Callable[[], nn.Module]
+    module: nn.Module | None = None
+    label: str = ""
+    spread: bool = False
+
+    def full_name(self, local_name: str) -> str:
+        """A parameter of the layer as the whole model names it."""
+        return ".".join(part for part in (self.name, local_name) if part)
 
 
 def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
@@ -66,12 +78,13 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
     """The layers of ``model``, as a model function may return it."""
     if isinstance(model, nn.Sequential):
-        return [LayerSource(i, name, _given(child)) for i, (name, child) in enumerate(model.named_children())]
+        children = model._modules.items()  # named_children() would leave out a module's second use
+        return [_given(i, name, child) for i, (name, child) in enumerate(children) if child is not None]
     lister = getattr(model, "layers", None)
     if callable(lister) and not isinstance(lister, nn.Module):
         return _listed_layers(model, list(lister()), seed, target)
     if isinstance(model, nn.Module):
-        return [LayerSource(0, "", _given(model))]
+        return [_given(0, "", model, spread=True)]
     rule = "must return an nn.Sequential, a module with layers(), or another nn.Module"
     raise RequestError([Problem("model.target", target, rule, f"It returned a {type(model).__name__}")])
 
@@ -79,12 +92,15 @@ def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
 def _listed_layers(model: Any, layers: Sequence[Any], seed: int, target: str) -> list[LayerSource]:
     if not layers:
         raise RequestError([Problem("model.target", target, "must have at least one layer", "layers() is empty")])
-    own_names = {id(m): name for name, m in model.named_modules()} if isinstance(model, nn.Module) else {}
+    own_names: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False) if isinstance(model, nn.Module) else ():
+        own_names[id(module)].append(name)
     sources = []
     for index, layer in enumerate(layers):
         if isinstance(layer, nn.Module):
-            name = own_names.get(id(layer), str(index))
-            sources.append(LayerSource(index, name, _given(layer)))
+            names = own_names[id(layer)]
+            name = names.pop(0) if len(names) > 1 else (names or [str(index)])[0]  # a second use has a second name
+            sources.append(_given(index, name, layer))
         elif callable(layer):
             sources.append(LayerSource(index, str(index), _seeded(layer, mix_seed(seed, index))))
         else:
@@ -94,8 +110,8 @@ def _listed_layers(model: Any, layers: Sequence[Any], seed: int, target: str) ->
     return sources
 
 
-def _given(module: nn.Module) -> Callable[[], nn.Module]:
-    return lambda: module
+def _given(index: int, name: str, module: nn.Module, *, spread: bool = False) -> LayerSource:
+    return LayerSource(index, name, lambda: module, module=module, spread=spread)
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
@@ -109,31 +125,39 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module
 class StageModule(nn.Module):
     """Consecutive layers of a model as one module.
 
-    Parameters keep their global names (:meth:`global_names`), so that a checkpoint does not depend on the cut.
+    Parameters keep their global names (:meth:`global_name`), so that a checkpoint does not depend on the cut. A weight
+    with several names has the first one.
+
+    Args:
+        sources: the layers.
+        first_names: of weights with several names, each name to the first (:func:`runner.model.ties.first_names`).
     """
 
-    def __init__(self, sources: Sequence[LayerSource]) -> None:
+    def __init__(self, sources: Sequence[LayerSource], first_names: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.first_layer = sources[0].index
         self.layer_names = tuple(source.name for source in sources)
         self.layers = nn.ModuleList(source.build() for source in sources)
+        self._first_names = dict(first_names or {})
+        self._spread = sources[0].spread
 
     def forward(self, value: Any, before_layer: Callable[[int], None] | None = None) -> Any:
         """Run the layers in order; ``before_layer`` is called with each layer's index in the whole model."""
         for offset, layer in enumerate(self.layers):
             if before_layer is not None:
                 before_layer(self.first_layer + offset)
-            value = layer(value)
+            value = call_whole(layer, value) if self._spread else layer(value)
         return value
 
     def global_name(self, local_name: str) -> str:
         """``layers.2.weight`` of this module as the whole model names it."""
         _, offset, rest = local_name.split(".", 2)
         name = self.layer_names[int(offset)]
-        return f"{name}.{rest}" if name else rest
+        full = f"{name}.{rest}" if name else rest
+        return self._first_names.get(full, full)
 
     def global_state(self) -> dict[str, torch.Tensor]:
-        """Parameters and persistent buffers by global name."""
+        """Parameters and persistent buffers by global name, each once."""
         return {self.global_name(name): value for name, value in self.state_dict().items()}
 
     def load_global_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -147,4 +171,11 @@ class StageModule(nn.Module):
 
 def build_stage(sources: Sequence[LayerSource], first: int, last: int) -> StageModule:
     """The module of layers ``first`` to ``last``, both inclusive."""
-    return StageModule(sources[first : last + 1])
+    return StageModule(sources[first : last + 1], first_names(find_ties(sources)))
+
+
+def call_whole(model: Callable[..., Any], value: Any) -> Any:
+    """Call a whole model with a batch's input: a tuple or list is its positional arguments, a dict its keywords."""
+    if isinstance(value, dict):
+        return model(**value)
+    return model(*value) if isinstance(value, tuple | list) else model(value)

@@ -14,6 +14,7 @@ from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
 from runner.model.data import LossFunction
 from runner.model.layers import LayerSource, StageModule, build_stage
+from runner.model.ties import find_ties
 from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.strategy.pipeline import PipelineStrategy
@@ -35,6 +36,7 @@ class LayersModule(pl.LightningModule):
         self.loss_function = loss_function
         self.stages = nn.ModuleDict()
         self.val_losses: list[list[float]] = []
+        self.ties = find_ties(sources)
         self._sources = sources
         self._config = config
         self._validation: list[tuple[float, float]] = []

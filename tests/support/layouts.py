@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from runner.engine.engine import Engine, EngineOptions
 from runner.engine.executor import RankView
+from runner.engine.ties import tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
 from runner.engine.window import StepBatch
 from runner.model.layers import build_stage, layers_of
+from runner.model.ties import find_ties
 from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
@@ -43,8 +45,12 @@ def make_engine(
     """The engine of one rank; rank = position * data + replica."""
     position, replica = divmod(transport.rank, data)
     sources = layers_of(model, 0)
-    first, last = uniform(len(sources), pipeline)[position]
+    cut = uniform(len(sources), pipeline)
+    first, last = cut[position]
     stage = build_stage(sources, first, last).to(dtype)
+    stages = {position: stage}
+    ties = find_ties(sources)
+    tied = tied_weights(ties, cut, lambda at: [at * data + d for d in range(data)], stages)
     order = build(schedule, ranks=pipeline, microbatches=count)
     engine = Engine(
         view=RankView(
@@ -56,10 +62,11 @@ def make_engine(
         ),
         training=lower(order),
         forward_only=lower(forward_only(order, count)),
-        stages={position: stage},
+        stages=stages,
         loss=loss,
         transport=transport,
         options=EngineOptions(microbatches=count, dtype=dtype, clip_norm=clip_norm),
+        tied=tied,
     )
     parameters = list(stage.parameters())
     engine.attach_optimizer(optimizer(parameters).step if parameters else lambda: None)
