@@ -79,11 +79,12 @@ def _nearest_path(path: str) -> str | None:
     sibling = did_you_mean(last, siblings)
     if sibling is not None:
         return f"{section}.{sibling}" if section else sibling
-    near = did_you_mean(path, known)
-    if near is not None:
-        return near
     same_leaf = [each for each in known if each.rpartition(".")[2] == last]
-    return same_leaf[0] if len(same_leaf) == 1 else None
+    if len(same_leaf) == 1:
+        return same_leaf[0]
+    if any(each.rpartition(".")[0] == section for each in known):
+        return None  # the section is right: a likeness to its name would say nothing of the key
+    return did_you_mean(path, known)
 
 
 def _shown(value: object) -> str:

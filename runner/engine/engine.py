@@ -58,11 +58,13 @@ class FinishedStep:
     Args:
         loss: mean over the step's samples (Σ sum / Σ weight).
         grad_norm: global norm before clipping; None where nothing clips.
+        stop: some rank asked to stop after this step; all ranks learn it with the same step.
     """
 
     step: int
     loss: float
     grad_norm: float | None
+    stop: bool = False
 
 
 class Engine:
@@ -102,6 +104,7 @@ class Engine:
         self._apply_update: Callable[[], None] = _no_optimizer
         self._signatures: dict[tuple[object, ...], int] = {}
         self._step = 0
+        self._stop_requested = False
         self._finished: list[FinishedStep] = []
         self._passing: dict[Channel, tuple[Handle, Tensor]] = {}
         self._executor = Executor(
@@ -131,6 +134,10 @@ class Engine:
         """Set what updates the weights from ``parameter.grad``, and the index of the next step."""
         self._apply_update = apply_update
         self._step = next_step
+
+    def request_stop(self) -> None:
+        """Ask all ranks to stop at the end of the next step that begins here; safe in a signal handler."""
+        self._stop_requested = True
 
     def submit(self, batch: StepBatch) -> list[FinishedStep]:
         """Run one training window.
@@ -204,13 +211,14 @@ class Engine:
 
     def _open(self, batch: StepBatch, training: bool) -> Window:
         """Learn the step's sizes, from the batch or from the rank upstream, and pass them on."""
-        samples, signature = self._header(batch, training)
+        samples, signature, stop = self._header(batch, training)
         if batch.samples is not None and batch.samples != samples:
             raise RunFailedError(
                 f"step {self._step}: this rank loaded {batch.samples} samples where the first stage loaded {samples}; "
                 "the dataset must give the same samples on every rank"
             )
         count = self.options.microbatches
+        loss = torch.tensor([0.0, 0.0, float(stop)], dtype=torch.float64)
         return Window(
             step=self._step,
             training=training,
@@ -218,32 +226,35 @@ class Engine:
             signature=signature,
             inputs=split_microbatches(batch.inputs, samples, count) if 0 in self.stages else None,
             targets=split_microbatches(batch.targets, samples, count) if self._is_last else None,
+            loss=loss,
         )
 
     @property
     def _is_last(self) -> bool:
         return self.view.num_stages - 1 in self.stages
 
-    def _header(self, batch: StepBatch, training: bool) -> tuple[int, int]:
-        """Samples of the window and the signature of its input: from the first stage down the pipeline."""
+    def _header(self, batch: StepBatch, training: bool) -> tuple[int, int, int]:
+        """Samples of the window, the signature of its input, and how many ranks want to stop: down the pipeline."""
         previous, following = self._neighbours(self._down)
-        header = torch.zeros(4, dtype=torch.int64, device=self.transport.device)
+        header = torch.zeros(5, dtype=torch.int64, device=self.transport.device)
         if previous is None:
             samples = batch.samples if batch.samples is not None else num_samples(batch.inputs)
-            header = torch.tensor([samples, self._signature(batch), int(training), self._step], device=header.device)
+            values = [samples, self._signature(batch), int(training), self._step, 0]
+            header = torch.tensor(values, device=header.device)
         else:
             start = time.perf_counter()
             self.transport.receive(header, previous, Channel.HEADER).wait()
             self.timeline.current.waiting += time.perf_counter() - start
+        header[4] += int(self._stop_requested)
         values = [int(value) for value in header.tolist()]
-        if values[2:] != [int(training), self._step]:
+        if values[2:4] != [int(training), self._step]:
             raise RunFailedError(
                 f"rank {self.transport.rank} is at step {self._step} (training: {training}) where the rank before it "
                 f"is at step {values[3]} (training: {bool(values[2])}): the ranks' loops differ"
             )
         if following is not None:
             self._pass_on(header, following, Channel.HEADER)
-        return values[0], values[1]
+        return values[0], values[1], values[4]
 
     def _signature(self, batch: StepBatch) -> int:
         shapes = tuple((tuple(t.shape[1:]), t.dtype) for t in flatten(batch.inputs)[0])
@@ -257,7 +268,7 @@ class Engine:
         return before, after
 
     def _pass_totals(self, totals: Tensor) -> None:
-        """Fill in ``[sum, weight]``, known on the last stage, on every rank of the pipeline."""
+        """Fill in ``[sum, weight, stop]``, known on the last stage, on every rank of the pipeline."""
         previous, following = self._neighbours(self._up)
         if previous is not None:
             received = torch.empty_like(totals, device=self.transport.device)
@@ -287,7 +298,7 @@ class Engine:
             handle.wait()
         self._executor.reductions.clear()
         scaled = time.perf_counter()
-        total, weight = window.loss.tolist()
+        total, weight, stop = window.loss.tolist()
         if not math.isfinite(total) or weight <= 0:
             what = f"the loss is {total / weight if weight else math.nan}" if weight else "no sample has a weight"
             raise RunFailedError(f"step {window.step}: {what}; the weights are those of the step before")
@@ -300,7 +311,7 @@ class Engine:
         end = time.perf_counter()
         self.timeline.current.waited_at_step += scaled - start
         self.timeline.current.optimizer += end - scaled
-        self._finished.append(FinishedStep(window.step, total / weight, norm))
+        self._finished.append(FinishedStep(window.step, total / weight, norm, stop > 0))
 
     def _clip(self) -> float | None:
         """Scale the gradients down to the largest global norm allowed; the norm before.

@@ -21,7 +21,7 @@ from runner.engine.gradients import StageGradients
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Channel, Handle, Transport
 from runner.engine.window import BoundarySpec, Window
-from runner.model.boundary import flatten, map_tensors
+from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import StageModule, mix_seed
 from runner.model.profile import to_precision
@@ -147,7 +147,7 @@ class Executor:
         module = self.stages[stage]
         start = time.perf_counter()
         with self._transport.exclusive(), torch.set_grad_enabled(window.training):
-            output = module(value, self._seed_layers(window, microbatch) if window.training else None)
+            output = module(enter_graph(value), self._seed_layers(window, microbatch) if window.training else None)
             if stage == self.view.num_stages - 1:
                 output = self._lose(window, microbatch, output)
         self.timeline.compute("F", stage, microbatch, start, time.perf_counter())

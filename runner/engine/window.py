@@ -41,7 +41,8 @@ class Window:
         sizes: samples of each micro-batch.
         signature: number of the input's shape and dtype, counted by the first stage as they appear.
         inputs, targets: one entry per micro-batch, on the ranks that load them.
-        loss: float64 ``[sum, weight]`` over the micro-batches, on the last stage; everywhere after STEP.
+        loss: float64 ``[sum, weight, stop]``: the loss over the micro-batches, on the last stage, everywhere after STEP;
+            and how many ranks asked to stop.
     """
 
     step: int
@@ -50,7 +51,7 @@ class Window:
     signature: int
     inputs: Sequence[Any] | None
     targets: Sequence[Any] | None
-    loss: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
     outputs: dict[int, Any] = field(default_factory=dict)
 
     def key(self, microbatch: int) -> tuple[bool, int, int]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
-__all__ = ["Structure", "flatten", "map_tensors", "num_samples", "unflatten"]
+__all__ = ["Structure", "enter_graph", "flatten", "map_tensors", "num_samples", "unflatten"]
 
 # JSON: {"tensor": i} | {"tuple": [...]} | {"list": [...]} | {"dict": [[k, …]]} | {"value": v}
 Structure: TypeAlias = Any
@@ -79,3 +80,27 @@ def num_samples(value: Any) -> int:
     """Length of the first axis of the first tensor."""
     tensors, _ = flatten(value)
     return tensors[0].shape[0] if tensors and tensors[0].dim() else 1
+
+
+def enter_graph(value: Any) -> Any:
+    """The leaves that cross a boundary as their layer takes them.
+
+    Autograd refuses in-place operations (``nn.ReLU(inplace=True)``) on leaves, which no tensor within an uncut model
+    is. What this returns shares the leaves' memory and hands its gradients on to them.
+    """
+    return map_tensors(lambda t: _entered(t) if t.requires_grad else t, value)
+
+
+class _Entered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # one output, one gradient
+        return gradient
+
+
+def _entered(leaf: Tensor) -> Tensor:
+    entered: Tensor = _Entered.apply(leaf)  # type: ignore[no-untyped-call]  # torch's own
+    return entered

@@ -2,7 +2,7 @@
 
 A model function may return
 
-- an ``nn.Sequential``: its children are the layers;
+- an ``nn.Sequential``: its children are the layers (unless it has a ``forward`` of its own);
 - a module with ``layers()``: a list of modules, or of zero-argument callables that make them. Callables are
   seeded one by one, so that a layer's weights do not depend on who builds it;
 - any other module: one layer, or a chain of segments where it is traced (:mod:`runner.model.chain`).
@@ -48,7 +48,7 @@ class LayerSource:
         index: its place in the model, from 0.
         name: what its parameters' global names start with (without the dot); may be empty for a whole module.
         build: returns the layer's module.
-        module: the layer where it exists already; None where ``build`` makes it.
+        given: that module where it exists already, so that weights shared between layers can be seen.
         label: how tables call it; default: its name.
         spread: the layer is a whole model, which takes a tuple as positional and a dict as keyword arguments.
     """
@@ -56,7 +56,7 @@ class LayerSource:
     index: int
     name: str
     build: Callable[[], nn.Module]
-    module: nn.Module | None = None
+    given: nn.Module | None = None
     label: str = ""
     spread: bool = False
 
@@ -77,7 +77,7 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
     """The layers of ``model``, as a model function may return it."""
-    if isinstance(model, nn.Sequential):
+    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         children = model._modules.items()  # named_children() would leave out a module's second use
         return [_given(i, name, child) for i, (name, child) in enumerate(children) if child is not None]
     lister = getattr(model, "layers", None)
@@ -111,7 +111,7 @@ def _listed_layers(model: Any, layers: Sequence[Any], seed: int, target: str) ->
 
 
 def _given(index: int, name: str, module: nn.Module, *, spread: bool = False) -> LayerSource:
-    return LayerSource(index, name, lambda: module, module=module, spread=spread)
+    return LayerSource(index, name, lambda: module, module, spread=spread)
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:

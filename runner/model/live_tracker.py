@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["LiveTracker"]
 
 
-class LiveTracker(TorchDispatchMode):
+class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storages that operators allocate while the mode is active, and their peak.
 
     A storage counts from the operator that made it until it is freed; views and in-place results share the storage
@@ -26,7 +26,7 @@ class LiveTracker(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -128,7 +128,7 @@ def profile_layers(
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """``module.to(dtype)``, which fake parameters cannot do: torch swaps tensors there, and fails on weak references."""
+    """``module.to(dtype)``, which fake parameters cannot do: torch swaps tensors, and fails on weak references."""
     replaced: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner._parameters.items():

@@ -1,8 +1,8 @@
 """Layer profiles on disk, so that planning the same run twice measures once.
 
-A profile is found again by what it depends on: the model, data and loss with their arguments, the micro-batch, precision,
-optimizer, device, threads, the processor, torch, and the source of every module outside the installed packages
-(so an edited model is profiled again). Deleting the folder is always safe.
+A profile is found again by what it depends on: the model, data and loss with their arguments, the micro-batch,
+precision, optimizer, device, threads, the processor, torch, and the source of every module outside the installed
+packages (so an edited model is profiled again). Deleting the folder is always safe.
 """
 
 from __future__ import annotations

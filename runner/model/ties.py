@@ -26,7 +26,7 @@ class Layer(Protocol):
     def index(self) -> int: ...
 
     @property
-    def module(self) -> nn.Module | None: ...
+    def given(self) -> nn.Module | None: ...
 
     def full_name(self, local_name: str) -> str: ...
 
@@ -61,8 +61,8 @@ def find_ties(layers: Iterable[Layer]) -> tuple[Tie, ...]:
     """
     places: dict[int, list[tuple[int, str]]] = {}
     for layer in layers:
-        if layer.module is not None:
-            for local_name, parameter in layer.module.named_parameters(remove_duplicate=False):
+        if layer.given is not None:
+            for local_name, parameter in layer.given.named_parameters(remove_duplicate=False):
                 places.setdefault(id(parameter), []).append((layer.index, layer.full_name(local_name)))
     found = (tuple(dict.fromkeys(each)) for each in places.values())
     return tuple(Tie(each[0][1], each) for each in found if len(each) > 1)
@@ -87,7 +87,7 @@ def sharing_problems(layers: Sequence[Layer], target: str) -> list[Problem]:
     owners: dict[int, dict[int, tuple[int, str]]] = defaultdict(dict)
     problems = []
     for layer in layers:
-        for local_name, parameter in layer.module.named_parameters() if layer.module is not None else ():
+        for local_name, parameter in layer.given.named_parameters() if layer.given is not None else ():
             others = owners[parameter.untyped_storage()._cdata]
             for key, (index, name) in others.items():
                 if key != id(parameter) and index != layer.index:
@@ -103,7 +103,7 @@ def _shared_statistics(layers: Sequence[Layer], target: str) -> list[Problem]:
     users: dict[int, set[int]] = defaultdict(set)
     names: dict[int, str] = {}
     for layer in layers:
-        for path, module in layer.module.named_modules() if layer.module is not None else ():
+        for path, module in layer.given.named_modules() if layer.given is not None else ():
             if getattr(module, "track_running_stats", False):
                 users[id(module)].add(layer.index)
                 names.setdefault(id(module), layer.full_name(path))

@@ -19,7 +19,6 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.fabric.utilities.types import ReduceOp
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -79,6 +78,7 @@ class PipelineStrategy(ParallelStrategy):
         self.plan = plan
         self.options = options
         self.engine: Engine | None = None
+        self.stopped = False  # at a signal, all ranks after the same step
         self.meter: MemoryMeter | None = None
         self.last_step: FinishedStep | None = None
         self._device_type = device
@@ -118,7 +118,7 @@ class PipelineStrategy(ParallelStrategy):
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
-        rank_zero_only.rank = self.global_rank
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
         world_size = self.plan.topology.world_size
         if self.world_size != world_size:
             raise RuntimeError(f"the plan has {world_size} ranks, {self.world_size} were started")
@@ -148,8 +148,8 @@ class PipelineStrategy(ParallelStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
-        _without_collectives(trainer)
-        module = self.lightning_module
+        self._without_collectives(trainer)
+        module: Any = self.lightning_module
         if not isinstance(module, PipelineModule):
             raise TypeError(f"a {type(module).__name__} has no loss_function and build_stages: see PipelineModule")
         if self.engine is None:
@@ -159,6 +159,18 @@ class PipelineStrategy(ParallelStrategy):
             self.setup_optimizers(trainer)
             self.engine.attach_optimizer(self._apply_update, next_step=trainer.global_step)
         self.setup_precision_plugin()
+
+    def _without_collectives(self, trainer: pl.Trainer) -> None:
+        """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end."""
+        connector = trainer._signal_connector
+
+        def note(signum: int, frame: Any) -> None:
+            connector.received_sigterm = True
+            if self.engine is not None:
+                self.engine.request_stop()
+
+        cast(Any, trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor = lambda: None
+        cast(Any, connector)._sigterm_notifier_fn = note
 
     def _build_engine(self, module: PipelineModule) -> Engine:
         stages = module.build_stages(self.plan.partition, self.stages)
@@ -210,6 +222,10 @@ class PipelineStrategy(ParallelStrategy):
         with self.meter.step(batch):
             finished = self.engine.submit(batch)
         self.last_step = finished[-1] if finished else None
+        if any(step.stop for step in finished):
+            self.stopped = True
+            assert self.lightning_module is not None
+            self.lightning_module.trainer.should_stop = True
         return result
 
     def _apply_update(self) -> None:
@@ -253,7 +269,7 @@ class PipelineStrategy(ParallelStrategy):
 
     @override
     def reduce(
-        self, tensor: Any, group: Any = None, reduce_op: ReduceOp | str | None = "mean"
+        self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
     ) -> Any:
         if self.world_size == 1 or not isinstance(tensor, Tensor):
             return tensor
@@ -330,15 +346,3 @@ class _Alone(Transport):
 
     def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
         return [tensor]
-
-
-def _without_collectives(trainer: pl.Trainer) -> None:
-    """Take Lightning's own collectives out of steps and signal handlers; SIGTERM only sets its flag."""
-    connector = trainer._signal_connector
-
-    def note(signum: int, frame: Any) -> None:
-        connector.received_sigterm = True
-
-    loop = cast(Any, trainer.fit_loop.epoch_loop)
-    loop._broadcast_sigterm_tensor = lambda: None
-    cast(Any, connector)._sigterm_notifier_fn = note

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -49,7 +50,7 @@ def finish(
     weights = with_all_names(strategy.lightning_module_state_dict(), module.ties)
     if measures is None:
         return
-    save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, run_dir / WEIGHTS_FILE)
+    save_file(_apart(weights), run_dir / WEIGHTS_FILE)
     artifacts = {"weights": WEIGHTS_FILE, "steps": "steps.jsonl"}
     if checkpoints.newest is not None:
         artifacts["checkpoint"] = str(checkpoints.newest.relative_to(run_dir))
@@ -61,9 +62,24 @@ def finish(
     walls = {index: clock.walls[index] for index in timed}
     artifacts |= _draw_timeline(run_dir, measures, walls)
     record = _measured(RunRecord.load(run_dir), strategy, module, config, plan, measures, walls)
-    record = record.replace(status="ok", artifacts=record.artifacts | artifacts)
+    record = record.replace(artifacts=record.artifacts | artifacts)
+    if strategy.stopped:
+        record.replace(status="interrupted", reason=f"stopped by a signal after step {record.steps}").save(run_dir)
+        return
+    record = record.replace(status="ok")
     record.save(run_dir)
     _call_report(config, run_dir, weights, record)
+
+
+def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as safetensors takes them: contiguous, and tied ones written out under each of their names."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in weights.items():
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone(memory_format=torch.contiguous_format) if place in seen else tensor.contiguous()
+        seen.add(place)
+    return apart
 
 
 def _own_measures(strategy: PipelineStrategy, clock: StepClock) -> RankMeasures:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from runner.engine.window import StepBatch
 from runner.errors import RunFailedError
@@ -90,7 +90,7 @@ def _none_of(value: Any) -> Any:
     return map_tensors(lambda tensor: tensor[:0], value)
 
 
-class _NumbersOnly:
+class _NumbersOnly(Dataset[int]):
     """A dataset whose samples do not matter."""
 
     def __init__(self, length: int) -> None:

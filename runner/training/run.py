@@ -11,8 +11,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions

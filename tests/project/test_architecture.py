@@ -1,0 +1,130 @@
+"""Imports go one way: each room stands on rooms below it, and the lower ones start without torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FOUNDATION = {"", "environment", "record", "errors", "config", "schedule", "memory.solve", "plan"}
+_TRAINED = _FOUNDATION | {"optim", "memory", "model", "engine"}
+
+# A room and the rooms it may import, "" being the package itself (its version). docs/design.md says why.
+MAY_IMPORT = {
+    "": set(),
+    "environment": {""},
+    "record": {"environment"},
+    "errors": set(),
+    "config": {"errors"},
+    "schedule": {"errors"},
+    "memory.solve": {"errors"},
+    "plan": {"errors", "config", "schedule", "memory.solve"},
+    "report": {"errors", "config", "record"},
+    "zoo": set(),
+    "optim": _FOUNDATION,
+    "memory": _FOUNDATION,
+    "model": _FOUNDATION | {"optim", "memory"},
+    "engine": _FOUNDATION | {"optim", "memory", "model"},
+    "strategy": _TRAINED,
+    "training": _TRAINED | {"strategy"},
+    "launch": _TRAINED | {"strategy", "training", "report"},
+    "cli": _TRAINED | {"strategy", "training", "report", "launch"},
+    "__main__": {"cli"},
+}
+WITHOUT_TORCH = ("errors", "environment", "record", "config", "schedule", "memory.solve", "plan", "report", "cli")
+NEVER_TOGETHER = [
+    *((room, "torch") for room in WITHOUT_TORCH if room != "cli"),
+    *((room, "lightning") for room in ("model", "memory", "optim", "engine", "zoo")),
+    *((room, "hydra") for room in ("model", "memory", "optim", "engine", "strategy", "training", "zoo")),
+]
+
+
+def room_of(module: str) -> str:
+    """``plan`` for ``runner.plan.make``; the pure half of the memory room counts as one of its own."""
+    parts = module.split(".")[1:]
+    return "memory.solve" if parts[:2] == ["memory", "solve"] else "".join(parts[:1])
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources(folder: str) -> list[Path]:
+    """Python files under ``folder``, without the links to the folders beside the package."""
+    links = (ROOT / "runner" / "recipes", ROOT / "runner" / "conf")
+    return [path for path in sorted((ROOT / folder).rglob("*.py")) if not any(path.is_relative_to(x) for x in links)]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Every module that a file imports, anywhere in it, with the line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: absolute imports only"
+            if node.module == "runner":
+                found = [(ROOT / "runner" / f"{x.name}.py", ROOT / "runner" / x.name, x.name) for x in node.names]
+                yield from (
+                    (node.lineno, f"runner.{name}" if file.exists() or folder.exists() else "runner")
+                    for file, folder, name in found
+                )
+            else:
+                yield node.lineno, str(node.module)
+
+
+def test_every_room_is_known() -> None:
+    rooms = {room_of(name_of(path)) for path in sources("runner")}
+    assert rooms - set(MAY_IMPORT) == set(), "say above, and in docs/design.md, what a new room may import"
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path in sources("runner"):
+        room = room_of(name_of(path))
+        for line, module in imports(path):
+            other = room_of(module)
+            if module.split(".")[0] == "runner" and other != room and other not in MAY_IMPORT[room]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} must not import {module}")
+    assert wrong == []
+
+
+def test_rooms_know_nothing_of_what_is_not_theirs() -> None:
+    wrong = []
+    for path in sources("runner"):
+        room = room_of(name_of(path))
+        for line, module in imports(path):
+            if (room, module.split(".")[0]) in NEVER_TOGETHER:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} must not import {module}")
+    assert wrong == []
+
+
+def test_recipes_are_plain_pytorch() -> None:
+    """Benchmarks measure the runner, so that they may use it; every other recipe would run without it."""
+    wrong = []
+    for path in sources("recipes"):
+        own = name_of(path).split(".")[:2]
+        if own == ["recipes", "benchmarks"]:
+            continue
+        for line, module in imports(path):
+            if module.split(".")[0] == "runner" and module.split(".")[1:3] != own:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {module}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_the_lower_rooms_start_without_torch(room: str) -> None:
+    """Imported in a fresh interpreter, module by module, not even something that imports torch is met."""
+    modules = [name for path in sources("runner") if room_of(name := name_of(path)) == room]
+    if not modules:
+        pytest.skip(f"there is no {room} yet")
+    code = f"import sys, {', '.join(modules)}\nprint(*sorted({{'torch', 'lightning', 'deepspeed'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
