@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Structure", "enter_graph", "flatten", "map_tensors", "num_samples", "unflatten"]
+__all__ = ["Structure", "call_arguments", "enter_graph", "flatten", "map_tensors", "num_samples", "unflatten"]
 
 # JSON: {"tensor": i} | {"tuple": [...]} | {"list": [...]} | {"dict": [[k, …]]} | {"value": v}
 Structure: TypeAlias = Any
@@ -80,6 +80,13 @@ def num_samples(value: Any) -> int:
     """Length of the first axis of the first tensor."""
     tensors, _ = flatten(value)
     return tensors[0].shape[0] if tensors and tensors[0].dim() else 1
+
+
+def call_arguments(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch's input as a model's arguments: a tuple or list is positional, a dict is keywords."""
+    if isinstance(value, dict):
+        return (), value
+    return (tuple(value), {}) if isinstance(value, tuple | list) else ((value,), {})
 
 
 def enter_graph(value: Any) -> Any:

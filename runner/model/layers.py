@@ -22,6 +22,7 @@ from torch import nn
 
 from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError
+from runner.model.boundary import call_arguments
 from runner.model.targets import call_target
 from runner.model.ties import find_ties, first_names
 
@@ -176,6 +177,5 @@ def build_stage(sources: Sequence[LayerSource], first: int, last: int) -> StageM
 
 def call_whole(model: Callable[..., Any], value: Any) -> Any:
     """Call a whole model with a batch's input: a tuple or list is its positional arguments, a dict its keywords."""
-    if isinstance(value, dict):
-        return model(**value)
-    return model(*value) if isinstance(value, tuple | list) else model(value)
+    args, kwargs = call_arguments(value)
+    return model(*args, **kwargs)

@@ -12,8 +12,9 @@ from runner.engine.executor import RankView
 from runner.engine.ties import tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
-from runner.engine.window import StepBatch
-from runner.model.layers import build_stage, layers_of
+from runner.engine.window import StepBatch, split_microbatches
+from runner.model.boundary import num_samples
+from runner.model.layers import LayerSource, build_stage, layers_of
 from runner.model.ties import find_ties
 from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
@@ -30,7 +31,7 @@ def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
 
 
 def make_engine(
-    model: nn.Module,
+    model: nn.Module | list[LayerSource],
     loss: Callable,
     transport: Transport,
     *,
@@ -41,10 +42,11 @@ def make_engine(
     clip_norm: float | None = None,
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> Engine:
-    """The engine of one rank; rank = position * data + replica."""
+    """The engine of one rank; rank = position * data + replica. A list is of layers that were made already."""
     position, replica = divmod(transport.rank, data)
-    sources = layers_of(model, 0)
+    sources = model if isinstance(model, list) else layers_of(model, 0)
     cut = uniform(len(sources), pipeline)
     first, last = cut[position]
     stage = build_stage(sources, first, last).to(dtype)
@@ -65,7 +67,7 @@ def make_engine(
         stages=stages,
         loss=loss,
         transport=transport,
-        options=EngineOptions(microbatches=count, dtype=dtype, clip_norm=clip_norm),
+        options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, clip_norm=clip_norm),
         tied=tied,
     )
     parameters = list(stage.parameters())
@@ -76,11 +78,12 @@ def make_engine(
 def part_of(batch: tuple[Tensor, Tensor], transport: Transport, pipeline: int, data: int) -> StepBatch:
     """What a rank loads: its replica's samples, and only at the ends of the pipeline."""
     position, replica = divmod(transport.rank, data)
-    inputs, targets = (tensor.tensor_split(data)[replica] for tensor in batch)
+    samples = num_samples(batch[0])
+    inputs, targets = (split_microbatches(value, samples, data)[replica] for value in batch)
     return StepBatch(
         inputs=inputs if position == 0 else None,
         targets=targets if position == pipeline - 1 else None,
-        samples=len(inputs) if position in (0, pipeline - 1) else None,
+        samples=num_samples(inputs) if position in (0, pipeline - 1) else None,
     )
 
 
