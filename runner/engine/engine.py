@@ -207,7 +207,8 @@ class Engine:
             gradients.claim()
         random_state = torch.get_rng_state()
         self._executor.run(window, actions, failed)
-        torch.set_rng_state(random_state)
+        with self.transport.exclusive():  # another rank of this process may be drawing
+            torch.set_rng_state(random_state)
 
     def _open(self, batch: StepBatch, training: bool) -> Window:
         """Learn the step's sizes, from the batch or from the rank upstream, and pass them on."""
