@@ -43,6 +43,7 @@ class ModelConfig:
     name: str = "custom"
     target: str = "???"
     kwargs: dict[str, Any] = field(default_factory=dict)
+    split_points: list[str] | None = None  # traced models: modules before which to cut; null = where little crosses
     # Group options used when the user names this model but not its data or loss.
     goes_with: dict[str, str] = field(default_factory=dict)
 

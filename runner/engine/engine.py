@@ -20,6 +20,7 @@ from torch import Tensor
 from runner.engine.executor import Executor, RankView
 from runner.engine.failure import explain_failure
 from runner.engine.gradients import StageGradients
+from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Channel, Handle, Transport
 from runner.engine.window import StepBatch, Window, split_microbatches
@@ -76,6 +77,7 @@ class Engine:
         loss: the loss function.
         transport: how messages travel.
         options: what the run fixes.
+        tied: this rank's copies of weights that several stages hold.
     """
 
     def __init__(
@@ -88,12 +90,16 @@ class Engine:
         loss: LossFunction,
         transport: Transport,
         options: EngineOptions,
+        tied: Sequence[TiedWeight] = (),
     ) -> None:
         self.view = view
         self.stages = dict(stages)
         self.options = options
         self.transport = transport
-        self.gradients = {stage: StageGradients(_named_parameters(module)) for stage, module in stages.items()}
+        shared = {id(weight.parameter) for weight in tied}
+        self.gradients = {stage: StageGradients(_named_parameters(module, shared)) for stage, module in stages.items()}
+        self._tied = group_by_holders(tied)
+        self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone
         self._programs = {True: training, False: forward_only}
         self._apply_update: Callable[[], None] = _no_optimizer
         self._signatures: dict[tuple[object, ...], int] = {}
@@ -294,7 +300,7 @@ class Engine:
             self.transport.all_reduce(totals, self.view.replicas).wait()
             window.loss.copy_(totals)
         self._pass_totals(window.loss)
-        for handle in self._executor.reductions:
+        for handle in (*self._executor.reductions, *(each for g in self._tied for each in g.start(self.transport))):
             handle.wait()
         self._executor.reductions.clear()
         scaled = time.perf_counter()
@@ -344,8 +350,8 @@ def _chain(start: int, length: int, direction: int) -> list[int]:
     return [(start + direction * offset) % length for offset in range(length)]
 
 
-def _named_parameters(module: StageModule) -> list[tuple[str, torch.nn.Parameter]]:
-    return [(module.global_name(name), parameter) for name, parameter in module.named_parameters()]
+def _named_parameters(module: StageModule, left_out: set[int]) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(module.global_name(n), p) for n, p in module.named_parameters() if id(p) not in left_out]
 
 
 def _named_buffers(module: StageModule) -> list[tuple[str, Tensor]]:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -23,10 +24,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
+from runner.model.chain import model_layers
 from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
 from runner.model.device import device_type
-from runner.model.layers import LayerSource, load_layers
+from runner.model.layers import LayerSource, call_whole
 from runner.model.live_tracker import LiveTracker
+from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
@@ -40,16 +43,6 @@ logger = logging.getLogger(__name__)
 _TIMED_RUNS = 3
 _MOST_BYTES_TO_TIME = 4 << 30
 _MOST_FLOPS_TO_TIME = 2e11  # a few seconds on two CPU cores
-
-
-def dtype_of(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients, activations and states."""
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-
-
-def to_precision(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors of ``value`` in ``dtype``; the others as they are."""
-    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype is not dtype else t, value)
 
 
 def profile_model(config: RunConfig) -> ModelProfile:
@@ -87,11 +80,12 @@ def _on_fake_tensors(
     config: RunConfig, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
 ) -> ModelProfile:
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # It prints the traceback of what fails; whether that is a fake tensor's limit or an error, a real run will show.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        sources = load_layers(config.model, config.seed)
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode:
+        sources = model_layers(config)
         fake_inputs = map_tensors(mode.from_tensor, inputs)
         fake_targets = map_tensors(mode.from_tensor, targets)
         return profile_layers(sources, fake_inputs, fake_targets, loss, dtype)
@@ -102,7 +96,7 @@ def _on_real_tensors(
 ) -> ModelProfile:
     """Like the run itself: what fails here would fail there."""
     try:
-        return profile_layers(load_layers(config.model, config.seed), inputs, targets, loss, dtype)
+        return profile_layers(model_layers(config), inputs, targets, loss, dtype)
     except _LayerError as error:
         section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
         raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
@@ -137,9 +131,10 @@ def profile_layers(
 
     with LiveTracker() as tracker:
         for source in sources:
-            module = _cast(source.build(), dtype)
+            module = cast_module(source.build(), dtype)
+            function = partial(call_whole, module) if source.spread else module
             try:
-                value, row = _profile_call(source.name or "model", module, value, tracker, module)
+                value, row = _profile_call(source.label or source.name or "model", function, value, tracker, module)
             except Exception as error:
                 what = f"layer {source.index} ({type(module).__name__})"
                 raise _LayerError(source.index, what, value, error) from error
@@ -162,21 +157,6 @@ def profile_layers(
         optimizer_seconds_per_byte=0.0,
         tokens_per_sample=_tokens_per_sample(targets),
     )
-
-
-def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """``module.to(dtype)``, which fake parameters cannot do: torch swaps tensors, and fails on weak references."""
-    replaced: dict[int, nn.Parameter] = {}
-    for owner in module.modules():
-        for name, parameter in owner._parameters.items():
-            if parameter is not None and parameter.is_floating_point() and parameter.dtype is not dtype:
-                if id(parameter) not in replaced:
-                    replaced[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
-                owner._parameters[name] = replaced[id(parameter)]
-        for name, buffer in owner._buffers.items():
-            if buffer is not None and buffer.is_floating_point():
-                owner._buffers[name] = buffer.to(dtype)
-    return module
 
 
 def _profile_call(
@@ -257,9 +237,10 @@ def _with_measured_seconds(
     samples = num_samples(inputs)
     rows = []
     with _threads(config.trainer.threads):
-        for source, row in zip(load_layers(config.model, config.seed), profile.layers, strict=True):
+        for source, row in zip(model_layers(config), profile.layers, strict=True):
             module = source.build().to(device=device, dtype=dtype)
-            value, forward, backward = _time_call(module, value, device)
+            function = partial(call_whole, module) if source.spread else module
+            value, forward, backward = _time_call(function, value, device)
             module.zero_grad(set_to_none=True)
             rows.append(replace(row, forward_seconds=forward, backward_seconds=backward))
         value = to_precision(value, torch.float32)

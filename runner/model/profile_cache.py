@@ -50,7 +50,7 @@ def _folder() -> Path:
 
 def _key(config: RunConfig) -> str:
     depends = {
-        "model": [config.model.target, config.model.kwargs],
+        "model": [config.model.target, config.model.kwargs, config.model.split_points, config.parallelism.pipeline],
         "data": [config.data.target, config.data.kwargs],
         "loss": [config.loss.target, config.loss.kwargs],
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],

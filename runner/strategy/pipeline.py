@@ -28,11 +28,13 @@ from typing_extensions import override
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.executor import RankView
 from runner.engine.memory_meter import MemoryMeter
+from runner.engine.ties import holder_groups, tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_processes import ProcessTransport
 from runner.engine.window import StepBatch
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
+from runner.model.ties import Tie
 from runner.plan.values import RunPlan
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
@@ -50,6 +52,7 @@ class PipelineModule(Protocol):
     """What the strategy asks of a LightningModule."""
 
     loss_function: LossFunction
+    ties: Sequence[Tie]
 
     def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
         """Build the layers of ``stages`` and keep them as submodules; called once, before the optimizers are made."""
@@ -187,17 +190,20 @@ class PipelineStrategy(ParallelStrategy):
             forward_only=lower(forward_only(schedule, self.options.microbatches)),
             stages=stages,
             loss=module.loss_function,
-            transport=self._transport(),
+            transport=self._transport(module.ties),
             options=self.options,
+            tied=tied_weights(module.ties, self.plan.partition, self.plan.topology.holders, stages),
         )
 
-    def _transport(self) -> Transport:
+    def _transport(self, ties: Sequence[Tie]) -> Transport:
         if self.world_size == 1:
             return _Alone(self.root_device)
         topology = self.plan.topology
+        holders = holder_groups(ties, self.plan.partition, topology.holders)
         pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
         positions = range(len(pipelines[0]))
-        return ProcessTransport(self.root_device, [*pipelines, *(topology.data_group(p) for p in positions)])
+        replicas = [topology.data_group(position) for position in positions]
+        return ProcessTransport(self.root_device, [*pipelines, *replicas, *holders])
 
     # A step
 

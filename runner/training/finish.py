@@ -16,6 +16,7 @@ from runner.config.resolve import to_container
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
 from runner.model.targets import import_target
+from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, step_seconds
 from runner.schedule.render.events import Event
@@ -46,7 +47,7 @@ def finish(
     strategy = trainer.strategy
     assert isinstance(strategy, PipelineStrategy)
     measures = strategy.gather_objects(_own_measures(strategy, clock))
-    weights = strategy.lightning_module_state_dict()
+    weights = with_all_names(strategy.lightning_module_state_dict(), module.ties)
     if measures is None:
         return
     save_file(_apart(weights), run_dir / WEIGHTS_FILE)

@@ -16,9 +16,9 @@ from lightning.pytorch.callbacks import Callback
 
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
+from runner.model.chain import model_layers
 from runner.model.data import Datasets, load_datasets, load_loss
 from runner.model.device import device_memory_bytes, device_type
-from runner.model.layers import load_layers
 from runner.model.profile import dtype_of
 from runner.plan.make import make_plan
 from runner.plan.profile import ModelProfile, read_profile
@@ -60,7 +60,7 @@ def run_rank(config: RunConfig, run_dir: Path) -> None:
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config))
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
-    module = LayersModule(load_layers(config.model, config.seed), load_loss(config.loss), config)
+    module = LayersModule(model_layers(config), load_loss(config.loss), config)
     loaders = _loaders(config, plan, rank, datasets, lengths)
     clock = StepClock(StepLog(run_dir) if rank == 0 else None, config.data.batch_size)
     checkpoints = Checkpoints(run_dir / "checkpoints", config.checkpoint.every, config.checkpoint.keep, clock.start)

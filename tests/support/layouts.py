@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 from runner.engine.engine import Engine, EngineOptions
 from runner.engine.executor import RankView
+from runner.engine.ties import tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
-from runner.engine.window import StepBatch
-from runner.model.layers import build_stage, layers_of
+from runner.engine.window import StepBatch, split_microbatches
+from runner.model.boundary import num_samples
+from runner.model.layers import LayerSource, build_stage, layers_of
+from runner.model.ties import find_ties
 from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
@@ -29,7 +32,7 @@ def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
 
 
 def make_engine(
-    model: nn.Module,
+    model: nn.Module | list[LayerSource],
     loss: Callable,
     transport: Transport,
     *,
@@ -40,13 +43,20 @@ def make_engine(
     clip_norm: float | None = None,
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> Engine:
-    """The engine of one rank; rank = position * data + replica. ``schedule``: a name, or any schedule of its own."""
+    """The engine of one rank; rank = position * data + replica.
+
+    ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own.
+    """
     position, replica = divmod(transport.rank, data)
     order = schedule if isinstance(schedule, Schedule) else build(schedule, ranks=pipeline, microbatches=count)
-    sources = layers_of(model, 0)
+    sources = model if isinstance(model, list) else layers_of(model, 0)
     cut = uniform(len(sources), order.stages)
     stages = {stage: build_stage(sources, *cut[stage]).to(dtype) for stage in order.stages_of(position)}
+    ties = find_ties(sources)
+    owners = order.placement[0]
+    tied = tied_weights(ties, cut, lambda stage: [owners[stage] * data + d for d in range(data)], stages)
     engine = Engine(
         view=RankView(
             position=position,
@@ -60,7 +70,8 @@ def make_engine(
         stages=stages,
         loss=loss,
         transport=transport,
-        options=EngineOptions(microbatches=count, dtype=dtype, clip_norm=clip_norm),
+        options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, clip_norm=clip_norm),
+        tied=tied,
     )
     parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]
     engine.attach_optimizer(optimizer(parameters).step if parameters else lambda: None)
@@ -72,12 +83,13 @@ def part_of(
 ) -> StepBatch:
     """What a rank loads: its replica's samples, and only where the first and the last stage are."""
     position, replica = divmod(transport.rank, data)
-    inputs, targets = (tensor.tensor_split(data)[replica] for tensor in batch)
+    samples = num_samples(batch[0])
+    inputs, targets = (split_microbatches(value, samples, data)[replica] for value in batch)
     owners = schedule.placement[0] if isinstance(schedule, Schedule) else range(pipeline)
     return StepBatch(
         inputs=inputs if position == owners[0] else None,
         targets=targets if position == owners[-1] else None,
-        samples=len(inputs) if position in (owners[0], owners[-1]) else None,
+        samples=num_samples(inputs) if position in (owners[0], owners[-1]) else None,
     )
 
 
