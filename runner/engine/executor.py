@@ -257,7 +257,7 @@ class Executor:
         number = self.view.first_microbatch + microbatch
 
         def seed(layer: int) -> None:
-            torch.manual_seed(mix_seed(self._seed, window.step, number, layer))
+            _seed_generator(mix_seed(self._seed, window.step, number, layer), self._transport.device)
 
         return seed
 
@@ -373,3 +373,15 @@ def _number(action: Action) -> int:
 def _as_leaf(tensor: Tensor) -> Tensor:
     """What the next stage of the same rank gets: no message, no graph across the border."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _seed_generator(seed: int, device: torch.device) -> None:
+    """Seed the generators that a layer on ``device`` can draw from.
+
+    ``torch.manual_seed`` would seed every accelerator's too, and record a stack trace for each that is not in use:
+    up to milliseconds a call, before every layer.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
