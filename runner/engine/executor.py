@@ -91,7 +91,7 @@ class Executor:
         self.gradients = gradients
         self.timeline = Timeline()
         self.reductions: list[Handle] = []
-        self.bytes_sent = {payload: 0 for payload in Payload}
+        self.bytes_sent = dict.fromkeys(Payload, 0)
         self._loss = loss
         self._transport = transport
         self._dtype = dtype

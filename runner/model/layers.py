@@ -23,7 +23,7 @@ from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError
 from runner.model.targets import call_target
 
-__all__ = ["LayerSource", "StageModule", "build_stage", "layers_of", "load_layers", "mix_seed"]
+__all__ = ["LayerSource", "StageModule", "build_stage", "layers_of", "load_layers", "mix_seed", "tensor_shapes"]
 
 _MASK = (1 << 63) - 1
 
@@ -61,6 +61,23 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
     """
     torch.manual_seed(seed)
     return layers_of(call_target("model", config.target, config.kwargs), seed, config.target)
+
+
+def tensor_shapes(config: ModelConfig, seed: int) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the whole model's parameters and buffers by global name, made without memory.
+
+    None for a model whose code cannot run on fake tensors.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            state = StageModule(load_layers(config, seed)).global_state()
+            return {name: tuple(tensor.shape) for name, tensor in state.items()}
+    except RequestError:
+        raise
+    except Exception:  # a user's code may do anything that fake tensors cannot
+        return None
 
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
