@@ -6,17 +6,16 @@ makes the same step of any multiple.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from runner.record import read_steps
-from runner.training.trace import TRACE_DIRECTORY
+from runner.training.trace_files import read_trace
 
 __all__ = ["Comparison", "Difference", "Promise", "compare_runs"]
 
@@ -86,13 +85,13 @@ def compare_runs(layout: Path, reference: Path, promise: Promise) -> Comparison:
     likewise, where its gradient is more than noise (a zero gradient's rounding is a whole step of Adam's).
     """
     losses = _losses(layout), _losses(reference)
-    ours = dict(_steps(layout))
     state = _State(promise)
     for step, (own, theirs) in enumerate(zip(*losses, strict=True), 1):
         state.compare_loss(step, own, theirs)
-        if step in ours:
-            (expected,) = _parts(reference / TRACE_DIRECTORY / f"step-{step}")
-            state.compare_tensors(step, _parts(ours[step]), expected)
+        ranks = read_trace(layout, step)
+        if ranks:
+            (expected,) = read_trace(reference, step)
+            state.compare_tensors(step, ranks, expected)
     return Comparison(
         equal=state.first is None,
         bitwise=state.bitwise,
@@ -166,14 +165,3 @@ class _State:
 
 def _losses(run_dir: Path) -> list[float]:
     return [float(line["loss"]) for line in read_steps(run_dir)]
-
-
-def _steps(run_dir: Path) -> Iterator[tuple[int, Path]]:
-    for path in (run_dir / TRACE_DIRECTORY).glob("step-*"):
-        yield int(path.name.removeprefix("step-")), path
-
-
-def _parts(directory: Path) -> list[dict[str, Tensor]]:
-    """The tensors of every rank."""
-    files = sorted(directory.glob("rank-*.safetensors"), key=lambda path: int(path.stem.removeprefix("rank-")))
-    return [load_file(path) for path in files]

@@ -27,7 +27,7 @@ from runner.plan.batches import replica_slice
 from runner.plan.profile import read_profile
 from runner.record import RunRecord, StepLog
 from runner.training.loading import make_loader
-from runner.training.trace import gradients_of, traced_steps, weights_of, write_trace
+from runner.training.trace_files import gradients_of, traced_steps, weights_of, write_trace
 
 __all__ = ["run_reference"]
 

@@ -10,15 +10,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from runner.config.resolve import fingerprint, to_container
 from runner.config.schema import RunConfig
 from runner.strategy.checkpoint_file import CheckpointError, read_checkpoint
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
 
 __all__ = ["ENTRY", "History", "Progress", "follow_config", "loop_state", "read_progress"]
 

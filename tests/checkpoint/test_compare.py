@@ -10,9 +10,9 @@ from torch import Tensor
 
 from runner.record import StepLog
 from runner.training.compare import Comparison, Difference, compare_runs
-from runner.training.trace import write_trace
+from runner.training.trace_files import write_trace
 
-NAMES = ("0.weight", "0.bias", "2.weight")
+NAMES = ("0.weight", "0.bias", "2.weight")  # no alphabet's order
 
 
 def tensors(step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -120,3 +120,8 @@ def test_a_tensor_that_no_rank_has(tmp_path: Path) -> None:
         path.unlink()
     found = compare_runs(layout, reference, "rounding")
     assert found.first_difference == Difference(1, "gradient", "0.bias")
+
+
+def test_parameters_have_the_order_of_the_model(tmp_path: Path) -> None:
+    changes = tuple((2, "weight", name, 1.0) for name in NAMES)
+    assert compared(tmp_path, changes=changes).first_difference == Difference(2, "weight", "0.weight")
