@@ -208,7 +208,7 @@ class RunConfig:
     name: str = "run"  # names the directory under outputs/
     seed: int = 0  # of the weights, the order of samples and dropout
     run_dir: str | None = None  # null = outputs/<name>/<timestamp>
-    resume: str | None = None  # not available in this version
+    resume: str | None = None  # auto = newest good checkpoint in run_dir, else start; a checkpoint's file
     memory_limit: str | None = None  # bytes a rank may use: 80GB, 8GiB, a number
     device: str = "auto"  # auto, cpu, cuda
     report: str | None = None  # package.module:function called with the finished run's directory

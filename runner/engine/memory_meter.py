@@ -6,7 +6,7 @@ On the CPU the first steps run under the live tracker, which slows them down; th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -49,6 +49,12 @@ class MemoryMeter:
         if self._cuda:
             return torch.cuda.max_memory_allocated(self._device)
         return self._static + self._tracker.peak
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are there before the first step, e.g. restored optimizer states."""
+        if not self._cuda:
+            for tensor in tensors:
+                self._tracker.watch(tensor)
 
     @contextlib.contextmanager
     def step(self, batch: StepBatch) -> Iterator[None]:

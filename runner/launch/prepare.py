@@ -10,6 +10,7 @@ from runner.config.resolve import fingerprint, save, to_container
 from runner.config.rules import rules
 from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, raise_problems
+from runner.launch.resume import continue_record
 from runner.launch.run_directory import check_run_directory
 from runner.plan.profile import PROFILE_FILE
 from runner.record import RunRecord, environment, step_seconds, write_atomically
@@ -61,7 +62,7 @@ def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: s
     """Put down what the ranks read: configuration, layer profile and first record. Returns the configuration's file.
 
     Ranks make their plan from the same profile again, so that measured times cannot make them disagree. A
-    record that is there already (a requeued run, a sweep's job) is continued.
+    record that is there already (a resumed run, a sweep's job) is cut back to the step that the run continues from.
     """
     (run_dir / "logs").mkdir(exist_ok=True)
     write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
@@ -75,6 +76,7 @@ def first_record(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: st
         before = RunRecord.load(run_dir)
     except (FileNotFoundError, ValueError):
         before = RunRecord()
+    before = continue_record(before, config, run_dir)
     predicted = plan.to_json()
     seconds = before.step_seconds if before.steps else step_seconds([])
     return before.replace(

@@ -199,9 +199,9 @@ def is_random(node: Node, owner: torch.nn.Module) -> bool:
         return False
     given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
     if any(name in node.target._schema.name for name in _RECURRENT):
-        return bool(given.get("train")) and given.get("dropout") != 0.0
+        return bool(given.get("train")) and bool(given.get("dropout") != 0.0)
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     if "dropout_p" in {argument.name for argument in node.target._schema.arguments}:
-        return given.get("dropout_p", 0.0) != 0.0
-    return given.get("train", True) is not False and given.get("p", 1.0) != 0.0
+        return bool(given.get("dropout_p", 0.0) != 0.0)
+    return given.get("train", True) is not False and bool(given.get("p", 1.0) != 0.0)

@@ -7,7 +7,8 @@ A model function may return
   seeded one by one, so that a layer's weights do not depend on who builds it;
 - any other module: one layer, or a chain of segments where it is traced (:mod:`runner.model.chain`).
 
-The same module or parameter may stand in several layers (:mod:`runner.model.ties`). The runner never initialises weights again: what the function made is what is trained.
+The same module or parameter may stand in several layers (:mod:`runner.model.ties`). The runner never initialises weights
+again: what the function made is what is trained.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from runner.model.boundary import call_arguments
 from runner.model.targets import call_target
 from runner.model.ties import find_ties, first_names
 
-__all__ = ["LayerSource", "StageModule", "build_stage", "call_whole", "layers_of", "load_layers", "mix_seed"]
+__all__ = [
+    "LayerSource",
+    "StageModule",
+    "build_stage",
+    "call_whole",
+    "layers_of",
+    "load_layers",
+    "mix_seed",
+    "tensor_shapes",
+]
 
 _MASK = (1 << 63) - 1
 
@@ -74,6 +84,24 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
     """
     torch.manual_seed(seed)
     return layers_of(call_target("model", config.target, config.kwargs), seed, config.target)
+
+
+def tensor_shapes(config: ModelConfig, seed: int) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the whole model's parameters and buffers by global name, made without memory.
+
+    None for a model whose code cannot run on fake tensors.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            sources = load_layers(config, seed)
+            state = build_stage(sources, 0, len(sources) - 1).global_state()
+            return {name: tuple(tensor.shape) for name, tensor in state.items()}
+    except RequestError:
+        raise
+    except Exception:  # a user's code may do anything that fake tensors cannot
+        return None
 
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:

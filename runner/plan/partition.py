@@ -2,7 +2,7 @@
 
 ``uniform`` counts layers, ``parameters`` counts parameters, ``profile`` weighs measured seconds under a memory
 limit, ``manual`` is told. The min-max partitions are exact (dynamic programming over prefix sums,
-specs/schedules.md 7.0), and among the partitions with the least maximum they take the one with the least sum
+PipeDream's single-level case), and among the partitions with the least maximum they take the one with the least sum
 of squares, so that the other stages are even too.
 """
 

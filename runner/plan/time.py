@@ -64,7 +64,7 @@ def stage_costs(
 
 
 def ring_all_reduce_seconds(num_bytes: int, copies: int, link: Link) -> float:
-    """A ring over ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes (specs/schedules.md 6.2)."""
+    """A ring over ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes."""
     return 2 * (copies - 1) * link.seconds(num_bytes / copies)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import lightning.pytorch as pl
@@ -32,13 +33,20 @@ from runner.engine.ties import holder_groups, tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_processes import ProcessTransport
 from runner.engine.window import StepBatch
+from runner.errors import raise_problems
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
 from runner.plan.values import RunPlan
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
-from runner.strategy.state import gather_optimizer_state, own_optimizer_state
+from runner.strategy.checkpoint_file import read_checkpoint, write_checkpoint
+from runner.strategy.state import (
+    gather_optimizer_state,
+    load_optimizer_state,
+    own_optimizer_state,
+    tensor_problems,
+)
 
 __all__ = ["PipelineModule", "PipelineStrategy"]
 
@@ -159,13 +167,6 @@ class PipelineStrategy(ParallelStrategy):
             self.setup_optimizers(trainer)
             self.engine.attach_optimizer(self._apply_update)
         self.setup_precision_plugin()
-
-    @override
-    def on_train_start(self) -> None:
-        """A checkpoint is loaded after :meth:`setup`: only now the number of the next step is known."""
-        assert self.engine is not None
-        assert self.lightning_module is not None
-        self.engine.start_at(self.lightning_module.trainer.global_step)
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
         """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end."""
@@ -320,15 +321,44 @@ class PipelineStrategy(ParallelStrategy):
         return gather_optimizer_state(self.gather_objects(own))
 
     @override
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Rank 0 writes the file, whole or not at all."""
+        if self.is_global_zero:
+            write_checkpoint(checkpoint, Path(filepath))
+
+    @override
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """The file's tensors and plain values; it runs no code, whatever ``weights_only`` says."""
+        return read_checkpoint(Path(checkpoint_path))
+
+    @override
+    def on_train_start(self) -> None:
+        """Progress has been restored by now, which :meth:`setup` comes too early for: the engine counts on from there."""
         assert self.engine is not None
+        assert self.lightning_module is not None
+        self.engine.start_at(self.lightning_module.trainer.global_step)
+        assert self.meter is not None
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        self.meter.watch(tensor for tensor in tensors if tensor.dim())  # a new run's step counters go unseen, too
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Take this rank's tensors.
+
+        Raises:
+            RequestError: on every rank, where names or shapes are not the model's.
+        """
+        assert self.engine is not None
+        own = {name: tensor for module in self.engine.stages.values() for name, tensor in module.global_state().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+        whole = {name: shape for part in self.all_gather_objects(shapes) for name, shape in part.items()}
+        raise_problems(tensor_problems(whole, checkpoint["state_dict"]))
         for module in self.engine.stages.values():
             module.load_global_state(checkpoint["state_dict"])
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        from runner.strategy.state import load_optimizer_state
-
         assert self.engine is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             load_optimizer_state(optimizer, self.engine.stages, state)

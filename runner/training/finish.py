@@ -115,7 +115,8 @@ def _measured(
     from runner.record import read_steps
 
     losses = [line["loss"] for line in read_steps(Path(config.run_dir or "."))]
-    seconds = step_seconds(list(walls.values()))
+    earlier = record.step_seconds["all"]  # of the run that this one continues
+    seconds = step_seconds([*earlier, *walls.values()])
     predicted = {key: value for key, value in record.step_seconds.items() if key == "predicted"}
     median = seconds["median"]
     flops = _flops_per_step(config, plan)

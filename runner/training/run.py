@@ -6,6 +6,7 @@ import logging
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
 
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
+from runner.errors import Problem, RequestError
 from runner.model.chain import model_layers
 from runner.model.data import Datasets, load_datasets, load_loss
 from runner.model.device import device_memory_bytes, device_type
@@ -24,6 +27,7 @@ from runner.plan.make import make_plan
 from runner.plan.profile import ModelProfile, read_profile
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, StepLog
+from runner.strategy.checkpoint_file import CheckpointError
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.callbacks import (
     BeforeFirstStep,
@@ -34,24 +38,34 @@ from runner.training.callbacks import (
     progress,
 )
 from runner.training.finish import finish
-from runner.training.loading import make_loader
+from runner.training.loading import StepSampler, first_batch, make_loader
 from runner.training.loggers import build_logger, build_profiler
 from runner.training.module import LayersModule
 from runner.training.prediction import measured_plan
+from runner.training.random_state import random_state
+from runner.training.resume import History, Progress, read_progress
 
 __all__ = ["run_rank"]
 
 logger = logging.getLogger(__name__)
 
 
-def run_rank(config: RunConfig, run_dir: Path) -> None:
+def run_rank(
+    config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] = (), validate: bool = True
+) -> None:
     """Train as this process's rank; called on every rank, with torch.distributed initialised where there are several.
 
     Rank 0 writes the prediction into ``record.json`` before the first step, a line per step into ``steps.jsonl``, and
     the whole record at the end.
 
+    Args:
+        config: the request; its ``resume`` is null or the checkpoint to continue from.
+        run_dir: it holds the layer profile and the first record.
+        watchers: further callbacks.
+        validate: whether the validation data, where there is any, is used.
+
     Raises:
-        RequestError: the user's model, data or loss is not what it must be.
+        RequestError: the user's model, data or loss is not what it must be, or not the checkpoint's.
         RunFailedError: a step failed.
     """
     rank = int(os.environ.get("RANK", "0"))
@@ -61,13 +75,17 @@ def run_rank(config: RunConfig, run_dir: Path) -> None:
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
     module = LayersModule(model_layers(config), load_loss(config.loss), config)
-    loaders = _loaders(config, plan, rank, datasets, lengths)
-    clock = StepClock(StepLog(run_dir) if rank == 0 else None, config.data.batch_size)
-    checkpoints = Checkpoints(run_dir / "checkpoints", config.checkpoint.every, config.checkpoint.keep, clock.start)
+    loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
+    resumed = _resumed(config, loaders[0])
+    before = resumed.history if resumed is not None else History()
+    module.val_losses = [list(pair) for pair in before.val_loss]
+    log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
+    clock = StepClock(log, config.data.batch_size, before)
+    checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed)
     plans = [plan]
 
     def predict(trainer: pl.Trainer) -> None:
-        plans.append(_predict(strategy, config, profile, run_dir, next(iter(loaders[0]))))
+        plans.append(_predict(strategy, config, profile, run_dir, first_batch(loaders[0])))
         clock.start()
 
     callbacks: list[Callback] = [
@@ -76,10 +94,69 @@ def run_rank(config: RunConfig, run_dir: Path) -> None:
         ValidateAtEnd(),
         checkpoints,
         *progress(config.trainer.progress, rank),
+        *watchers,
     ]
     trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
-    trainer.fit(module, *loaders)
+    trainer.fit(module, *loaders, ckpt_path=config.resume)
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints)
+
+
+def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
+    """Where the run goes on, with the loader put there.
+
+    Raises:
+        RequestError: the file is damaged, or the data has another number of batches.
+    """
+    if config.resume is None:
+        return None
+    try:
+        found, _ = read_progress(Path(config.resume))
+    except CheckpointError as error:
+        raise RequestError([Problem("resume", config.resume, "must be a good checkpoint", str(error))]) from error
+    sampler = loader.batch_sampler
+    assert isinstance(sampler, StepSampler)
+    if len(sampler) != found.batches_per_epoch:
+        rule = f"must have {found.batches_per_epoch} steps per epoch, as the checkpoint's data"
+        why = f"These are {len(sampler)}, so that the place in the data would be another one"
+        raise RequestError([Problem("data", config.data.name, rule, why, "resume=null")])
+    sampler.resume_at(found.epoch, found.batch_in_epoch)
+    return found
+
+
+def _checkpoints(
+    config: RunConfig,
+    run_dir: Path,
+    strategy: PipelineStrategy,
+    module: LayersModule,
+    loaders: tuple[Any, Any | None],
+    clock: StepClock,
+    resumed: Progress | None,
+) -> Checkpoints:
+    interval = _validation_interval(config)
+
+    def progress_of(trainer: pl.Trainer) -> Progress:
+        return Progress.of(
+            trainer,
+            config,
+            batches_per_epoch=len(loaders[0]),
+            history=clock.history(module.val_losses),
+            random=strategy.gather_objects(random_state()) or (),
+        )
+
+    return Checkpoints(
+        run_dir / "checkpoints",
+        every=config.checkpoint.every,
+        keep=config.checkpoint.keep,
+        validates=lambda step: loaders[1] is not None and step % interval == 0,
+        progress=progress_of,
+        resumed=resumed,
+        saved=clock.start,
+    )
+
+
+def _validation_interval(config: RunConfig) -> int:
+    """Steps between validations."""
+    return min(config.trainer.val_every or config.trainer.max_steps, config.trainer.max_steps)
 
 
 def _set_up_logging(rank: int) -> None:
@@ -172,7 +249,7 @@ def _trainer(
         plugins=[TorchElasticEnvironment()] if world_size > 1 else None,
         max_steps=config.trainer.max_steps,
         max_epochs=-1,
-        val_check_interval=min(config.trainer.val_every or config.trainer.max_steps, config.trainer.max_steps),
+        val_check_interval=_validation_interval(config),
         check_val_every_n_epoch=None,
         limit_val_batches=1.0 if has_validation else 0,
         num_sanity_val_steps=0,

@@ -52,7 +52,7 @@ def _configuration(model_type: str | None, config_class: str | None, fields: dic
         if kind is None:
             raise ValueError(f"transformers has no config_class = {config_class}")
     else:
-        if model_type not in transformers.CONFIG_MAPPING:
+        if model_type is None or model_type not in transformers.CONFIG_MAPPING:
             raise ValueError(f"transformers has no model_type = {model_type}")
         kind = transformers.CONFIG_MAPPING[model_type]
     known = {*kind().to_dict(), *kind.attribute_map}
