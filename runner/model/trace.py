@@ -95,7 +95,7 @@ def _export(model: nn.Module, inputs: Any) -> Program:
     for spec in exported.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             constant = isinstance(spec.arg, ConstantArgument)
-            given.append(spec.arg.value if constant else placeholders[spec.arg.name])  # type: ignore[union-attr]
+            given.append(spec.arg.value if constant else placeholders[spec.arg.name])
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             weights[placeholders[spec.arg.name]] = str(spec.target)
         elif spec.kind is InputKind.CONSTANT_TENSOR:
@@ -112,7 +112,7 @@ def _export(model: nn.Module, inputs: Any) -> Program:
         weights=weights,
         constants=constants,
         inputs=tuple(given),
-        outputs=tuple(outputs),  # type: ignore[arg-type]
+        outputs=tuple(outputs),
         input_spec=exported.call_spec.in_spec,
         output_spec=exported.call_spec.out_spec,
     )
@@ -125,7 +125,7 @@ def _axes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     def axes(value: Any) -> dict[int, Any] | None:
         if not isinstance(value, Tensor):
             return None
-        return {axis: dim.AUTO if axis else dim.DYNAMIC for axis in range(value.dim())}  # type: ignore[attr-defined]
+        return {axis: dim.AUTO if axis else dim.DYNAMIC for axis in range(value.dim())}
 
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     return {name: pytree.tree_map(axes, value) for name, value in bound.items()}

@@ -333,7 +333,7 @@ class PipelineStrategy(ParallelStrategy):
 
     @override
     def on_train_start(self) -> None:
-        """Progress has been restored by now, which :meth:`setup` comes too early for: the engine counts on from there."""
+        """Progress is restored by now, which it was not in :meth:`setup`: the engine counts on from there."""
         assert self.engine is not None
         assert self.lightning_module is not None
         self.engine.start_at(self.lightning_module.trainer.global_step)
