@@ -42,12 +42,14 @@ class EngineOptions:
         dtype: of weights and activations.
         seed: of random layers.
         clip_norm: largest global gradient norm, or None.
+        compile: the layers are compiled.
     """
 
     microbatches: int
     dtype: torch.dtype = torch.float32
     seed: int = 0
     clip_norm: float | None = None
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,9 +193,11 @@ class Engine:
 
         for gradients in self.gradients.values():
             gradients.claim()
-        random_state = torch.get_rng_state()
+        with self.transport.exclusive():
+            random_state = torch.get_rng_state()
         self._executor.run(window, actions, failed)
-        torch.set_rng_state(random_state)
+        with self.transport.exclusive():  # ranks that are threads share the generator with one that computes
+            torch.set_rng_state(random_state)
 
     def _open(self, batch: StepBatch, training: bool) -> Window:
         """Learn the step's sizes, from the batch or from the rank upstream, and pass them on."""

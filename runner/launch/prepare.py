@@ -37,7 +37,10 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     from runner.model.profile import profile_model
     from runner.plan.make import make_plan
 
-    raise_problems([*rules(config), *([] if place_is_made else check_run_directory(config))])
+    from runner.model.compiled import compile_problems
+
+    place = [] if place_is_made else check_run_directory(config)
+    raise_problems([*rules(config), *place, *compile_problems(config.compile, cuda=uses_cuda(config))])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=_device_memory_bytes(config), profile_of=profile_model)
     if not plan.fits:

@@ -32,6 +32,8 @@ from runner.engine.memory_meter import MemoryMeter
 from runner.engine.transport import Transport
 from runner.engine.transport_processes import ProcessTransport
 from runner.engine.window import StepBatch
+from runner.memory.apply.install import install
+from runner.model.compiled import compile_layers
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.plan.values import RunPlan
@@ -159,8 +161,12 @@ class PipelineStrategy(ParallelStrategy):
 
     def _build_engine(self, module: PipelineModule) -> Engine:
         stages = module.build_stages(self.plan.partition, self.stages)
-        for stage in stages.values():
+        activations = self.plan.activations
+        for number, stage in stages.items():
             stage.to(device=self.root_device, dtype=self.options.dtype)
+            install(stage, activations.stages[number], to_host=activations.to_host)
+            if self.options.compile:
+                compile_layers(stage)
         schedule = self.plan.schedule
         return Engine(
             view=self.view,

@@ -12,7 +12,7 @@ from runner.engine.executor import RankView
 from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
 from runner.engine.window import StepBatch
-from runner.model.layers import build_stage, layers_of
+from runner.model.layers import StageModule, build_stage, layers_of
 from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
@@ -39,12 +39,16 @@ def make_engine(
     clip_norm: float | None = None,
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
+    prepare: Callable[[StageModule, int], None] | None = None,
 ) -> Engine:
-    """The engine of one rank; rank = position * data + replica."""
+    """The engine of one rank; rank = position * data + replica. ``prepare`` is called with its stage and position."""
     position, replica = divmod(transport.rank, data)
     sources = layers_of(model, 0)
     first, last = uniform(len(sources), pipeline)[position]
-    stage = build_stage(sources, first, last).to(dtype)
+    with transport.exclusive():  # layers are seeded one by one, and the ranks share the generator
+        stage = build_stage(sources, first, last).to(dtype)
+    if prepare is not None:
+        prepare(stage, position)
     order = build(schedule, ranks=pipeline, microbatches=count)
     engine = Engine(
         view=RankView(
