@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
+from runner.config.memory_rules import POLICIES, memory_rules
 from runner.config.schema import RunConfig
 from runner.config.shape import MISSING
 from runner.config.units import parse_bytes
@@ -22,6 +23,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "optimizer": ("adamw", "adam", "sgd"),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
     "precision": ("fp32", "bf16"),
+    "activation_checkpoint": POLICIES,
     "launcher": ("local",),
     "logger": ("tensorboard", "csv", "none", "custom"),
     "profiler": ("none", "simple", "pytorch"),
@@ -170,19 +172,9 @@ def _list(numbers: list[int]) -> str:
 def _not_available(config: RunConfig) -> Iterator[Problem]:
     if config.zero.stage is not None:
         yield Problem("zero.stage", config.zero.stage, "must be null", f"ZeRO is {_NOT_YET}", "zero.stage=null")
-    offload = config.offload
-    for part, where in (
-        ("optimizer", offload.optimizer),
-        ("parameters", offload.parameters),
-        ("activations", offload.activations),
-    ):
-        if where != "none":
-            yield Problem(f"offload.{part}", where, "must be none", f"Offloading is {_NOT_YET}", f"offload.{part}=none")
-    policies = (("activation_checkpoint", config.activation_checkpoint.name), ("compression", config.compression.name))
-    for group, name in policies:
-        if name != "none":
-            words = group.replace("_", " ").capitalize()
-            yield Problem(f"{group}.name", name, "must be none", f"{words} is {_NOT_YET}", f"{group}=none")
+    if config.compression.name != "none":
+        why = f"Compression is {_NOT_YET}"
+        yield Problem("compression.name", config.compression.name, "must be none", why, "compression=none")
 
 
 def _optimizer(config: RunConfig) -> Iterator[Problem]:
@@ -283,6 +275,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _schedule,
     _partition,
     _not_available,
+    memory_rules,
     _optimizer,
     _lr_scheduler,
     _trainer,

@@ -43,12 +43,14 @@ class EngineOptions:
         dtype: of weights and activations.
         seed: of random layers.
         clip_norm: largest global gradient norm, or None.
+        compile: the layers are compiled.
     """
 
     microbatches: int
     dtype: torch.dtype = torch.float32
     seed: int = 0
     clip_norm: float | None = None
+    compile: bool = False
 
 
 @dataclass(frozen=True)

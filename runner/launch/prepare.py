@@ -34,11 +34,13 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
         RequestError: with every problem of the sections, the place and the plan.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
-    from runner.model.device import device_memory_bytes
+    from runner.model.compiled import compile_problems
+    from runner.model.device import device_memory_bytes, device_type
     from runner.model.profile import profile_model
     from runner.plan.make import make_plan
 
-    raise_problems([*rules(config), *([] if place_is_made else check_run_directory(config))])
+    place = [] if place_is_made else check_run_directory(config)
+    raise_problems([*rules(config), *place, *compile_problems(config.compile, cuda=device_type(config) == "cuda")])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
     if not plan.fits:

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from runner.model.targets import call_target
 from runner.model.ties import find_ties, first_names
 
 __all__ = [
+    "Around",
     "LayerSource",
     "StageModule",
     "build_stage",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 _MASK = (1 << 63) - 1
+
+BeforeLayer = Callable[[int], None]
 
 
 def mix_seed(*parts: int) -> int:
@@ -151,6 +155,20 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module
     return seeded
 
 
+class Around(Protocol):
+    """Runs a part of a stage in its own way."""
+
+    def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
+        """What ``run(value)`` returns.
+
+        Args:
+            run: runs the part's layers; it may be called again in the backward.
+            value: the part's input.
+            seeded: every call of ``run`` seeds the random generators by itself, layer by layer.
+        """
+        ...
+
+
 class StageModule(nn.Module):
     """Consecutive layers of a model as one module.
 
@@ -169,13 +187,49 @@ class StageModule(nn.Module):
         self.layers = nn.ModuleList(source.build() for source in sources)
         self._first_names = dict(first_names or {})
         self._spread = sources[0].spread
+        self._parts: tuple[tuple[int, int, Around | None], ...] = ((self.first_layer, self.last_layer, None),)
+        self._whole: Around | None = None
 
-    def forward(self, value: Any, before_layer: Callable[[int], None] | None = None) -> Any:
+    @property
+    def last_layer(self) -> int:
+        """Index of its last layer in the whole model."""
+        return self.first_layer + len(self.layers) - 1
+
+    def layers_between(self, first: int, last: int) -> list[nn.Module]:
+        """The modules of layers ``first`` to ``last`` of the whole model, inclusive."""
+        return list(self.layers[first - self.first_layer : last + 1 - self.first_layer])
+
+    def wrap(self, parts: Sequence[tuple[int, int, Around | None]], whole: Around | None = None) -> None:
+        """Set what goes around parts of the stage, and around all of it; parameters and their names stay.
+
+        Args:
+            parts: first and last layer of each, indices in the whole model; together all layers, in order.
+            whole: around all parts.
+
+        Raises:
+            ValueError: the parts are not the stage's layers in order.
+        """
+        covered = [index for first, last, _ in parts for index in range(first, last + 1)]
+        if covered != list(range(self.first_layer, self.last_layer + 1)):
+            raise ValueError(f"parts {covered} are not the layers {self.first_layer} .. {self.last_layer}")
+        self._parts, self._whole = tuple(parts), whole
+
+    def forward(self, value: Any, before_layer: BeforeLayer | None = None) -> Any:
         """Run the layers in order; ``before_layer`` is called with each layer's index in the whole model."""
-        for offset, layer in enumerate(self.layers):
+        run = partial(self._run_parts, before_layer)
+        return run(value) if self._whole is None else self._whole(run, value, seeded=before_layer is not None)
+
+    def _run_parts(self, before_layer: BeforeLayer | None, value: Any) -> Any:
+        for first, last, around in self._parts:
+            run = partial(self._run_layers, first, last, before_layer)
+            value = run(value) if around is None else around(run, value, seeded=before_layer is not None)
+        return value
+
+    def _run_layers(self, first: int, last: int, before_layer: BeforeLayer | None, value: Any) -> Any:
+        for index, layer in enumerate(self.layers_between(first, last), first):
             if before_layer is not None:
-                before_layer(self.first_layer + offset)
-            value = call_whole(layer, value) if self._spread else layer(value)
+                before_layer(index)
+            value = call_whole(layer, value) if self._spread and index == self.first_layer else layer(value)
         return value
 
     def global_name(self, local_name: str) -> str:

@@ -31,6 +31,7 @@ from runner.model.layers import LayerSource, call_whole
 from runner.model.live_tracker import LiveTracker
 from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
+from runner.model.saved_scan import scan_forward
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
@@ -168,6 +169,7 @@ def _profile_call(
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
     given = map_tensors(_as_boundary, value)
+    scan = scan_forward(function, given, [] if module is None else [*parameters, *module.buffers()], tracker)
     flops = FlopCounterMode(display=False)
     base = tracker.live
     tracker.reset_peak()
@@ -196,6 +198,10 @@ def _profile_call(
         forward_seconds=0.0,
         backward_seconds=0.0,
         largest_parameter_bytes=max((_num_bytes(parameter) for parameter in trained), default=0),
+        saves_input=scan.saves_input,
+        saves_output=scan.saves_output,
+        unsaved_forward_bytes=scan.peak_bytes,
+        recomputation=scan.recomputation(float(forward_flops)),
     )
     for parameter in trained:
         parameter.grad = None

@@ -34,6 +34,8 @@ from runner.engine.transport import Transport
 from runner.engine.transport_processes import ProcessTransport
 from runner.engine.window import StepBatch
 from runner.errors import raise_problems
+from runner.memory.apply.install import install
+from runner.model.compiled import compile_layers
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
@@ -182,8 +184,12 @@ class PipelineStrategy(ParallelStrategy):
 
     def _build_engine(self, module: PipelineModule) -> Engine:
         stages = module.build_stages(self.plan.partition, self.stages)
-        for stage in stages.values():
+        activations = self.plan.activations
+        for number, stage in stages.items():
             stage.to(device=self.root_device, dtype=self.options.dtype)
+            install(stage, activations.stages[number], to_host=activations.to_host)
+            if self.options.compile:
+                compile_layers(stage)
         schedule = self.plan.schedule
         return Engine(
             view=self.view,

@@ -175,6 +175,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         dtype=dtype_of(config.precision.name),
         seed=config.seed,
         clip_norm=config.trainer.grad_clip_norm,
+        compile=config.compile,
     )
     timeout = config.launcher.step_timeout_seconds
     return PipelineStrategy(plan, options, device=device_type(config), timeout_seconds=timeout)

@@ -54,10 +54,14 @@ def told(*overrides: str) -> list[str]:
         ("partition=manual parallelism.pipeline=3 partition.boundaries=[4,2]", "partition.boundaries = [4, 2]: must grow from entry to entry, from 1 on. Each is the first layer of a stage, and layer 0 starts the first. Try partition.boundaries=[2,4]."),
         ("partition=manual parallelism.pipeline=2 partition.boundaries=[0]", "partition.boundaries = [0]: must grow from entry to entry, from 1 on."),
         ("zero.stage=1", f"zero.stage = 1: must be null. ZeRO is {_NOT_YET}. Try zero.stage=null."),
-        ("offload.optimizer=cpu", f"offload.optimizer = cpu: must be none. Offloading is {_NOT_YET}. Try offload.optimizer=none."),
-        ("offload.parameters=cpu", f"offload.parameters = cpu: must be none. Offloading is {_NOT_YET}. Try offload.parameters=none."),
-        ("offload.activations=cpu", f"offload.activations = cpu: must be none. Offloading is {_NOT_YET}. Try offload.activations=none."),
-        ("activation_checkpoint.name=full", f"activation_checkpoint.name = full: must be none. Activation checkpoint is {_NOT_YET}. Try activation_checkpoint=none."),
+        ("offload.optimizer=cpu", f"offload.optimizer = cpu: must be none. Offloading optimizer is {_NOT_YET}. Try offload.optimizer=none."),
+        ("offload.parameters=cpu", f"offload.parameters = cpu: must be none. Offloading parameters is {_NOT_YET}. Try offload.parameters=none."),
+        ("offload.activations=cpu", "offload.activations = cpu: must be one of none, save_on_cpu. Try offload.activations=none."),
+        (
+            "activation_checkpoint.name=ful",
+            "activation_checkpoint.name = ful: must be one of none, full, periodic, selective, manual. "
+            "Try activation_checkpoint=full.",
+        ),
         ("compression.name=powersgd", f"compression.name = powersgd: must be none. Compression is {_NOT_YET}. Try compression=none."),
         ("optimizer.lr=0", "optimizer.lr = 0.0: must be a finite number above 0. Try optimizer.lr=0.001."),
         ("optimizer.lr=nan", "optimizer.lr = nan: must be a finite number above 0."),

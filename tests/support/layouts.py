@@ -14,7 +14,7 @@ from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
 from runner.engine.window import StepBatch, split_microbatches
 from runner.model.boundary import num_samples
-from runner.model.layers import LayerSource, build_stage, layers_of
+from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.ties import find_ties
 from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
@@ -44,16 +44,22 @@ def make_engine(
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    prepare: Callable[[StageModule, int], None] | None = None,
 ) -> Engine:
     """The engine of one rank; rank = position * data + replica.
 
-    ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own.
+    ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own;
+    ``prepare`` is called with each stage's module and number.
     """
     position, replica = divmod(transport.rank, data)
     order = schedule if isinstance(schedule, Schedule) else build(schedule, ranks=pipeline, microbatches=count)
     sources = model if isinstance(model, list) else layers_of(model, 0)
     cut = uniform(len(sources), order.stages)
-    stages = {stage: build_stage(sources, *cut[stage]).to(dtype) for stage in order.stages_of(position)}
+    with transport.exclusive():  # layers are seeded one by one, and the ranks share the generator
+        stages = {stage: build_stage(sources, *cut[stage]).to(dtype) for stage in order.stages_of(position)}
+    if prepare is not None:
+        for number, module in stages.items():
+            prepare(module, number)
     ties = find_ties(sources)
     owners = order.placement[0]
     tied = tied_weights(ties, cut, lambda stage: [owners[stage] * data + d for d in range(data)], stages)
