@@ -69,7 +69,7 @@ def make_engine(
 def part_of(batch: tuple[Tensor, Tensor], transport: Transport, pipeline: int, data: int) -> StepBatch:
     """What a rank loads: its replica's samples, and only at the ends of the pipeline."""
     position, replica = divmod(transport.rank, data)
-    inputs, targets = (tensor.tensor_split(data)[replica] for tensor in batch)
+    inputs, targets = (tensor.tensor_split(data)[replica].clone() for tensor in batch)
     return StepBatch(
         inputs=inputs if position == 0 else None,
         targets=targets if position == pipeline - 1 else None,
