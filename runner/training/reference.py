@@ -19,8 +19,9 @@ from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch, split_microbatches
 from runner.model.boundary import map_tensors
 from runner.model.data import LossFunction, load_datasets, load_loss, loss_sum
-from runner.model.layers import StageModule, load_layers, mix_seed
-from runner.model.profile import dtype_of, to_precision
+from runner.model.device import device_type
+from runner.model.layers import StageModule, build_stage, load_layers, mix_seed
+from runner.model.precision import dtype_of, to_precision
 from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.plan.batches import replica_slice
@@ -34,9 +35,10 @@ __all__ = ["run_reference"]
 
 def run_reference(config: RunConfig, run_dir: Path) -> None:
     """Train in this process as ``config`` says, whatever its degrees, and leave the trace of every step."""
-    device = torch.device("cuda" if _uses_cuda(config) else "cpu")
+    device = torch.device(device_type(config))
     dtype = dtype_of(config.precision.name)
-    model = StageModule(load_layers(config.model, config.seed)).to(device=device, dtype=dtype)
+    sources = load_layers(config.model, config.seed)
+    model = build_stage(sources, 0, len(sources) - 1).to(device=device, dtype=dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = build_optimizer(config.optimizer, trained)
     scheduler = build_scheduler(config.lr_scheduler, optimizer, config.optimizer.lr, config.trainer.max_steps)
@@ -56,10 +58,6 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
             if step + 1 in traced:
                 write_trace(run_dir, step + 1, 0, gradients_of(model), weights_of(model))
     RunRecord.load(run_dir).replace(status="ok").save(run_dir)
-
-
-def _uses_cuda(config: RunConfig) -> bool:
-    return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
 
 
 def _batches(config: RunConfig, device: torch.device) -> Iterator[StepBatch]:

@@ -13,7 +13,7 @@ from runner.engine.ties import tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
 from runner.engine.window import StepBatch, split_microbatches
-from runner.model.boundary import num_samples
+from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.ties import find_ties
 from runner.plan.batches import split_sizes
@@ -90,7 +90,8 @@ def part_of(
     """What a rank loads: its replica's samples, and only where the first and the last stage are."""
     position, replica = divmod(transport.rank, data)
     samples = num_samples(batch[0])
-    inputs, targets = (split_microbatches(value, samples, data)[replica] for value in batch)
+    parts = (split_microbatches(value, samples, data)[replica] for value in batch)
+    inputs, targets = (map_tensors(torch.clone, part) for part in parts)  # a rank loads its own: memory is aligned anew
     owners = schedule.placement[0] if isinstance(schedule, Schedule) else range(pipeline)
     return StepBatch(
         inputs=inputs if position == owners[0] else None,
