@@ -41,8 +41,8 @@ class Window:
         sizes: samples of each micro-batch.
         signature: number of the input's shape and dtype, counted by the first stage as they appear.
         inputs, targets: one entry per micro-batch, on the ranks that load them.
-        loss: float64 ``[sum, weight, stop]``: the loss over the micro-batches, on the last stage, everywhere after STEP;
-            and how many ranks asked to stop.
+        loss: float64 ``[sum, weight, stop]``: the loss over the micro-batches, on the last stage, everywhere after
+            STEP; and how many ranks asked to stop.
     """
 
     step: int

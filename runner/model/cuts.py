@@ -56,8 +56,9 @@ def cut_before(training: Program, evaluation: Program, module: str) -> int | str
     for position, node in enumerate(training.nodes):
         paths = [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
         if module in paths:
-            if position == 0:
-                return "It is the first to run"
+            before = training.nodes[:position]
+            if not any(argument in training.weights for each in before for argument in each.all_input_nodes):
+                return "No weights are used before it"
             return position if position in _possible(training, evaluation) else "A tensor is changed in place across it"
     return "No operator of such a module runs"
 
@@ -199,9 +200,9 @@ def is_random(node: Node, owner: torch.nn.Module) -> bool:
         return False
     given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
     if any(name in node.target._schema.name for name in _RECURRENT):
-        return bool(given.get("train")) and given.get("dropout") != 0.0
+        return bool(given.get("train")) and bool(given.get("dropout") != 0.0)
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     if "dropout_p" in {argument.name for argument in node.target._schema.arguments}:
-        return given.get("dropout_p", 0.0) != 0.0
-    return given.get("train", True) is not False and given.get("p", 1.0) != 0.0
+        return bool(given.get("dropout_p", 0.0) != 0.0)
+    return given.get("train", True) is not False and bool(given.get("p", 1.0) != 0.0)

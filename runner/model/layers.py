@@ -7,7 +7,8 @@ A model function may return
   seeded one by one, so that a layer's weights do not depend on who builds it;
 - any other module: one layer, or a chain of segments where it is traced (:mod:`runner.model.chain`).
 
-The same module or parameter may stand in several layers (:mod:`runner.model.ties`). The runner never initialises weights again: what the function made is what is trained.
+The same module or parameter may stand in several layers (:mod:`runner.model.ties`). The runner never initialises
+weights again: what the function made is what is trained.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weights that stand in several layers: which they are, and what cannot be shared.
 
 Each stage that uses a tied weight holds a copy. The copies stay equal because they start equal, get the sum of all
-copies' gradients, and are updated alike (specs/schedules.md 8.5). In files a tied weight stands once, under the first of
-its names in the model's order.
+copies' gradients, and are updated alike (specs/schedules.md 8.5). In checkpoints a tied weight stands once, under the
+first of its names in the model's order.
 """
 
 from __future__ import annotations

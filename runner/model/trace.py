@@ -1,8 +1,8 @@
 """Any module as two lists of operators, by torch.export: one as it trains, one as it evaluates.
 
-The exported operators are those that the module itself would call, before autograd sees them, so that running them gives
-the same numbers. Exports fix ``module.training``; therefore there are two. The batch axis is dynamic, other axes are
-where the model allows it.
+The exported operators are those that the module itself would call, before autograd sees them, so that running them
+gives the same numbers. Exports fix ``module.training``; therefore there are two. The batch axis is dynamic, other axes
+are where the model allows it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
     Raises:
         RequestError: torch.export cannot trace it; with torch's reason.
     """
-    was_training, random_state = model.training, torch.random.default_generator.get_state()
+    was_training, random_state = model.training, torch.get_rng_state()
     programs = {}
     try:
         for training in (True, False):
@@ -78,7 +78,7 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
         raise RequestError([Problem("model.target", target, rule, _reason(error), fix)]) from error
     finally:
         model.train(was_training)
-        torch.random.default_generator.set_state(random_state)
+        torch.set_rng_state(random_state)
     return programs
 
 
@@ -94,7 +94,7 @@ def _export(model: nn.Module, inputs: Any) -> Program:
     for spec in exported.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             constant = isinstance(spec.arg, ConstantArgument)
-            given.append(spec.arg.value if constant else placeholders[spec.arg.name])  # type: ignore[union-attr]
+            given.append(spec.arg.value if constant else placeholders[spec.arg.name])
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             weights[placeholders[spec.arg.name]] = str(spec.target)
         elif spec.kind is InputKind.CONSTANT_TENSOR:
@@ -111,7 +111,7 @@ def _export(model: nn.Module, inputs: Any) -> Program:
         weights=weights,
         constants=constants,
         inputs=tuple(given),
-        outputs=tuple(outputs),  # type: ignore[arg-type]
+        outputs=tuple(outputs),
         input_spec=exported.call_spec.in_spec,
         output_spec=exported.call_spec.out_spec,
     )
@@ -124,7 +124,7 @@ def _axes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     def axes(value: Any) -> dict[int, Any] | None:
         if not isinstance(value, Tensor):
             return None
-        return {axis: dim.AUTO if axis else dim.DYNAMIC for axis in range(value.dim())}  # type: ignore[attr-defined]
+        return {axis: dim.AUTO if axis else dim.DYNAMIC for axis in range(value.dim())}
 
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     return {name: pytree.tree_map(axes, value) for name, value in bound.items()}

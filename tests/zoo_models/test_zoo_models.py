@@ -108,7 +108,8 @@ def in_a_pipeline(case: Case, batches, validation, schedule: str, pipeline: int,
         losses = [f.loss for batch in batches for f in engine.submit(part_of(batch, transport, pipeline, 1))]
         total, weight = engine.evaluate(part_of(validation, transport, pipeline, 1))
         engine.drain()
-        return losses, {k: v for stage in engine.stages.values() for k, v in stage.global_state().items()}, total / weight
+        state = {k: v for stage in engine.stages.values() for k, v in stage.global_state().items()}
+        return losses, state, total / weight
 
     results = run_ranks(pipeline, run)
     weights = {}
