@@ -265,8 +265,9 @@ class Engine:
         return values[0], values[1], values[4]
 
     def _signature(self, batch: StepBatch) -> int:
-        shapes = tuple((tuple(t.shape[1:]), t.dtype) for t in flatten(batch.inputs)[0])
-        return self._signatures.setdefault(shapes, len(self._signatures))
+        tensors, structure = flatten(batch.inputs)
+        shapes = tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
+        return self._signatures.setdefault((str(structure), *shapes), len(self._signatures))
 
     def _neighbours(self, chain: Sequence[int]) -> tuple[int | None, int | None]:
         """Global ranks before and after this one in a chain of positions."""

@@ -56,8 +56,9 @@ def cut_before(training: Program, evaluation: Program, module: str) -> int | str
     for position, node in enumerate(training.nodes):
         paths = [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
         if module in paths:
-            if position == 0:
-                return "It is the first to run"
+            before = training.nodes[:position]
+            if not any(argument in training.weights for each in before for argument in each.all_input_nodes):
+                return "No weights are used before it"
             return position if position in _possible(training, evaluation) else "A tensor is changed in place across it"
     return "No operator of such a module runs"
 

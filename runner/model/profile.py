@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
@@ -126,6 +127,7 @@ def profile_layers(
     value = to_precision(inputs, dtype)
     samples = num_samples(inputs)
     rows = []
+    owners = WeakIdKeyDictionary()
 
     def lose(output: Any) -> Tensor:
         return loss_sum(loss(output, targets), samples)[0]
@@ -133,6 +135,7 @@ def profile_layers(
     with LiveTracker() as tracker:
         for source in sources:
             module = cast_module(source.build(), dtype)
+            _refuse_hidden_ties(source, module, owners)
             function = partial(call_whole, module) if source.spread else module
             try:
                 value, row = _profile_call(source.label or source.name or "model", function, value, tracker, module)
@@ -158,6 +161,17 @@ def profile_layers(
         optimizer_seconds_per_byte=0.0,
         tokens_per_sample=_tokens_per_sample(targets),
     )
+
+
+def _refuse_hidden_ties(source: LayerSource, module: nn.Module, owners: WeakIdKeyDictionary) -> None:
+    """Layers that are built one by one are not seen together on any rank, where they could be kept equal."""
+    for name, parameter in module.named_parameters():
+        full_name = source.full_name(name)
+        index, held = owners.setdefault(parameter, (source.index, full_name))  # type: ignore[no-untyped-call]
+        if source.given is None and index != source.index:
+            shown, rule = f"{held} is {full_name}", "layers() must not give callables that share a weight"
+            why = "Ranks build only their own layers, and would not see it"
+            raise RequestError([Problem("model.target", shown, rule, why, "modules in their place")])
 
 
 def _profile_call(

@@ -106,7 +106,8 @@ class _Entry:
         for node in program.inputs:
             shape = getattr(node.meta.get("val"), "shape", None) if isinstance(node, Node) else None
             if isinstance(node, Node) and shape is not None:
-                self._shapes[node.name] = tuple(size if isinstance(size, int) else str(size) for size in shape)
+                shown = (str(size) for size in shape)  # a symbol that torch fixed meanwhile shows its value
+                self._shapes[node.name] = tuple(int(size) if size.isdigit() else size for size in shown)
 
     def bind(self, value: Any) -> dict[str, Any]:
         """Values by placeholder.

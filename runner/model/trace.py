@@ -1,9 +1,8 @@
 """Any module as two lists of operators, by torch.export: one as it trains, one as it evaluates.
 
-The exported operators are those that the module itself would call, before autograd sees them, so that running
-them gives
-the same numbers. Exports fix ``module.training``; therefore there are two. The batch axis is dynamic, other axes are
-where the model allows it.
+The exported operators are those that the module itself would call, before autograd sees them, so that running them
+gives the same numbers. Exports fix ``module.training``; therefore there are two. The batch axis is dynamic, other axes
+are where the model allows it.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
     Raises:
         RequestError: torch.export cannot trace it; with torch's reason.
     """
-    was_training, random_state = model.training, torch.default_generator.get_state()
+    was_training, random_state = model.training, torch.get_rng_state()
     programs = {}
     try:
         for training in (True, False):
@@ -79,7 +78,7 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
         raise RequestError([Problem("model.target", target, rule, _reason(error), fix)]) from error
     finally:
         model.train(was_training)
-        torch.default_generator.set_state(random_state)
+        torch.set_rng_state(random_state)
     return programs
 
 

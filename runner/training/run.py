@@ -18,11 +18,12 @@ from torch.utils.data import DataLoader
 
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
-from runner.errors import Problem, RequestError
+from runner.errors import Problem, RequestError, RunFailedError
 from runner.model.chain import model_layers
 from runner.model.data import Datasets, load_datasets, load_loss
 from runner.model.device import device_memory_bytes, device_type
-from runner.model.profile import dtype_of
+from runner.model.layers import LayerSource
+from runner.model.precision import dtype_of
 from runner.plan.make import make_plan
 from runner.plan.profile import ModelProfile, read_profile
 from runner.plan.values import RunPlan
@@ -74,7 +75,7 @@ def run_rank(
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config))
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
-    module = LayersModule(model_layers(config), load_loss(config.loss), config)
+    module = LayersModule(_layers(config, plan), load_loss(config.loss), config)
     loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
     resumed = _resumed(config, loaders[0])
     before = resumed.history if resumed is not None else History()
@@ -167,6 +168,19 @@ def _set_up_logging(rank: int) -> None:
     warnings.filterwarnings("ignore", message=r".*(does not have many workers|isinstance\(treespec).*")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _layers(config: RunConfig, plan: RunPlan) -> list[LayerSource]:
+    """The layers that were planned.
+
+    Raises:
+        RunFailedError: this rank finds others than the plan was made from.
+    """
+    sources = model_layers(config)
+    planned = plan.partition[-1][1] + 1
+    if len(sources) != planned:
+        raise RunFailedError(f"the plan has {planned} layers, this rank finds {len(sources)}: the model changed since")
+    return sources
 
 
 def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:

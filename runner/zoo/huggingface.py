@@ -54,7 +54,7 @@ def _configuration(model_type: str | None, config_class: str | None, fields: dic
     else:
         if model_type is None or model_type not in transformers.CONFIG_MAPPING:
             raise ValueError(f"transformers has no model_type = {model_type}")
-        kind = transformers.CONFIG_MAPPING[model_type]
+        kind = transformers.CONFIG_MAPPING[str(model_type)]
     known = {*kind().to_dict(), *kind.attribute_map}
     unknown = [name for name in fields if name not in known]
     if unknown:
