@@ -1,6 +1,7 @@
 """A rank's peak memory: the allocator's on CUDA, exact tensor bytes on the CPU.
 
-On the CPU the first steps run under the live tracker, which slows them down; they are not timed.
+On the CPU the first steps run under the live tracker, which slows them down; they are not timed. Layers that are to be
+compiled run as they are written in these steps: measured is what the plan predicts, without the compiler's savings.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class MemoryMeter:
     def __init__(self, engine: Engine) -> None:
         self._cuda = engine.transport.device.type == "cuda"
         self._device = engine.transport.device
+        self._compiled = engine.options.compile
         self._tracker = LiveTracker()
         self._steps = 0
         self._static = _static_bytes(engine)
@@ -64,8 +66,14 @@ class MemoryMeter:
             return
         for tensor in (*flatten(batch.inputs)[0], *flatten(batch.targets)[0]):
             self._tracker.watch(tensor)
-        with self._tracker:
+        with self._tracker, _not_compiled() if self._compiled else contextlib.nullcontext():
             yield
+
+
+def _not_compiled() -> contextlib.AbstractContextManager[None]:
+    """Compiled layers run as they are written: under a dispatch mode they would, and from then on for ever."""
+    stance: contextlib.AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _static_bytes(engine: Engine) -> int:

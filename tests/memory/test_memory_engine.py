@@ -13,7 +13,7 @@ from plan_profiles import layer
 from plan_profiles import model as profile_of
 from torch import nn
 
-from runner.engine.memory_meter import MemoryMeter
+from runner.engine.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.engine.transport_threads import run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
@@ -268,3 +268,22 @@ def test_compiled_layers_are_equal_to_rounding(policy, pipeline):
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_compiled_layers_stay_compiled_after_the_steps_whose_memory_is_measured():
+    def run(transport):
+        engine = make_engine(
+            make_gpt(), token_loss, transport, schedule="1f1b", pipeline=1, data=1, count=COUNT,
+            optimizer=partial(torch.optim.SGD, lr=0.1), prepare=lambda stage, position: compile_layers(stage),
+        )  # fmt: skip
+        engine.options = replace(engine.options, compile=True)
+        meter = MemoryMeter(engine)
+        part = part_of(tokens(6)[0], transport, 1, 1)
+        for _ in range(TRACKED_STEPS):
+            with meter.step(part):
+                engine.submit(part)
+        return engine.stages[0](part.inputs, None).grad_fn.name()
+
+    assert "Compiled" in run_ranks(1, run)[0]
