@@ -12,7 +12,7 @@ from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, raise_problems
 from runner.launch.resume import continue_record
 from runner.launch.run_directory import check_run_directory
-from runner.plan.profile import PROFILE_FILE
+from runner.profile import PROFILE_FILE
 from runner.record import RunRecord, environment, step_seconds, write_atomically
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Make a :class:`runner.plan.profile.ModelProfile`: bytes and FLOPs from fake tensors, seconds from a clock.
+"""Make a :class:`runner.profile.ModelProfile`: bytes and FLOPs from fake tensors, seconds from a clock.
 
 Bytes come from running each layer forward and backward on fake tensors under the live tracker, which sees the same
 allocations as a real run, so that a model of any size is profiled on a laptop. A model whose code cannot run on fake
@@ -36,7 +36,7 @@ from runner.model.saved_scan import scan_forward
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
-from runner.plan.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile
 
 __all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision"]
 
@@ -183,7 +183,7 @@ def _profile_call(
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
     given = map_tensors(_as_boundary, value)
-    scan = scan_forward(function, given, [] if module is None else [*parameters, *module.buffers()], tracker)
+    scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [] if module is None else [*parameters, *module.buffers()], tracker)
     flops = FlopCounterMode(display=False)
     base = tracker.live
     tracker.reset_peak()

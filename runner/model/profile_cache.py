@@ -20,7 +20,7 @@ import torch
 
 from runner.config.schema import RunConfig
 from runner.model.targets import import_target
-from runner.plan.profile import ModelProfile, profile_from_json
+from runner.profile import ModelProfile, profile_from_json
 from runner.record import write_atomically
 
 __all__ = ["cached_profile"]

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from runner.memory.solve.save_ops import PRESETS, SaveChoice
 from runner.model.live_tracker import LiveTracker
-from runner.plan.profile import Recomputation
+from runner.profile import Recomputation
 
 __all__ = ["ForwardScan", "operator_name", "scan_forward"]
 

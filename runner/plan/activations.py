@@ -10,7 +10,7 @@ from runner.errors import Problem
 from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.policies import policy_problems, solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
-from runner.plan.profile import ModelProfile
+from runner.profile import ModelProfile
 from runner.schedule.values import Op, Schedule
 
 __all__ = ["activation_notes", "activation_problems", "plan_activations", "split_backward_problems"]

@@ -20,12 +20,12 @@ from runner.plan.advice import compare_without_pipeline, misfit
 from runner.plan.limits import memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
-from runner.plan.profile import ModelProfile
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
 from runner.plan.time import predict_time
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
+from runner.profile import ModelProfile
 from runner.schedule import registry
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule

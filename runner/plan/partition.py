@@ -15,7 +15,7 @@ from typing import Protocol
 
 from runner.errors import Problem, RequestError
 from runner.plan.batches import split_sizes
-from runner.plan.profile import ModelProfile
+from runner.profile import ModelProfile
 
 __all__ = [
     "NothingFitsError",

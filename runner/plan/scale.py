@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from runner.plan.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile
 
 __all__ = ["for_samples"]
 

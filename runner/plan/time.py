@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.plan.profile import ModelProfile
 from runner.plan.stages import StageFigures
 from runner.plan.values import Link, StageSeconds, TimePrediction
+from runner.profile import ModelProfile
 from runner.schedule.simulate import Simulation, StageCosts, simulate
 from runner.schedule.values import Op, Schedule
 

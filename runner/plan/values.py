@@ -8,9 +8,9 @@ from typing import Any
 from runner.errors import Problem
 from runner.memory.solve.values import ActivationPlan
 from runner.plan.partition import Partition
-from runner.plan.profile import ModelProfile, SecondsSource
 from runner.plan.stages import StageFigures
 from runner.plan.topology import Topology
+from runner.profile import ModelProfile, SecondsSource
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["Link", "MemoryParts", "MemoryPrediction", "RunPlan", "StageSeconds", "TimePrediction"]

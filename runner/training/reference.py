@@ -25,7 +25,7 @@ from runner.model.precision import dtype_of, to_precision
 from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.plan.batches import replica_slice
-from runner.plan.profile import read_profile
+from runner.profile import read_profile
 from runner.record import RunRecord, StepLog
 from runner.training.loading import make_loader
 from runner.training.trace_files import gradients_of, traced_steps, weights_of, write_trace

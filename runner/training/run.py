@@ -25,8 +25,8 @@ from runner.model.device import device_memory_bytes, device_type
 from runner.model.layers import LayerSource
 from runner.model.precision import dtype_of
 from runner.plan.make import make_plan
-from runner.plan.profile import ModelProfile, read_profile
 from runner.plan.values import RunPlan
+from runner.profile import ModelProfile, read_profile
 from runner.record import RunRecord, StepLog
 from runner.strategy.checkpoint_file import CheckpointError
 from runner.strategy.pipeline import PipelineStrategy

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from runner.config.schema import RunConfig
 from runner.model.layers import StageModule
-from runner.plan.profile import read_profile
+from runner.profile import read_profile
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.run import run_rank
 from runner.training.trace_files import gradients_of, traced_steps, weights_of, write_trace

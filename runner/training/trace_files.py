@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runner.config.schema import RunConfig
 from runner.model.layers import StageModule
-from runner.plan.profile import ModelProfile
+from runner.profile import ModelProfile
 
 __all__ = ["gradients_of", "read_trace", "traced_steps", "weights_of", "write_trace"]
 

@@ -12,9 +12,9 @@ from plan_profiles import layer, loss_layer, model
 from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.policies import solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions, Segment
-from runner.plan.profile import Recomputation, profile_from_json
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
+from runner.profile import Recomputation, profile_from_json
 
 KNOWN = {"saves_input": True, "saves_output": False, "unsaved_forward_bytes": 14}
 AGAIN = {"": Recomputation(0, 20, 100.0), "matmuls": Recomputation(8, 12, 25.0)}

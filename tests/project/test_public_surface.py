@@ -31,7 +31,7 @@ def test_the_table_of_commands_is_the_commands() -> None:
 
 def test_the_tables_flags_exist() -> None:
     for name, what in readme.table("Commands"):
-        command = COMMANDS[name.split()[1]]
+        command = COMMANDS[readme.quoted(name)[0].split()[1]]
         flags = {flag for each in command.flags for flag in (each.name, each.short)}
         named = {word.strip("[]") for word in (name + " " + what).replace("`", " ").replace(",", " ").split()}
         assert {word for word in named if word.startswith("-")} <= flags

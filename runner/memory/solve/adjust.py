@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from runner.memory.solve.values import ActivationPlan, Segment
-from runner.plan.profile import LayerProfile, ModelProfile, Recomputation
+from runner.profile import LayerProfile, ModelProfile, Recomputation
 
 __all__ = ["adjusted", "host_bytes"]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from runner.errors import Problem, did_you_mean
 from runner.memory.solve.values import ActivationPlan, PolicyOptions, Segment, StageChain
-from runner.plan.profile import ModelProfile
+from runner.profile import ModelProfile
 
 __all__ = ["SOLVERS", "Solver", "policy_problems", "solve"]
 

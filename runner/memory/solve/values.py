@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.plan.profile import LayerProfile
+from runner.profile import LayerProfile
 
 __all__ = ["ActivationPlan", "PolicyOptions", "Segment", "StageChain"]
 

@@ -1,7 +1,7 @@
 """What a plan needs to know of a model: one row of numbers per layer, no modules.
 
 ``runner.model`` makes a :class:`ModelProfile`, from the model on the meta device (bytes, FLOPs) and, where
-it may run the layers, from a clock. This room only reads it.
+it may run the layers, from a clock. Plans and memory policies only read it.
 """
 
 from __future__ import annotations
