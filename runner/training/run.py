@@ -148,7 +148,7 @@ def _checkpoints(
         run_dir / "checkpoints",
         every=config.checkpoint.every,
         keep=config.checkpoint.keep,
-        validates=lambda step: loaders[1] is not None and step % interval == 0,
+        validates=lambda step: loaders[1] is not None and (step % interval == 0 or step == config.trainer.max_steps),
         progress=progress_of,
         resumed=resumed,
         saved=clock.start,
