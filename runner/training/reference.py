@@ -101,7 +101,8 @@ def _microbatches(config: RunConfig, batch: StepBatch) -> list[list[tuple[Any, A
 
 
 def _part(value: Any, place: slice) -> Any:
-    return map_tensors(lambda tensor: tensor[place], value)
+    """A replica's samples in memory of their own, as the replica has them: kernels may sum by alignment."""
+    return map_tensors(lambda tensor: tensor[place].clone(), value)
 
 
 def _accumulate(
