@@ -26,7 +26,7 @@ from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import StageModule, mix_seed
 from runner.model.profile import to_precision
-from runner.schedule.values import Action, Op, Payload
+from runner.schedule.values import COMPUTE, Action, Op, Payload
 
 __all__ = ["Executor", "RankView"]
 
@@ -103,6 +103,7 @@ class Executor:
         self._announced: dict[tuple[int, bool, int, int], BoundarySpec] = {}  # of each stage's output
         self._sends: deque[tuple[Handle, Tensor]] = deque()
         self._stepped: set[int] = set()
+        self._posted: set[Action] = set()  # receives that were posted before their turn
         self._handlers: dict[Op, Callable[[Window, Action], None]] = {
             Op.F: self._forward,
             Op.B: self._backward,
@@ -124,10 +125,37 @@ class Executor:
         """
         for index, action in enumerate(actions):
             try:
-                self._handlers[action.op](window, action)
+                if action.op in COMPUTE:
+                    self._post_ahead(window, actions, index + 1)
+                if action in self._posted:
+                    self._posted.remove(action)
+                else:
+                    self._handlers[action.op](window, action)
             except Exception as error:
                 raise failed(index, action, error) from error
         self._buffers.require_empty()
+
+    def _post_ahead(self, window: Window, actions: Sequence[Action], start: int) -> None:
+        """Post the receives that stand before the next compute, so that messages may arrive during this one.
+
+        Only as far as the shapes are known, and in order, as each channel is a FIFO.
+        """
+        for index in range(start, len(actions)):
+            action = actions[index]
+            if action.op in COMPUTE or (action.op is Op.RECV and not self._is_known(window, action)):
+                return
+            if action.op is Op.RECV:
+                self._receive(window, action)
+                self._posted.add(action)
+
+    def _is_known(self, window: Window, action: Action) -> bool:
+        """Whether the shapes of what an action receives are known."""
+        stage, microbatch = action.stage, _number(action)
+        if not window.sizes[microbatch]:
+            return True
+        if action.payload is Payload.ACTIVATION:
+            return (stage, *window.key(microbatch)) in self._specs
+        return self._buffers.has("graph", stage, microbatch)
 
     def drain(self) -> None:
         """Wait for the messages still under way; afterwards nothing is alive."""
