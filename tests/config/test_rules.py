@@ -27,7 +27,6 @@ def told(*overrides: str) -> list[str]:
         ("logger.name=wandb", "logger.name = wandb: must be one of tensorboard, csv, none, custom. Try logger=tensorboard."),
         ("profiler.name=nsys", "profiler.name = nsys: must be one of none, simple, pytorch. Try profiler=none."),
         ("device=gpu", "device = gpu: must be one of auto, cpu, cuda. Try device=cpu."),
-        ("resume=auto", f"resume = auto: must be null. Continuing a run is {_NOT_YET}; checkpoints are written. Try resume=null."),
         ("seed=-1", "seed = -1: must lie in [0, 2^32). NumPy takes no other seed. Try seed=0."),
         ("memory_limit=8XB", "memory_limit = 8XB: must be a size such as 80GB, 8GiB, 512MB or a number of bytes. Try memory_limit=8GiB."),
         ("memory_limit=0", "memory_limit = 0: must be above 0 bytes. Try memory_limit=8GiB."),
