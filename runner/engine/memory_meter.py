@@ -33,6 +33,10 @@ class MemoryMeter:
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
 
+    def hold(self, num_bytes: int) -> None:
+        """Count tensors that were made before the first step and stay: master weights, averages."""
+        self._static += num_bytes
+
     @property
     def kind(self) -> str:
         """As the record calls the measurement."""

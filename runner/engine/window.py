@@ -13,7 +13,7 @@ from torch import Tensor
 from runner.model.boundary import Structure, flatten, map_tensors, unflatten
 from runner.plan.batches import split_sizes
 
-__all__ = ["BoundarySpec", "StepBatch", "Window", "split_microbatches"]
+__all__ = ["BoundarySpec", "StepBatch", "Window", "join_microbatches", "split_microbatches"]
 
 
 @dataclass
@@ -41,8 +41,10 @@ class Window:
         sizes: samples of each micro-batch.
         signature: number of the input's shape and dtype, counted by the first stage as they appear.
         inputs, targets: one entry per micro-batch, on the ranks that load them.
-        loss: float64 ``[sum, weight, stop]``: the loss over the micro-batches, on the last stage, everywhere after STEP;
-            and how many ranks asked to stop.
+        loss: float64 ``[sum, weight, stop]``: the loss over the micro-batches, on the last stage, everywhere after
+            STEP; and how many ranks asked to stop.
+        loss_scale: what the loss is multiplied by before its backward.
+        outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
     """
 
     step: int
@@ -52,6 +54,7 @@ class Window:
     inputs: Sequence[Any] | None
     targets: Sequence[Any] | None
     loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
+    loss_scale: float = 1.0
     outputs: dict[int, Any] = field(default_factory=dict)
 
     def key(self, microbatch: int) -> tuple[bool, int, int]:
@@ -99,3 +102,13 @@ def split_microbatches(value: Any, samples: int, count: int) -> list[Any]:
         ends.append((start, start + size))
         start += size
     return [map_tensors(lambda t, a=a, b=b: t[a:b], value) for a, b in ends]  # type: ignore[misc]
+
+
+def join_microbatches(parts: Sequence[Any]) -> Any:
+    """The inverse of :func:`split_microbatches` for outputs of one structure: tensors joined on their first axis.
+
+    Tensors without axes, which belong to no sample, are stacked.
+    """
+    flats = [flatten(part) for part in parts]
+    columns = zip(*(tensors for tensors, _ in flats), strict=True)
+    return unflatten([torch.cat(c) if c[0].dim() else torch.stack(c) for c in columns], flats[0][1])

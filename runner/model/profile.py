@@ -11,7 +11,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
@@ -32,9 +33,11 @@ from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
 from runner.plan.profile import LayerProfile, ModelProfile
 
-__all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision"]
+__all__ = ["autocast_of", "dtype_of", "profile_layers", "profile_model", "to_precision"]
 
 logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _TIMED_RUNS = 3
 _MOST_BYTES_TO_TIME = 4 << 30
@@ -42,8 +45,14 @@ _MOST_FLOPS_TO_TIME = 2e11  # a few seconds on two CPU cores
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients, activations and states."""
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    """The dtype of weights and gradients and, where nothing casts, of activations."""
+    return _DTYPES[PRECISIONS[precision].weights]
+
+
+def autocast_of(precision: str) -> torch.dtype | None:
+    """What the forwards' matrix products are cast to; None where it is the weights' own dtype."""
+    autocast = PRECISIONS[precision].autocast
+    return _DTYPES[autocast] if autocast is not None else None
 
 
 def to_precision(value: Any, dtype: torch.dtype) -> Any:
@@ -67,34 +76,51 @@ def _profile_model(config: RunConfig) -> ModelProfile:
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
     inputs, targets = example_batch(config.data, samples)
     loss = load_loss(config.loss)
-    dtype = dtype_of(config.precision.name)
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     try:
-        profile = _on_fake_tensors(config, inputs, targets, loss, dtype)
+        profile = _on_fake_tensors(config, inputs, targets, loss)
     except Exception as error:  # a user's code may do anything that fake tensors cannot
         logger.info("profiling on real tensors: %s: %s", type(error).__name__, error)
         sources = load_layers(config.model, config.seed)
-        profile = profile_layers(sources, inputs, targets, loss, dtype)
-    ratio = state_bytes_per_gradient_byte(config.optimizer)
-    profile = replace(profile, samples=samples, optimizer_bytes_per_gradient_byte=ratio)
+        profile = profile_layers(sources, inputs, targets, loss, dtype, autocast)
+    states, master = _state_ratios(config, dtype)
+    profile = replace(
+        profile,
+        samples=samples,
+        optimizer_bytes_per_gradient_byte=states,
+        master_bytes_per_gradient_byte=master,
+    )
     if _can_be_timed(config, profile):
-        return _with_measured_seconds(config, profile, inputs, targets, loss, dtype)
-    return with_estimated_seconds(profile, config.hardware, config.precision.name)
+        return _with_measured_seconds(config, profile, inputs, targets, loss)
+    return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
 
 
-def _on_fake_tensors(
-    config: RunConfig, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
-) -> ModelProfile:
+def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes per byte of gradient: optimizer states, with masters and the average of weights; masters alone."""
+    wide = torch.float32.itemsize / dtype.itemsize
+    master = wide if PRECISIONS[config.precision.name].master_weights else 0.0
+    average = wide if config.trainer.ema_decay is not None else 0.0
+    return state_bytes_per_gradient_byte(config.optimizer, master) + average, master
+
+
+def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any, loss: LossFunction) -> ModelProfile:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         sources = load_layers(config.model, config.seed)
         fake_inputs = map_tensors(mode.from_tensor, inputs)
         fake_targets = map_tensors(mode.from_tensor, targets)
-        return profile_layers(sources, fake_inputs, fake_targets, loss, dtype)
+        dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+        return profile_layers(sources, fake_inputs, fake_targets, loss, dtype, autocast)
 
 
 def profile_layers(
-    sources: Sequence[LayerSource], inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
+    sources: Sequence[LayerSource],
+    inputs: Any,
+    targets: Any,
+    loss: LossFunction,
+    dtype: torch.dtype,
+    autocast: torch.dtype | None = None,
 ) -> ModelProfile:
     """Bytes and FLOPs of each layer for the given batch; the seconds are zero.
 
@@ -102,14 +128,17 @@ def profile_layers(
         sources: the layers.
         inputs, targets: one micro-batch, real or fake.
         loss: the loss function.
-        dtype: of weights and activations.
+        dtype: of weights and, without ``autocast``, activations.
+        autocast: format of the forwards' matrix products, or None.
     """
     value = to_precision(inputs, dtype)
+    device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     rows = []
     with LiveTracker() as tracker:
         for source in sources:
             module = _cast(source.build(), dtype)
-            value, row = _profile_call(source.name or "model", module, value, tracker, module)
+            function = _autocasting(module, device_type, autocast)
+            value, row = _profile_call(source.name or "model", function, value, tracker, module)
             rows.append(row)
         samples = num_samples(inputs)
         value = to_precision(value, torch.float32)
@@ -185,6 +214,16 @@ def _profile_call(
     return map_tensors(torch.Tensor.detach, output), row
 
 
+def _autocasting(module: nn.Module, device_type: str, autocast: torch.dtype | None) -> Callable[[Any], Any]:
+    """The module's forward as the engine runs it."""
+
+    def forward(value: Any) -> Any:
+        with torch.autocast(device_type, autocast, enabled=autocast is not None):
+            return module(value)
+
+    return forward
+
+
 def _as_boundary(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
 
@@ -211,10 +250,11 @@ def _can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
 
 
 def _with_measured_seconds(
-    config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
+    config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any, loss: LossFunction
 ) -> ModelProfile:
     """Time every layer alone, forward and backward: the median of three after a warm-up."""
     device = torch.device(device_type(config))
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     value = map_tensors(lambda t: t.to(device), to_precision(inputs, dtype))
     targets = map_tensors(lambda t: t.to(device), targets)
     samples = num_samples(inputs)
@@ -222,12 +262,13 @@ def _with_measured_seconds(
     with _threads(config.trainer.threads):
         for source, row in zip(load_layers(config.model, config.seed), profile.layers, strict=True):
             module = source.build().to(device=device, dtype=dtype)
-            value, forward, backward = _time_call(module, value, device)
+            value, forward, backward = _time_call(_autocasting(module, device.type, autocast), value, device)
             module.zero_grad(set_to_none=True)
             rows.append(replace(row, forward_seconds=forward, backward_seconds=backward))
         value = to_precision(value, torch.float32)
         _, forward, backward = _time_call(lambda output: loss_sum(loss(output, targets), samples)[0], value, device)
-        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device)
+        masters = PRECISIONS[config.precision.name].master_weights
+        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
     gc.collect()
     return replace(
         profile,

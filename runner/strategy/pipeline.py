@@ -33,6 +33,7 @@ from runner.engine.transport_processes import ProcessTransport
 from runner.engine.window import StepBatch
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
+from runner.optim.master import MasterWeights
 from runner.plan.values import RunPlan
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
@@ -154,7 +155,11 @@ class PipelineStrategy(ParallelStrategy):
             self.meter = MemoryMeter(self.engine)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
-            self.engine.attach_optimizer(self._apply_update, next_step=trainer.global_step)
+            optimizer = self.optimizers[0]
+            master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
+            self.engine.attach_optimizer(self._apply_update, trainer.global_step, master_of)
+            if isinstance(optimizer, MasterWeights) and self.meter is not None:
+                self.meter.hold(optimizer.num_bytes)
         self.setup_precision_plugin()
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
@@ -306,13 +311,18 @@ class PipelineStrategy(ParallelStrategy):
         """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere."""
         assert self.engine is not None
         own = own_optimizer_state(optimizer, self.engine.stages) if self.replica == 0 else None
-        return gather_optimizer_state(self.gather_objects(own))
+        state = gather_optimizer_state(self.gather_objects(own))
+        scale = self.engine.update.scale
+        return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.engine is not None
         for module in self.engine.stages.values():
             module.load_global_state(checkpoint["state_dict"])
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, MasterWeights):
+                optimizer.reset_masters()
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -321,6 +331,8 @@ class PipelineStrategy(ParallelStrategy):
         assert self.engine is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             load_optimizer_state(optimizer, self.engine.stages, state)
+            if "loss_scale" in state:
+                self.engine.update.scale.load_state_dict(state["loss_scale"])
 
 
 class _Alone(Transport):

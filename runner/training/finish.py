@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runner.config.precision import PRECISIONS
 from runner.config.resolve import to_container
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
@@ -113,7 +114,8 @@ def _measured(
 ) -> RunRecord:
     from runner.record import read_steps
 
-    losses = [line["loss"] for line in read_steps(Path(config.run_dir or "."))]
+    lines = read_steps(Path(config.run_dir or "."))
+    losses = [line["loss"] for line in lines]
     seconds = step_seconds(list(walls.values()))
     predicted = {key: value for key, value in record.step_seconds.items() if key == "predicted"}
     median = seconds["median"]
@@ -133,8 +135,17 @@ def _measured(
         bytes_moved=_bytes_moved(measures),
         peak_memory_bytes=record.peak_memory_bytes
         | {"measured": [rank.peak_memory_bytes for rank in measures], "kind": strategy.meter.kind},
-        extras=record.extras | _tokens_per_second(config, plan, median),
+        extras=record.extras | _tokens_per_second(config, plan, median) | _skipped(config, lines),
     )
+
+
+def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The steps (from 1) that changed no weight, and the loss scale at the end, where steps may be skipped."""
+    scales = [line["loss_scale"] for line in lines if "loss_scale" in line]
+    if not scales and config.trainer.on_nonfinite != "skip":
+        return {}
+    skipped = {"skipped_steps": [line["step"] for line in lines if line.get("skipped")]}
+    return skipped | ({"loss_scale": scales[-1]} if scales else {})
 
 
 def _flops_per_step(config: RunConfig, plan: RunPlan) -> float:
@@ -145,7 +156,7 @@ def _flops_per_step(config: RunConfig, plan: RunPlan) -> float:
 
 
 def _mfu(config: RunConfig, plan: RunPlan, flops: float, median: float | None) -> float | None:
-    peak = config.hardware.flops.get(config.precision.name)
+    peak = config.hardware.flops.get(PRECISIONS[config.precision.name].arithmetic)
     if not peak or not median:
         return None
     return flops / median / (peak * plan.layout["world_size"])

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
 from runner.errors import raise_problems
@@ -55,7 +56,8 @@ class LayersModule(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         trained = [parameter for parameter in self.stages.parameters() if parameter.requires_grad]
-        optimizer = build_optimizer(self._config.optimizer, trained)
+        masters = PRECISIONS[self._config.precision.name].master_weights
+        optimizer = build_optimizer(self._config.optimizer, trained, master_weights=masters)
         section, peak = self._config.lr_scheduler, self._config.optimizer.lr
         scheduler = build_scheduler(section, optimizer, peak, self._config.trainer.max_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -14,12 +14,14 @@ import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback
 
+from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
+from runner.engine.loss_scale import LossScaling
 from runner.model.data import Datasets, load_datasets, load_loss
 from runner.model.device import device_memory_bytes, device_type
 from runner.model.layers import load_layers
-from runner.model.profile import dtype_of
+from runner.model.profile import autocast_of, dtype_of
 from runner.plan.make import make_plan
 from runner.plan.profile import ModelProfile, read_profile
 from runner.plan.values import RunPlan
@@ -85,9 +87,27 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         dtype=dtype_of(config.precision.name),
         seed=config.seed,
         clip_norm=config.trainer.grad_clip_norm,
+        clip_value=config.trainer.grad_clip_value,
+        autocast=autocast_of(config.precision.name),
+        scaling=_scaling(config),
+        skip_nonfinite=config.trainer.on_nonfinite == "skip",
     )
     timeout = config.launcher.step_timeout_seconds
     return PipelineStrategy(plan, options, device=device_type(config), timeout_seconds=timeout)
+
+
+def _scaling(config: RunConfig) -> LossScaling | None:
+    section = config.precision
+    if not PRECISIONS[section.name].loss_scaling:
+        return None
+    return LossScaling(
+        initial_scale=section.initial_scale,
+        growth_interval=section.growth_interval,
+        growth_factor=section.growth_factor,
+        backoff_factor=section.backoff_factor,
+        minimum_scale=section.minimum_scale,
+        samples=config.data.batch_size,
+    )
 
 
 def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:

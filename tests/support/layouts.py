@@ -13,6 +13,7 @@ from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
 from runner.engine.window import StepBatch
 from runner.model.layers import build_stage, layers_of
+from runner.optim.master import MasterWeights
 from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
@@ -36,9 +37,10 @@ def make_engine(
     pipeline: int,
     data: int,
     count: int,
-    clip_norm: float | None = None,
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
+    masters: bool = False,
+    **options: object,
 ) -> Engine:
     """The engine of one rank; rank = position * data + replica."""
     position, replica = divmod(transport.rank, data)
@@ -59,10 +61,16 @@ def make_engine(
         stages={position: stage},
         loss=loss,
         transport=transport,
-        options=EngineOptions(microbatches=count, dtype=dtype, clip_norm=clip_norm),
+        options=EngineOptions(microbatches=count, dtype=dtype, **options),  # type: ignore[arg-type]
     )
     parameters = list(stage.parameters())
-    engine.attach_optimizer(optimizer(parameters).step if parameters else lambda: None)
+    if not parameters:
+        engine.attach_optimizer(lambda: None, master_of=(lambda weight: weight) if masters else None)
+    elif masters:
+        wrapped = MasterWeights(parameters, optimizer)
+        engine.attach_optimizer(wrapped.step, master_of=wrapped.master_of)
+    else:
+        engine.attach_optimizer(optimizer(parameters).step)
     return engine
 
 
