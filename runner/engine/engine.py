@@ -278,10 +278,11 @@ class Engine:
     def _header(self, batch: StepBatch, training: bool) -> tuple[int, int, int]:
         """Samples of the window, the signature of its input, and how many ranks want to stop: down the pipeline."""
         previous, following = self._neighbours(self._down)
-        header = torch.zeros(5, dtype=torch.int64, device=self.transport.device)
+        header = torch.zeros(6, dtype=torch.int64, device=self.transport.device)
         if previous is None:
             samples = batch.samples if batch.samples is not None else num_samples(batch.inputs)
-            values = [samples, self._signature(batch), int(training), self._step, 0]
+            checksum = -1 if batch.checksum is None else batch.checksum
+            values = [samples, self._signature(batch), int(training), self._step, 0, checksum]
             header = torch.tensor(values, device=header.device)
         else:
             start = time.perf_counter()
@@ -293,6 +294,11 @@ class Engine:
             raise RunFailedError(
                 f"rank {self.transport.rank} is at step {self._step} (training: {training}) where the rank before it "
                 f"is at step {values[3]} (training: {bool(values[2])}): the ranks' loops differ"
+            )
+        if batch.checksum is not None and batch.checksum != values[5]:
+            raise RunFailedError(
+                f"step {self._step}: rank {self.transport.rank} loaded other samples than the first stage: all ranks "
+                "of a pipeline must go through the data in one order"
             )
         if following is not None:
             self._pass_on(header, following, Channel.HEADER)

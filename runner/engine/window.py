@@ -24,11 +24,13 @@ class StepBatch:
         inputs: what the first layer takes, samples on the first axis; None on a rank without the first stage.
         targets: what the loss takes; None on a rank without the last stage.
         samples: samples of this replica; None on a rank that loads no data (the header tells it).
+        checksum: of the inputs, where several ranks load them and could disagree; else None.
     """
 
     inputs: Any = None
     targets: Any = None
     samples: int | None = None
+    checksum: int | None = None
 
 
 @dataclass

@@ -34,12 +34,14 @@ from runner.engine.window import StepBatch
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.optim.master import MasterWeights
-from runner.plan.values import RunPlan
+from runner.plan.partition import Partition
+from runner.plan.topology import Topology
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
+from runner.schedule.values import Program, Schedule
 from runner.strategy.state import gather_optimizer_state, own_optimizer_state
 
-__all__ = ["PipelineModule", "PipelineStrategy"]
+__all__ = ["Layout", "PipelineModule", "PipelineStrategy"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +59,27 @@ class PipelineModule(Protocol):
         ...
 
 
+class Layout(Protocol):
+    """Who computes what: all that a strategy needs of a plan."""
+
+    @property
+    def topology(self) -> Topology: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+
 class PipelineStrategy(ParallelStrategy):
     """Runs a :class:`PipelineModule` by a plan.
 
     Args:
-        plan: who computes what.
+        plan: who computes what; a :class:`runner.plan.values.RunPlan`, or the part of one that needs no prediction.
         options: what the run fixes for its engine.
         device: ``cpu`` or ``cuda``; on CUDA each rank takes the device of its local rank.
         timeout_seconds: longest wait for a message.
@@ -70,7 +88,7 @@ class PipelineStrategy(ParallelStrategy):
     strategy_name = "runner_pipeline"
 
     def __init__(
-        self, plan: RunPlan, options: EngineOptions, *, device: str = "cpu", timeout_seconds: float = 600.0
+        self, plan: Layout, options: EngineOptions, *, device: str = "cpu", timeout_seconds: float = 600.0
     ) -> None:
         super().__init__()
         self.plan = plan
@@ -153,6 +171,8 @@ class PipelineStrategy(ParallelStrategy):
         if self.engine is None:
             self.engine = self._build_engine(module)
             self.meter = MemoryMeter(self.engine)
+        else:
+            self.model_to_device()  # the end of the run before took it away
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
             optimizer = self.optimizers[0]
@@ -236,6 +256,12 @@ class PipelineStrategy(ParallelStrategy):
             callback.on_before_optimizer_step(trainer, self.lightning_module, optimizer)
         self.lightning_module.on_before_optimizer_step(optimizer)
         optimizer.step()
+
+    def predict(self, batch: StepBatch) -> Any:
+        """The last layer's output for a batch, on the ranks of the last stage; None on the others."""
+        if self.engine is None:
+            raise RuntimeError("the strategy is not set up")
+        return self.engine.predict(batch)
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
         """``(sum, weight)`` of the loss of one validation batch, over this rank's pipeline."""

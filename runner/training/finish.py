@@ -23,15 +23,17 @@ from runner.schedule.render.events import Event
 from runner.schedule.render.svg import timeline_svg
 from runner.schedule.render.trace import timeline_trace
 from runner.strategy.pipeline import PipelineStrategy
+from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import Checkpoints, StepClock
 from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step, timed_events
 from runner.training.module import LayersModule
 
-__all__ = ["WEIGHTS_FILE", "finish"]
+__all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "weights.safetensors"
+AVERAGE_FILE = "averaged_weights.safetensors"
 
 
 def finish(
@@ -42,16 +44,21 @@ def finish(
     plan: RunPlan,
     clock: StepClock,
     checkpoints: Checkpoints,
+    average: WeightAveraging | None = None,
 ) -> None:
     """Every rank calls this after the last step; rank 0 writes."""
     strategy = trainer.strategy
     assert isinstance(strategy, PipelineStrategy)
     measures = strategy.gather_objects(_own_measures(strategy, clock))
     weights = strategy.lightning_module_state_dict()
+    averages = average.whole(strategy) if average is not None else {}
     if measures is None:
         return
     save_file(_apart(weights), run_dir / WEIGHTS_FILE)
     artifacts = {"weights": WEIGHTS_FILE, "steps": "steps.jsonl"}
+    if averages:
+        save_file(_apart(averages), run_dir / AVERAGE_FILE)
+        artifacts["averaged_weights"] = AVERAGE_FILE
     if checkpoints.newest is not None:
         artifacts["checkpoint"] = str(checkpoints.newest.relative_to(run_dir))
     for name in ("tensorboard", "csv"):

@@ -43,7 +43,9 @@ def measured_plan(
     engine = strategy.engine
     assert engine is not None
     measured = engine.rehearse(batch, _REHEARSED_WINDOWS)
-    crossing = max((row.output_bytes for row in strategy.plan.profile.layers), default=0)
+    plan = strategy.plan
+    assert isinstance(plan, RunPlan)
+    crossing = max((row.output_bytes for row in plan.profile.layers), default=0)
     own: dict[str, Any] = {
         "stages": {
             stage: (
@@ -57,7 +59,7 @@ def measured_plan(
         "reduce": {stage: _reduce_seconds(engine, stage) for stage in sorted(engine.stages)},
     }
     ranks = strategy.all_gather_objects(own)
-    seconds = _combine(ranks, strategy.plan.schedule.stages, strategy.plan.layout["data"])
+    seconds = _combine(ranks, plan.schedule.stages, plan.layout["data"])
     return make_plan(config, profile, stage_seconds=seconds, device_memory_bytes=device_memory_bytes(config))
 
 

@@ -27,6 +27,7 @@ from runner.plan.profile import ModelProfile, read_profile
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, StepLog
 from runner.strategy.pipeline import PipelineStrategy
+from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import BeforeFirstStep, Checkpoints, ProgressBar, StepClock, progress
 from runner.training.finish import finish
 from runner.training.loading import make_loader
@@ -66,9 +67,12 @@ def run_rank(config: RunConfig, run_dir: Path) -> None:
         clock.start()
 
     callbacks: list[Callback] = [BeforeFirstStep(predict), clock, checkpoints, *progress(config.trainer.progress, rank)]
+    average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
+    if average is not None:
+        callbacks.insert(0, average)
     trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
     trainer.fit(module, *loaders)
-    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints)
+    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
 
 
 def _set_up_logging(rank: int) -> None:
