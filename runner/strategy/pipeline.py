@@ -241,6 +241,8 @@ class PipelineStrategy(ParallelStrategy):
         with self.meter.step(batch):
             finished = self.engine.submit(batch)
         self.last_step = finished[-1] if finished else None
+        if self.last_step is not None and self.last_step.skipped:
+            self.meter.skipped()
         if any(step.stop for step in finished):
             self.stopped = True
             assert self.lightning_module is not None

@@ -25,8 +25,8 @@ AVERAGE = "averaged_weights"
 class WeightAveraging(Callback):
     """``average = decay * average + (1 - decay) * weights`` in fp32 after every step, from the weights at the start.
 
-    Validation within a fit uses the averages; the weights stay the trained ones. Buffers and frozen parameters are not averaged. A step that was skipped counts as one
-    that changed nothing.
+    Validation within a fit uses the averages; the weights stay the trained ones. Buffers and frozen parameters are not
+    averaged. A step that was skipped counts as one that changed nothing.
 
     Args:
         decay: in (0, 1).

@@ -74,7 +74,7 @@ def test_fit_validate_test_and_predict(start: str, tmp_path: Path) -> None:
     model = Model()
     model.load_state_dict(weights)
     x, y = data(10, 2).tensors
-    expected = float(model.loss(model.net(x), y))
+    expected = model.loss(model.net(x), y).item()
     for rank in ranks:
         assert rank["validate"][0]["val_loss"] == pytest.approx(expected, rel=1e-5)
         assert rank["test"][0]["test_loss"] == pytest.approx(expected, rel=1e-5)
