@@ -100,7 +100,7 @@ class TorchPipeline:
         losses: list[Tensor] = []
         self._optimizer.zero_grad()
         inputs = batch[:1] if self._rank == 0 else ()
-        expected = {"target": batch[1], "losses": losses} if self._rank == self._last else {}
+        expected: dict[str, Any] = {"target": batch[1], "losses": losses} if self._rank == self._last else {}
         self._schedule.step(*inputs, **expected, return_outputs=False)
         self._optimizer.step()
         return float(torch.stack(losses).detach().mean()) if losses else None
@@ -114,7 +114,13 @@ class DeepSpeedPipeline:
     """
 
     def __init__(
-        self, layers: Sequence[nn.Module], loss: LossFunction, make_optimizer: MakeOptimizer, microbatches: int, samples: int
+        self,
+        layers: Sequence[nn.Module],
+        loss: LossFunction,
+        make_optimizer: MakeOptimizer,
+        microbatches: int,
+        *,
+        samples: int,
     ) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
+
+from runner.recipes.benchmarks.rounds import ALLOCATOR
 
 __all__ = ["run_ranks"]
 
@@ -26,7 +28,8 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> Any:
         ProcessRaisedException: a rank failed; the others are ended.
     """
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_rank, (world_size, Path(folder), function, args), nprocs=world_size)
+        os.environ.update(ALLOCATOR)  # read by an interpreter as it starts
+        spawn(_rank, (world_size, Path(folder), function, args), nprocs=world_size)  # type: ignore[no-untyped-call]
         return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
 
 

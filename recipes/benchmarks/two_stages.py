@@ -21,7 +21,7 @@ from runner.recipes.benchmarks.result import Figure, figure, publish
 from runner.recipes.benchmarks.rounds import Seconds, take_turns
 from runner.recipes.benchmarks.workload import GptSize, cross_entropy, gpt_batches, gpt_layers, make_adamw
 
-__all__ = ["compare", "main"]
+__all__ = ["compare", "main", "require_equal", "shared_losses"]
 
 _RANKS = 2
 _BATCHES = 4
@@ -39,7 +39,7 @@ def compare(
     """
     contestants = _contestants(size, microbatches, samples, with_deepspeed)
     batches = gpt_batches(size, samples, _BATCHES)
-    losses = {name: _shared([pipeline.step(batch) for batch in batches]) for name, pipeline in contestants.items()}
+    losses = {name: shared_losses([one.step(batch) for batch in batches]) for name, one in contestants.items()}
     require_equal(losses)
     cycles = {name: itertools.cycle(batches) for name in contestants}
     turns = {
@@ -56,11 +56,11 @@ def _contestants(size: GptSize, microbatches: int, samples: int, with_deepspeed:
 
     found: dict[str, Pipeline] = {"runner": RunnerPipeline(*fresh()), "torch": TorchPipeline(*fresh())}
     if with_deepspeed:
-        found["deepspeed"] = DeepSpeedPipeline(*fresh(), samples)
+        found["deepspeed"] = DeepSpeedPipeline(*fresh(), samples=samples)
     return found
 
 
-def _shared(losses: list[float | None]) -> list[float]:
+def shared_losses(losses: list[float | None]) -> list[float]:
     """The last rank's losses on every rank."""
     values = torch.tensor([math.nan if loss is None else loss for loss in losses], dtype=torch.float64)
     dist.broadcast(values, dist.get_world_size() - 1)
@@ -106,8 +106,14 @@ def main() -> None:
     measured = run_ranks(_RANKS, run)
     publish(
         "two_stages",
-        settings={"model": size.kwargs(), "ranks": _RANKS, "microbatches": options.microbatches,
-                  "samples": options.samples, "steps_per_turn": options.steps, "threads_per_rank": 1},
+        settings={
+            "model": size.kwargs(),
+            "ranks": _RANKS,
+            "microbatches": options.microbatches,
+            "samples": options.samples,
+            "steps_per_turn": options.steps,
+            "threads_per_rank": 1,
+        },
         seconds=measured["seconds"],
         figures=figures(measured["seconds"]),
         losses=measured["losses"],

@@ -45,4 +45,4 @@ def gpt_batches(size: GptSize, samples: int, steps: int) -> list[Batch]:
     """``steps`` batches of ``samples`` sequences: those of ``data=random_tokens data.shuffle=false``."""
     data, _ = random_tokens(steps * samples, samples, size.sequence_length, size.vocab_size)
     inputs, targets = data.tensors
-    return list(zip(inputs.split(samples), targets.split(samples), strict=True))
+    return list(zip(inputs.tensor_split(steps), targets.tensor_split(steps), strict=True))

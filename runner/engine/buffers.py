@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
-from runner.model.boundary import flatten
+from runner.model.boundary import shapes
 
 __all__ = ["Buffers"]
 
@@ -56,16 +54,5 @@ class Buffers:
         parts = []
         for (kind, at, number), value in self._held.items():
             if at == stage and number == microbatch:
-                parts.append(f"{kind}: {_shapes(value)}")
+                parts.append(f"{kind}: {shapes(getattr(value, 'tensors', value))}")
         return "; ".join(parts) or "no buffers"
-
-
-def _shapes(value: Any) -> str:
-    tensors = getattr(value, "tensors", None)
-    if tensors is None:
-        try:
-            tensors, _ = flatten(value)
-        except TypeError:
-            return type(value).__name__
-    found = [t for t in tensors if isinstance(t, Tensor)]
-    return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in found)

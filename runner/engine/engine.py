@@ -146,22 +146,24 @@ class Engine:
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes of activations and of their gradients that this rank sent so far."""
+        """Bytes of activations and of their gradients that this rank sent in training steps so far."""
         return {payload.name.lower(): count for payload, count in self._executor.bytes_sent.items()}
 
     def attach_optimizer(
         self,
         apply_update: Callable[[], None],
-        next_step: int = 0,
         master_of: Callable[[Tensor], torch.nn.Parameter] | None = None,
     ) -> None:
-        """Set what updates the weights from ``parameter.grad``, and the index of the next step.
+        """Set what updates the weights from ``parameter.grad``.
 
         Args:
             master_of: the fp32 master of a weight, whose ``grad`` is set in place of the weight's; None: no masters.
         """
         self.update.attach(apply_update, master_of)
-        self._step = next_step
+
+    def start_at(self, step: int) -> None:
+        """Set the index of the next step, after a resume."""
+        self._step = step
 
     def request_stop(self) -> None:
         """Ask all ranks to stop at the end of the next step that begins here; safe in a signal handler."""
@@ -185,6 +187,7 @@ class Engine:
         """Run one forward-only window; this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
         for module in self.stages.values():
             module.eval()
+        self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
         window = self._open(batch, training=False)
         self._run(window, self._programs[False].actions[self.view.position])
         self._pass_totals(window.loss)

@@ -162,10 +162,16 @@ class Executor:
         module = self.stages[stage]
         start = time.perf_counter()
         with self._transport.exclusive(), torch.set_grad_enabled(window.training):
-            with torch.autocast(self._transport.device.type, self._autocast, enabled=self._autocast is not None):
-                output = module(enter_graph(value), self._seed_layers(window, microbatch) if window.training else None)
-            if stage == self.view.num_stages - 1:
-                output = self._lose(window, microbatch, output)
+            try:
+                with torch.autocast(self._transport.device.type, self._autocast, enabled=self._autocast is not None):
+                    output = module(
+                        enter_graph(value), self._seed_layers(window, microbatch) if window.training else None
+                    )
+                if stage == self.view.num_stages - 1:
+                    output = self._lose(window, microbatch, output)
+            except Exception:
+                self._buffers.put("input", stage, microbatch, value)  # for the message: what the stage was given
+                raise
         self.timeline.compute("F", stage, microbatch, start, time.perf_counter())
         if stage + 1 in self.stages:
             self._buffers.put("input", stage + 1, microbatch, map_tensors(_as_leaf, output))
@@ -241,8 +247,10 @@ class Executor:
             return
         peer = self._peer(action)
         if payload is Payload.ACTIVATION:
-            value = self._buffers.peek("graph", stage, microbatch)[1] if window.training else (
-                self._buffers.take("output", stage, microbatch)
+            value = (
+                self._buffers.peek("graph", stage, microbatch)[1]
+                if window.training
+                else (self._buffers.take("output", stage, microbatch))
             )
             self._announce((stage, *window.key(microbatch)), value, peer)
             tensors = [tensor.detach() for tensor in flatten(value)[0]]
@@ -252,7 +260,8 @@ class Executor:
         sent = []
         for tensor in tensors:
             message = tensor.contiguous()
-            self.bytes_sent[payload] += message.numel() * message.element_size()
+            if window.training:
+                self.bytes_sent[payload] += message.numel() * message.element_size()
             sent.append((self._transport.send(message, peer, _CHANNELS[payload]), message))
         self._keep_until_sent(window, action, sent)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from runner.engine.executor import RankView
 from runner.errors import RunFailedError, RunnerError
 from runner.model.layers import StageModule
 from runner.schedule.simulate import Costs
-from runner.schedule.values import COMPUTE, Action, Program
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Program
 
 __all__ = ["explain_failure"]
 
 _MOST_MICROBATCHES_DRAWN = 32
+_OP_OF_PAYLOAD = {Payload.ACTIVATION: Op.F, Payload.GRADIENT: Op.B}
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def explain_failure(
@@ -40,10 +44,27 @@ def explain_failure(
     last = first + len(module.layers) - 1 if module else 0
     lines = [
         f"{action} failed on rank {view.pipeline[view.position]} (stage {action.stage}, layers {first}..{last}): "
-        f"{type(error).__name__}: {error}",
+        f"{type(error).__name__}: {error}{_where(error)}",
         f"its buffers: {buffers}",
     ]
     if program.schedule.microbatches <= _MOST_MICROBATCHES_DRAWN:
-        cell = sum(1 for done in actions[:index] if done.op in COMPUTE)
+        cell = _cell(program.schedule.actions[view.position], action)
         lines.append(to_text(program.schedule, Costs(), mark=(view.position, cell)))
     return RunFailedError("\n".join(lines))
+
+
+def _cell(row: Sequence[Action], action: Action) -> int:
+    """Where a rank's row of the picture shows ``action``: a message is shown at the compute that makes or takes it,
+    a reduction and a step at the last compute of their stage.
+    """
+    of_stage = [cell for cell, other in enumerate(row) if other.stage == action.stage]
+    op = action.op if action.op in COMPUTE else _OP_OF_PAYLOAD[action.payload] if action.payload else None
+    found = [cell for cell in of_stage if row[cell].op is op and row[cell].microbatch == action.microbatch]
+    return (found or of_stage)[-1]
+
+
+def _where(error: Exception) -> str:
+    """The innermost frame of the user's own code, if the failure came from there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(("<", _PACKAGE))]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name})" if own else ""

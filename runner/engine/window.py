@@ -43,8 +43,8 @@ class Window:
         sizes: samples of each micro-batch.
         signature: number of the input's shape and dtype, counted by the first stage as they appear.
         inputs, targets: one entry per micro-batch, on the ranks that load them.
-        loss: float64 ``[sum, weight, stop]``: the loss over the micro-batches, on the last stage, everywhere after
-            STEP; and how many ranks asked to stop.
+        loss: float64 ``[sum, weight, stop]``: of the loss over the micro-batches, on the last stage and, after STEP,
+            everywhere; and how many ranks asked to stop.
         loss_scale: what the loss is multiplied by before its backward.
         outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
     """

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Structure", "enter_graph", "flatten", "map_tensors", "num_samples", "unflatten"]
+__all__ = ["Structure", "enter_graph", "flatten", "map_tensors", "num_samples", "shapes", "unflatten"]
 
 # JSON: {"tensor": i} | {"tuple": [...]} | {"list": [...]} | {"dict": [[k, …]]} | {"value": v}
 Structure: TypeAlias = Any
@@ -82,6 +82,17 @@ def num_samples(value: Any) -> int:
     return tensors[0].shape[0] if tensors and tensors[0].dim() else 1
 
 
+def shapes(value: Any) -> str:
+    """The shapes and dtypes of ``value``'s tensors, or its type, for error messages."""
+    try:
+        tensors, _ = flatten(value)
+    except TypeError:
+        tensors = []
+    if not tensors:
+        return type(value).__name__
+    return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
+
+
 def enter_graph(value: Any) -> Any:
     """The leaves that cross a boundary as their layer takes them.
 
@@ -97,7 +108,7 @@ class _Entered(torch.autograd.Function):
         return leaf.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # one output, one gradient
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 

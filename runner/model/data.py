@@ -96,6 +96,3 @@ def loss_sum(loss: Any, num_samples: int) -> tuple[Tensor, Tensor | float]:
     if weight is None:
         return total * num_samples, float(num_samples)
     return total, weight.detach() if isinstance(weight, torch.Tensor) else float(weight)
-
-
-

@@ -171,8 +171,9 @@ def shared_weight_problems(sources: Sequence[LayerSource], partition: Sequence[t
                 holder, held_name = found.setdefault(id(parameter), (stage, name))
                 if holder != stage:
                     rule = f"layers that share a weight must be in one stage: {held_name} is {name}"
-                    why = f"Stages {holder} and {stage} would train a copy each"
-                    problems.append(Problem("partition", f"stage {stage}", rule, why, "parallelism.pipeline=1"))
+                    why = "Each would train a copy of its own"
+                    held_by, fix = f"stages {holder}, {stage}", "parallelism.pipeline=1"
+                    problems.append(Problem("partition", held_by, rule, why, fix))
     return problems
 
 

@@ -22,7 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
-from runner.model.boundary import flatten, map_tensors, num_samples
+from runner.errors import Problem, RequestError
+from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
 from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import LayerSource, load_layers
@@ -76,14 +77,14 @@ def _profile_model(config: RunConfig) -> ModelProfile:
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
     inputs, targets = example_batch(config.data, samples)
     loss = load_loss(config.loss)
-    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     try:
         profile = _on_fake_tensors(config, inputs, targets, loss)
+    except RequestError:
+        raise
     except Exception as error:  # a user's code may do anything that fake tensors cannot
-        logger.info("profiling on real tensors: %s: %s", type(error).__name__, error)
-        sources = load_layers(config.model, config.seed)
-        profile = profile_layers(sources, inputs, targets, loss, dtype, autocast)
-    states, master = _state_ratios(config, dtype)
+        profile = _on_real_tensors(config, inputs, targets, loss)
+        logger.info("profiled on real tensors, because fake ones do not do: %s", error)
+    states, master = _state_ratios(config, dtype_of(config.precision.name))
     profile = replace(
         profile,
         samples=samples,
@@ -106,12 +107,33 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
 def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any, loss: LossFunction) -> ModelProfile:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    # It prints the traceback of what fails; whether that is a fake tensor's limit or an error, a real run will show.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         sources = load_layers(config.model, config.seed)
         fake_inputs = map_tensors(mode.from_tensor, inputs)
         fake_targets = map_tensors(mode.from_tensor, targets)
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
         return profile_layers(sources, fake_inputs, fake_targets, loss, dtype, autocast)
+
+
+def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any, loss: LossFunction) -> ModelProfile:
+    """Like the run itself: what fails here would fail there."""
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+    try:
+        return profile_layers(load_layers(config.model, config.seed), inputs, targets, loss, dtype, autocast)
+    except _LayerError as error:
+        section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
+        raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
+
+
+class _LayerError(Exception):
+    """A layer, or the loss (``index`` None), does not take what it is given."""
+
+    def __init__(self, index: int | None, what: str, given: Any, cause: Exception) -> None:
+        self.index = index
+        self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
+        super().__init__(f"Given {shapes(given)}, it raised {type(cause).__name__}: {cause}")
 
 
 def profile_layers(
@@ -133,16 +155,29 @@ def profile_layers(
     """
     value = to_precision(inputs, dtype)
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
+    samples = num_samples(inputs)
     rows = []
+
+    def lose(output: Any) -> Tensor:
+        return loss_sum(loss(output, targets), samples)[0]
+
     with LiveTracker() as tracker:
         for source in sources:
             module = _cast(source.build(), dtype)
-            function = _autocasting(module, device_type, autocast)
-            value, row = _profile_call(source.name or "model", function, value, tracker, module)
+            try:
+                function = _autocasting(module, device_type, autocast)
+                value, row = _profile_call(source.name or "model", function, value, tracker, module)
+            except Exception as error:
+                what = f"layer {source.index} ({type(module).__name__})"
+                raise _LayerError(source.index, what, value, error) from error
             rows.append(row)
-        samples = num_samples(inputs)
         value = to_precision(value, torch.float32)
-        _, loss_row = _profile_call("loss", lambda output: loss_sum(loss(output, targets), samples)[0], value, tracker)
+        try:
+            _, loss_row = _profile_call("loss", lose, value, tracker)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise _LayerError(None, "the loss", (value, targets), error) from error
     return ModelProfile(
         layers=tuple(rows),
         loss=loss_row,
@@ -184,7 +219,7 @@ def _profile_call(
     base = tracker.live
     tracker.reset_peak()
     with flops:
-        output = function(given)
+        output = function(enter_graph(given))
     forward_flops = flops.get_total_flops()
     saved, forward_peak = tracker.live - base, tracker.peak - base
     roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
@@ -285,7 +320,7 @@ def _time_call(function: Any, value: Any, device: torch.device) -> tuple[Any, fl
     for _ in range(_TIMED_RUNS + 1):
         given = map_tensors(_as_boundary, value)
         start = _now(device)
-        output = function(given)
+        output = function(enter_graph(given))
         middle = _now(device)
         roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
         gradients = [torch.ones_like(root) for root in roots]

@@ -177,10 +177,17 @@ class PipelineStrategy(ParallelStrategy):
             self.setup_optimizers(trainer)
             optimizer = self.optimizers[0]
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
-            self.engine.attach_optimizer(self._apply_update, trainer.global_step, master_of)
+            self.engine.attach_optimizer(self._apply_update, master_of)
             if isinstance(optimizer, MasterWeights) and self.meter is not None:
                 self.meter.hold(optimizer.num_bytes)
         self.setup_precision_plugin()
+
+    @override
+    def on_train_start(self) -> None:
+        """A checkpoint is loaded after :meth:`setup`: only now the number of the next step is known."""
+        assert self.engine is not None
+        assert self.lightning_module is not None
+        self.engine.start_at(self.lightning_module.trainer.global_step)
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
         """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end."""
@@ -230,9 +237,7 @@ class PipelineStrategy(ParallelStrategy):
         return closure_loss
 
     @override
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
-    ) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         result = closure()
         if self.engine is None or self._batch is None:
             raise RuntimeError("training_step handed no batch over")
@@ -241,8 +246,10 @@ class PipelineStrategy(ParallelStrategy):
         with self.meter.step(batch):
             finished = self.engine.submit(batch)
         self.last_step = finished[-1] if finished else None
-        if self.last_step is not None and self.last_step.skipped:
-            self.meter.skipped()
+        if self.last_step is not None:
+            _tell_loss(closure, self.last_step.loss)
+            if self.last_step.skipped:
+                self.meter.skipped()
         if any(step.stop for step in finished):
             self.stopped = True
             assert self.lightning_module is not None
@@ -295,9 +302,7 @@ class PipelineStrategy(ParallelStrategy):
         return box[0]
 
     @override
-    def reduce(
-        self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean"
-    ) -> Any:
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean") -> Any:
         if self.world_size == 1 or not isinstance(tensor, Tensor):
             return tensor
         result = tensor.clone()
@@ -380,3 +385,10 @@ class _Alone(Transport):
 
     def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
         return [tensor]
+
+
+def _tell_loss(closure: Callable[[], Any], loss: float) -> None:
+    """Make ``outputs["loss"]`` of Lightning's ``on_train_batch_end`` the step's: the closure ran before the engine."""
+    outputs = getattr(getattr(closure, "_result", None), "loss", None)
+    if isinstance(outputs, Tensor):
+        outputs.fill_(loss)

@@ -16,7 +16,7 @@ from runner.record import StepLog
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.module import LayersModule
 
-__all__ = ["BeforeFirstStep", "Checkpoints", "ProgressBar", "ProgressLines", "StepClock", "progress"]
+__all__ = ["BeforeFirstStep", "Checkpoints", "ProgressBar", "ProgressLines", "StepClock", "ValidateAtEnd", "progress"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,17 @@ class StepClock(Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._log is not None:
             self._log.close()
+
+
+class ValidateAtEnd(Callback):
+    """Lets Lightning validate after the last step, also where ``val_every`` does not divide the number of steps.
+
+    Where a run is asked to stop, Lightning validates once more; the last step is asked for nothing else.
+    """
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        if trainer.global_step == trainer.max_steps:
+            trainer.should_stop = True
 
 
 class Checkpoints(Callback):
@@ -184,5 +195,3 @@ def progress(enabled: bool, rank: int) -> list[Callback]:
     if not enabled or rank != 0:
         return []
     return [ProgressBar()] if sys.stderr.isatty() else [ProgressLines()]
-
-

@@ -29,9 +29,7 @@ _REHEARSED_WINDOWS = 4
 _MOST_BYTES_TO_COPY = 256 << 20
 
 
-def measured_plan(
-    strategy: PipelineStrategy, config: RunConfig, profile: ModelProfile, batch: StepBatch
-) -> RunPlan:
+def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelProfile, batch: StepBatch) -> RunPlan:
     """The plan with this machine's seconds in it; every rank calls this and gets the same.
 
     Forwards and backwards are rehearsed in the run's own schedule, so that ranks compete for the machine as they

@@ -28,7 +28,14 @@ from runner.plan.values import RunPlan
 from runner.record import RunRecord, StepLog
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.averaging import WeightAveraging
-from runner.training.callbacks import BeforeFirstStep, Checkpoints, ProgressBar, StepClock, progress
+from runner.training.callbacks import (
+    BeforeFirstStep,
+    Checkpoints,
+    ProgressBar,
+    StepClock,
+    ValidateAtEnd,
+    progress,
+)
 from runner.training.finish import finish
 from runner.training.loading import make_loader
 from runner.training.loggers import build_logger, build_profiler
@@ -66,10 +73,15 @@ def run_rank(config: RunConfig, run_dir: Path) -> None:
         plans.append(_predict(strategy, config, profile, run_dir, next(iter(loaders[0]))))
         clock.start()
 
-    callbacks: list[Callback] = [BeforeFirstStep(predict), clock, checkpoints, *progress(config.trainer.progress, rank)]
     average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
-    if average is not None:
-        callbacks.insert(0, average)
+    callbacks: list[Callback] = [
+        *([average] if average is not None else []),
+        BeforeFirstStep(predict),
+        clock,
+        ValidateAtEnd(),
+        checkpoints,
+        *progress(config.trainer.progress, rank),
+    ]
     trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
     trainer.fit(module, *loaders)
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from covering import covering
 from layouts import train_in_threads
 from reference import train
 from torch import nn
@@ -16,9 +17,7 @@ adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 
 def make_model() -> nn.Sequential:
     torch.manual_seed(7)
-    return nn.Sequential(
-        nn.Linear(6, 12), nn.GELU(), nn.LayerNorm(12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 5)
-    )
+    return nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.LayerNorm(12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 5))
 
 
 def make_batches(batch: int = BATCH, steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -35,21 +34,25 @@ def masked_sum(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor
     return (nn.functional.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("clip_norm", [None, 0.05], ids=["free", "clip"])
-@pytest.mark.parametrize("count", [1, 4, 7])
-@pytest.mark.parametrize("data", [1, 2])
-@pytest.mark.parametrize("pipeline", [1, 2, 3, 4])
-@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
+MATRIX = {
+    "schedule": ["naive", "gpipe", "1f1b"],
+    "pipeline": [1, 2, 3, 4],
+    "data": [1, 2],
+    "count": [1, 4, 7],
+    "clip_norm": [None, 0.05],
+    "dtype": [torch.float32, torch.bfloat16],
+}
+
+
+@pytest.mark.parametrize(list(MATRIX), covering(MATRIX))
 def test_equals_one_process(schedule, pipeline, data, count, clip_norm, dtype):
     options = {"count": count, "clip_norm": clip_norm, "optimizer": adamw, "dtype": dtype}
     expected_model = make_model()
     expected = train(
         expected_model, nn.functional.cross_entropy, make_batches(), replicas=data, by_replica=True, **options
     )
-    losses, weights = train_in_threads(
-        make_model, nn.functional.cross_entropy, make_batches(), pipeline=pipeline, data=data, schedule=schedule, **options
-    )
+    layout = {"pipeline": pipeline, "data": data, "schedule": schedule}
+    losses, weights = train_in_threads(make_model, nn.functional.cross_entropy, make_batches(), **layout, **options)
     assert all(rank == losses[0] for rank in losses), "every rank has the same loss at the same step"
     assert losses[0] == expected
     state = expected_model.state_dict()

@@ -115,7 +115,7 @@ def test_readers_never_see_half_a_record(tmp_path: Path) -> None:
     """One process rewrites a large record as fast as it can while this one reads it."""
     program = (
         "import sys; from pathlib import Path; from runner.record import RunRecord\n"
-        "for n in range(60): RunRecord(steps=20000, loss=[float(n)] * 20000).save(Path(sys.argv[1]))"
+        "for n in range(20): RunRecord(steps=20000, loss=[float(n)] * 20000).save(Path(sys.argv[1]))"
     )
     RunRecord(steps=20000, loss=[0.0] * 20000).save(tmp_path)
     writer = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])

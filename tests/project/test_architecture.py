@@ -126,6 +126,8 @@ def test_the_lower_rooms_start_without_torch(room: str) -> None:
     if not modules:
         pytest.skip(f"there is no {room} yet")
     code = f"import sys, {', '.join(modules)}\nprint(*sorted({{'torch', 'lightning', 'deepspeed'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

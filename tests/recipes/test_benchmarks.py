@@ -1,0 +1,75 @@
+"""The benchmarks run, compute the same on all sides, and say what they measured."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from runner.recipes.benchmarks import one_process, sleeping_stages, two_stages
+from runner.recipes.benchmarks.processes import run_ranks
+from runner.recipes.benchmarks.result import figure, publish
+from runner.recipes.benchmarks.rounds import take_turns
+from runner.recipes.benchmarks.workload import GptSize
+
+SMALL = GptSize(layers=2, width=16, sequence_length=8, vocab_size=20, heads=2)
+
+
+def test_contestants_take_turns_and_the_first_rounds_do_not_count():
+    calls: list[str] = []
+    contestants = {name: partial(calls.append, name) for name in "ab"}
+    seconds = take_turns(contestants, warm_rounds=1, rounds=2, steps=2, meet=lambda: calls.append("|"))
+    assert "".join(calls) == "|aa||bb|" * 3
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 2, "b": 2}
+
+
+def test_a_figure_is_judged_by_its_median():
+    assert figure("x", [0.9, 1.5, 1.0], target=1.0).verdict == "met"
+    assert figure("x", [0.9, 1.5, 1.1], target=1.0).verdict == "missed"
+    assert figure("x", [2.0]).verdict == ""
+
+
+def test_other_losses_are_no_comparison():
+    with pytest.raises(RuntimeError, match="torch computes other losses"):
+        two_stages.require_equal({"runner": [1.0, 2.0], "torch": [1.0, 2.1]})
+
+
+def test_the_result_names_hardware_versions_and_date(tmp_path: Path):
+    figures = two_stages.figures({"runner": [1.0, 3.0], "torch": [2.0, 2.0]})
+    path = tmp_path / "new" / "two_stages.json"
+    publish("two_stages", settings={}, seconds={"runner": [1.0]}, figures=figures, losses={}, path=path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert {"date", "hardware", "versions", "commit", "settings"} <= document.keys()
+    assert document["figures"][0] == {
+        "name": "runner / torch", "minimum": 0.5, "median": 1.0, "maximum": 1.5, "target": 1.0, "verdict": "met"
+    }  # fmt: skip
+
+
+def test_time_above_compute():
+    above, _, ratio = sleeping_stages.figures({"runner": [3.5], "torch": [3.75]}, compute=2.5)
+    assert above.median == pytest.approx(0.4)
+    assert ratio.median == pytest.approx(0.8)
+
+
+@pytest.mark.slow
+def test_two_stages_over_processes():
+    run = partial(
+        two_stages.compare, SMALL, microbatches=4, samples=8, rounds=2, steps=1, with_deepspeed=False
+    )
+    measured = run_ranks(2, run)
+    assert measured["seconds"].keys() == measured["losses"].keys() == {"runner", "torch"}
+
+
+@pytest.mark.slow
+def test_sleeping_stages_take_at_least_their_schedule():
+    measured = run_ranks(2, partial(sleeping_stages.compare, 0.002, microbatches=4, rounds=2))
+    assert all(value >= 5 * 0.006 for values in measured["seconds"].values() for value in values)
+
+
+@pytest.mark.slow
+def test_one_process_takes_turns_with_the_command():
+    measured = one_process.measure(SMALL, samples=4, rounds=2, turn=2)
+    two_stages.require_equal(measured["losses"])
+    assert [len(values) for values in measured["seconds"].values()] == [2, 2]

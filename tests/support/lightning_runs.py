@@ -1,0 +1,91 @@
+"""The strategy in one process, driven by a Lightning Trainer of the test's own."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from runner.config.resolve import resolve
+from runner.engine.engine import EngineOptions
+from runner.model.data import load_datasets, load_loss
+from runner.model.layers import load_layers
+from runner.model.profile import dtype_of, profile_model
+from runner.plan.make import make_plan
+from runner.strategy.pipeline import PipelineStrategy
+from runner.training.loading import make_loader
+from runner.training.module import LayersModule
+
+USER = ("model.target=user_code:model", "data.target=user_code:points", "loss.target=user_code:mean")
+
+
+class Losses(Callback):
+    """What a user's callback sees of each step."""
+
+    def __init__(self):
+        self.seen: list[float] = []
+        self.steps: list[int] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(outputs["loss"].item())
+        self.steps.append(trainer.global_step)
+
+
+def fit(*overrides, callbacks=(), ckpt_path=None, **trainer_options):
+    """Train; returns the trainer, the module and the strategy's loss of each step."""
+    config = resolve([*USER, "logger=none", "data.batch_size=8", "data.shuffle=false", "device=cpu", *overrides])
+    plan = make_plan(config, _profile())
+    options = EngineOptions(
+        microbatches=config.schedule.microbatches,
+        dtype=dtype_of(config.precision.name),
+        seed=config.seed,
+        clip_norm=config.trainer.grad_clip_norm,
+    )
+    strategy = PipelineStrategy(plan, options)
+    data = load_datasets(config.data)
+    common = {"batch_size": 8, "data": 1, "replica": 0, "inputs": True, "targets": True, "seed": 0}
+    loaders = [make_loader(d, len(d), shuffle=False, **common) for d in (data.train, data.validation)]
+    module = LayersModule(load_layers(config.model, config.seed), load_loss(config.loss), config)
+    exact = _Exact()
+    trainer = pl.Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "strategy": strategy,
+            "max_steps": config.trainer.max_steps,
+            "max_epochs": -1,
+            "check_val_every_n_epoch": None,
+            "limit_val_batches": 0,
+            "num_sanity_val_steps": 0,
+            "logger": False,
+            "log_every_n_steps": 1,
+            "enable_checkpointing": any(isinstance(c, pl.callbacks.ModelCheckpoint) for c in callbacks),
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "use_distributed_sampler": False,
+            "inference_mode": False,
+            "callbacks": [exact, *callbacks],
+            **trainer_options,
+        }
+    )
+    trainer.fit(module, *loaders, ckpt_path=ckpt_path, weights_only=False)
+    return trainer, module, exact.losses
+
+
+@cache
+def _profile():
+    """Of the user's model at its defaults: on one rank the plan is the same for every batch and precision."""
+    return profile_model(resolve([*USER, "data.batch_size=8", "device=cpu"]))
+
+
+class _Exact(Callback):
+    def __init__(self):
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.losses.append(trainer.strategy.last_step.loss)
+
+
+def weights_of(trainer):
+    return trainer.strategy.lightning_module_state_dict()

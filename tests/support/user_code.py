@@ -1,0 +1,116 @@
+"""A model, a dataset and a loss as a user writes them: plain PyTorch, nothing of the runner.
+
+Its text is also what the tests write into a user's own directory.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+
+def model(width=12, dropout=0.0, inplace=False):
+    return nn.Sequential(
+        nn.Linear(6, width),
+        nn.ReLU(inplace=inplace),
+        nn.LayerNorm(width),
+        nn.Dropout(dropout),
+        nn.Linear(width, width),
+        nn.Tanh(),
+        nn.Linear(width, 5),
+    )
+
+
+class Listed(nn.Module):
+    """Its layers are modules of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(6, 12)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12), nn.GELU()) for _ in range(3))
+        self.head = nn.Linear(12, 5)
+
+    def layers(self):
+        return [self.embed, *self.blocks, self.head]
+
+    def forward(self, x):
+        for layer in self.layers():
+            x = layer(x)
+        return x
+
+
+class Lazy(nn.Module):
+    """Its layers are made by the rank that holds them."""
+
+    def layers(self):
+        return [lambda: nn.Linear(6, 12), lambda: nn.GELU(), lambda: nn.Linear(12, 12), lambda: nn.Linear(12, 5)]
+
+
+class Breaks(nn.Module):
+    """Works in a profile and in a rehearsal, and does ``what`` from the given training call on."""
+
+    def __init__(self, what, calls):
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+        self.what, self.calls = what, calls
+
+    def forward(self, x):
+        self.calls -= int(self.training and torch.is_grad_enabled())
+        if self.calls >= 0:
+            return self.linear(x)
+        if self.what == "raises":
+            raise ValueError("the layer is broken")
+        return {"none": None, "short": x[:, :7], "infinite": self.linear(x) * float("nan")}[self.what]
+
+
+def breaking(what, calls=30):
+    return nn.Sequential(nn.Linear(6, 12), Breaks(what, calls), nn.Tanh(), nn.Linear(12, 5))
+
+
+def points(samples=24, validation=10):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(samples + validation, 6, generator=generator)
+    y = torch.randint(0, 5, (samples + validation,), generator=generator)
+    return TensorDataset(x[:samples], y[:samples]), TensorDataset(x[samples:], y[samples:])
+
+
+class Raising(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 33:
+            raise ValueError("sample 33 is broken")
+        return torch.zeros(6), torch.tensor(1)
+
+
+def mean(output, target):
+    return F.cross_entropy(output, target)
+
+
+def counted(output, target):
+    """Class 0 does not count."""
+    counts = (target > 0).float()
+    return (F.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
+
+
+def per_sample(output, target):
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def lightning_data():
+    """A LightningDataModule around the same samples; its own batch size does not count."""
+    from lightning.pytorch import LightningDataModule
+    from torch.utils.data import DataLoader
+
+    class Points(LightningDataModule):
+        def setup(self, stage):
+            self.train, self.validation = points()
+
+        def train_dataloader(self):
+            return DataLoader(self.train, batch_size=3)
+
+        def val_dataloader(self):
+            return DataLoader(self.validation, batch_size=3)
+
+    return Points()

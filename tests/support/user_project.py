@@ -1,0 +1,76 @@
+"""A user's own directory, and commands started in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import user_code
+from reference import train as train_plainly
+from safetensors.torch import load_file
+
+import runner
+
+ROOT = Path(runner.__file__).parents[1]
+STEPS = 4
+OVERRIDES = (
+    "model.target=mine:model", "data.target=mine:points", "loss.target=mine:mean", "device=cpu",
+    f"trainer.max_steps={STEPS}", "data.batch_size=8", "data.shuffle=false", "run_dir=run",
+)  # fmt: skip
+
+
+def make_directory(directory: Path) -> Path:
+    """With ``mine.py`` of plain PyTorch, which is not on the path of the tests."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "mine.py").write_text(Path(user_code.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    return directory
+
+
+def environment(directory: Path, **more: str) -> dict[str, str]:
+    return {
+        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RUNNER_CACHE": str(directory / "cache"), **more
+    }  # fmt: skip
+
+
+def train(directory: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    quiet = () if any(word.startswith("logger=") for word in overrides) else ("logger=none",)
+    command = [sys.executable, "-m", "runner", "train", *OVERRIDES, *quiet, *overrides]
+    return subprocess.run(
+        command, cwd=directory, env=environment(directory), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def result(directory: Path, *overrides: str, run: str = "run") -> tuple[dict, dict[str, torch.Tensor]]:
+    """Train, which must end well: the record and the weights."""
+    done = train(directory, *overrides, f"run_dir={run}")
+    assert done.returncode == 0, done.stderr
+    return record(directory / run), load_file(directory / run / "weights.safetensors")
+
+
+def record(run_dir: Path) -> dict:
+    return json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
+
+
+def plain_batches(samples: int = 24, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The samples in the dataset's order, epoch after epoch; the last step of an epoch may be short."""
+    inputs, targets = user_code.points(samples)[0].tensors
+    parts = [(inputs[at : at + size], targets[at : at + size]) for at in range(0, samples, size)]
+    return (parts * STEPS)[:STEPS]
+
+
+def plain_result(model=user_code.model, loss=user_code.mean, samples: int = 24, **options):
+    """Losses and weights of the plain loop."""
+    torch.manual_seed(0)
+    made = model()
+    adamw = {"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0)}
+    losses = train_plainly(made, loss, plain_batches(samples), **(adamw | options))
+    return losses, made.state_dict()
+
+
+def assert_same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []

@@ -1,0 +1,28 @@
+"""The predicted peak memory of every rank is within 10 % of the measured one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from user_project import environment, record
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("model", ["gpt", "mlp"])
+def test_within_a_tenth(tmp_path, model, pipeline):
+    words = [
+        f"model={model}", f"parallelism.pipeline={pipeline}", "trainer.max_steps=3", "data.batch_size=32",
+        "schedule.microbatches=4", "logger=none", "device=cpu", "run_dir=run",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "runner", "train", *words]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    memory = record(tmp_path / "run")["peak_memory_bytes"]
+    assert len(memory["measured"]) == pipeline
+    assert memory["predicted"] == pytest.approx(memory["measured"], rel=0.1)
