@@ -34,8 +34,10 @@ from typing_extensions import override
 from runner.engine.engine import EngineOptions
 from runner.engine.loss_scale import LossScaling
 from runner.errors import Problem, raise_problems
-from runner.model.layers import LayerSource, StageModule, build_stage, layers_of, shared_weight_problems
-from runner.model.profile import autocast_of, dtype_of
+from runner.memory.solve.values import ActivationPlan, Segment
+from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
+from runner.model.precision import autocast_of, dtype_of
+from runner.model.ties import find_ties
 from runner.plan.partition import Partition, partition_problems, uniform
 from runner.plan.topology import Topology
 from runner.schedule import registry
@@ -65,6 +67,7 @@ class _Layout:
     schedule: Schedule
     program: Program
     partition: Partition = ()
+    activations: ActivationPlan = ActivationPlan(())
 
 
 class PipelineStrategy(pipeline.PipelineStrategy):
@@ -180,8 +183,8 @@ class PipelineStrategy(pipeline.PipelineStrategy):
         name = "uniform" if self._boundaries is None else "manual"
         raise_problems(partition_problems(name, self._boundaries, num_stages, len(self._sources)))
         partition = _cut(len(self._sources), num_stages, self._boundaries)
-        raise_problems(shared_weight_problems(self._sources, partition))
-        self.plan = replace(self.plan, partition=partition)  # type: ignore[type-var]  # it is the _Layout made above
+        kept = ActivationPlan(tuple((Segment(first, last),) for first, last in partition))
+        self.plan = replace(self.plan, partition=partition, activations=kept)  # type: ignore[type-var]  # the _Layout
 
         def build_stages(cuts: Partition, stages: Sequence[int]) -> Mapping[int, StageModule]:
             built = {stage: build_stage(self._sources, *cuts[stage]) for stage in stages}
@@ -191,7 +194,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
 
         loss: Any = model.loss
         # Past nn.Module's own attributes, which would take a loss module for one more child.
-        model.__dict__.update(loss_function=loss, build_stages=build_stages)
+        model.__dict__.update(loss_function=loss, build_stages=build_stages, ties=find_ties(self._sources))
         ModuleSteps(self, model).bind()
 
 

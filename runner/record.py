@@ -144,6 +144,25 @@ class RunRecord:
             raise ValueError(f"{path} is not the record of a run")
         return cls.from_json(document)
 
+    def continued(
+        self, loss: Sequence[float], seconds: Sequence[float], val_loss: Sequence[Sequence[float]]
+    ) -> RunRecord:
+        """The record of a run that goes on after these steps; what was measured over all steps is unknown again."""
+        empty = RunRecord()
+        return self.replace(
+            steps=len(loss),
+            loss=list(loss),
+            val_loss=[list(pair) for pair in val_loss],
+            step_seconds=step_seconds(seconds),
+            samples_per_second=None,
+            bubble_ratio=empty.bubble_ratio,
+            seconds=empty.seconds,
+            mfu=None,
+            bytes_moved=empty.bytes_moved,
+            peak_memory_bytes=empty.peak_memory_bytes,
+            artifacts={},
+        )
+
     def replace(self, **changes: Any) -> RunRecord:
         """A copy with these fields changed."""
         return dataclasses.replace(self, **changes)

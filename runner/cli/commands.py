@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.cli.arguments import Command, Flag
 
-__all__ = ["COMMANDS", "LATER"]
+__all__ = ["COMMANDS"]
 
 _JSON = Flag("--json", "print one JSON document on standard output and nothing else there")
 _SWEEP = Flag("--multirun", "one job per combination of KEY=A,B  KEY=range(1,5)  GROUP=glob(*)", short="-m")
@@ -21,6 +21,7 @@ _TRAIN = Command(
     examples=(
         ("runner train", "the default recipe: a ruDALL-E-style model on emoji in two stages"),
         ("runner train model=gpt parallelism.pipeline=2 schedule.microbatches=4", "a small GPT in a pipeline"),
+        ("runner train run_dir=outputs/long checkpoint.every=100 resume=auto", "started again, it goes on"),
         ("runner train model.target=mine:build data.target=mine:data loss.target=mine:loss", "your own functions"),
         ("runner train -m model=gpt parallelism.pipeline=1,2 schedule=gpipe,1f1b", "a sweep of four jobs"),
     ),
@@ -80,12 +81,49 @@ _REPORT = Command(
     sections=(),
 )
 
-COMMANDS: dict[str, Command] = {each.name: each for each in (_TRAIN, _PLAN, _SCHEDULE, _REPORT)}
-"""The commands of this version, in the order of the help."""
+_VERIFY = Command(
+    name="verify",
+    summary="train a few steps in a layout and in one process, and compare losses, gradients and weights",
+    usage="[KEY=VALUE ...] [--steps N] [--json]",
+    about=(
+        "Starts the ranks that the request asks for, then one process with the same micro-batches in a plain loop, and "
+        "compares every step. On the CPU, with one thread and up to two replicas, equal means the same bits; elsewhere "
+        "equal up to the order of sums. Ends with status 4 at a difference and names its step and parameter. Nothing "
+        "stays on disk."
+    ),
+    examples=(
+        ("runner verify model=gpt parallelism.pipeline=2 schedule.microbatches=4", "a pipeline of two stages"),
+        ("runner verify recipe=rudalle_tiny schedule=gpipe --steps 2 --json", "one JSON document for a script"),
+    ),
+    flags=(_JSON, Flag("--steps", "optimizer steps of each, 4 unless told", "N")),
+)
+_EXPORT = Command(
+    name="export",
+    summary="write a run's whole weights into one safetensors file",
+    usage="RUN_DIR FILE",
+    about=(
+        "Takes the newest good checkpoint of a run, or a checkpoint's own path, whatever layout wrote it, and writes "
+        "all parameters and buffers under the names they have in your model: model.load_state_dict(load_file(FILE)). "
+        "The file is read back and compared before the command ends."
+    ),
+    examples=(("runner export outputs/run/2026-01-31_12-00-00 model.safetensors", "the newest weights of a run"),),
+    sections=(),
+)
+_DOCTOR = Command(
+    name="doctor",
+    summary="say what this machine can run, with a one-line fix for what it cannot",
+    usage="[--json]",
+    about=(
+        "Looks at Python and the packages, cores, memory and its limit, GPUs, communication between two ranks, "
+        "DeepSpeed and libaio, SLURM, disk space and the default recipe's packages. Ends with status 1 where something "
+        "that training needs is missing."
+    ),
+    examples=(("runner doctor", "a table"),),
+    flags=(_JSON,),
+    sections=(),
+)
 
-LATER: dict[str, str] = {
-    "verify": "compare a layout with one process",
-    "export": "write consolidated weights",
-    "doctor": "say what this machine can run",
+COMMANDS: dict[str, Command] = {
+    each.name: each for each in (_TRAIN, _PLAN, _SCHEDULE, _VERIFY, _REPORT, _EXPORT, _DOCTOR)
 }
-"""Commands of the public contract that this version does not have."""
+"""The commands, in the order of the help."""

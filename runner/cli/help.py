@@ -12,7 +12,7 @@ from typing import Any
 
 from runner import __version__
 from runner.cli.arguments import Command, Flag
-from runner.cli.commands import COMMANDS, LATER
+from runner.cli.commands import COMMANDS
 from runner.config import schema
 from runner.config.groups import config_roots, first_comment, groups, options
 from runner.config.schema import RunConfig
@@ -29,7 +29,6 @@ def overview() -> str:
     """What ``runner`` alone prints."""
     commands = "\n".join(_entry(each.name, each.summary, 10) for each in COMMANDS.values())
     examples = "\n\n".join(_example(*each.examples[0]) for each in COMMANDS.values())
-    later = "\n".join(_entry(name, what, 10) for name, what in LATER.items())
     return f"""\
 runner {__version__}: train large neural networks on machines you cannot change.
 
@@ -45,10 +44,8 @@ Usage:  runner COMMAND [KEY=VALUE ...] [GROUP=OPTION ...]
   runner COMMAND --help     its flags, and every key, group and option
   RUNNER_FULL_ERROR=1       a whole traceback where a message is not enough
 
-Exit status: 0 done; 1 the run failed; 2 the request is wrong; 3 it does not fit in memory; 130 interrupted.
-
-Not in this version:
-{later}"""
+Exit status: 0 done; 1 the run failed; 2 the request is wrong; 3 it does not fit in memory; 4 verify found a
+difference; 130 interrupted."""
 
 
 def command_help(command: Command, working_directory: Path) -> str:

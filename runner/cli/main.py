@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runner.cli.arguments import Arguments, parse
-from runner.cli.commands import COMMANDS, LATER
+from runner.cli.commands import COMMANDS
 from runner.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -82,8 +82,6 @@ def _runner(name: str) -> Callable[[Arguments], int]:
 
 
 def _no_command(name: str) -> Problem:
-    if name in LATER:
-        return Problem("command", name, "is not available in this version", f"It will {LATER[name]}")
     near = did_you_mean(name, COMMANDS)
     why = f"The commands are {', '.join(COMMANDS)}"
     if near is None and "=" in name:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
+from runner.config.memory_rules import POLICIES, memory_rules
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.config.shape import MISSING
@@ -23,6 +24,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "optimizer": ("adamw", "adam", "sgd"),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
     "precision": tuple(PRECISIONS),
+    "activation_checkpoint": POLICIES,
     "launcher": ("local",),
     "logger": ("tensorboard", "csv", "none", "custom"),
     "profiler": ("none", "simple", "pytorch"),
@@ -66,9 +68,8 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 
 
 def _top_level(config: RunConfig) -> Iterator[Problem]:
-    if config.resume is not None:
-        why = f"Continuing a run is {_NOT_YET}; checkpoints are written"
-        yield Problem("resume", config.resume, "must be null", why, "resume=null")
+    if config.resume == "":
+        yield Problem("resume", config.resume, "must be null, auto or a checkpoint's file", fix="resume=auto")
     if not 0 <= config.seed < 2**32:
         yield Problem("seed", config.seed, "must lie in [0, 2^32)", "NumPy takes no other seed", "seed=0")
     if config.memory_limit is not None:
@@ -173,19 +174,9 @@ def _list(numbers: list[int]) -> str:
 def _not_available(config: RunConfig) -> Iterator[Problem]:
     if config.zero.stage is not None:
         yield Problem("zero.stage", config.zero.stage, "must be null", f"ZeRO is {_NOT_YET}", "zero.stage=null")
-    offload = config.offload
-    for part, where in (
-        ("optimizer", offload.optimizer),
-        ("parameters", offload.parameters),
-        ("activations", offload.activations),
-    ):
-        if where != "none":
-            yield Problem(f"offload.{part}", where, "must be none", f"Offloading is {_NOT_YET}", f"offload.{part}=none")
-    policies = (("activation_checkpoint", config.activation_checkpoint.name), ("compression", config.compression.name))
-    for group, name in policies:
-        if name != "none":
-            words = group.replace("_", " ").capitalize()
-            yield Problem(f"{group}.name", name, "must be none", f"{words} is {_NOT_YET}", f"{group}=none")
+    if config.compression.name != "none":
+        why = f"Compression is {_NOT_YET}"
+        yield Problem("compression.name", config.compression.name, "must be none", why, "compression=none")
 
 
 def _optimizer(config: RunConfig) -> Iterator[Problem]:
@@ -333,6 +324,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _schedule,
     _partition,
     _not_available,
+    memory_rules,
     _optimizer,
     _lr_scheduler,
     _precision,

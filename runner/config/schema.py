@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
+    "ActivationCheckpointConfig",
     "CheckpointConfig",
     "CostConfig",
     "DataConfig",
@@ -43,6 +44,7 @@ class ModelConfig:
     name: str = "custom"
     target: str = "???"
     kwargs: dict[str, Any] = field(default_factory=dict)
+    split_points: list[str] | None = None  # traced models: modules before which to cut; null = where little crosses
     # Group options used when the user names this model but not its data or loss.
     goes_with: dict[str, str] = field(default_factory=dict)
 
@@ -104,10 +106,22 @@ class ZeroConfig:
 
 @dataclass
 class OffloadConfig:
+    """What leaves the device; ``name`` is a preset of the three."""
+
     name: str = "none"
     optimizer: str = "none"
     parameters: str = "none"
-    activations: str = "none"
+    activations: str = "none"  # save_on_cpu: saved tensors wait for their backward in the host's memory
+
+
+@dataclass
+class ActivationCheckpointConfig:
+    """Which saved tensors are dropped after the forward and computed again in the backward."""
+
+    name: str = "none"
+    every: int | None = None  # periodic: layers whose input alone is kept, and that are computed again together
+    save_ops: str | None = None  # selective: operators whose outputs are kept: matmuls, attention, every_second_matmul
+    layers: list[str] | None = None  # manual: names or indices of the layers that are computed again
 
 
 @dataclass
@@ -217,9 +231,10 @@ class RunConfig:
     name: str = "run"  # names the directory under outputs/
     seed: int = 0  # of the weights, the order of samples and dropout
     run_dir: str | None = None  # null = outputs/<name>/<timestamp>
-    resume: str | None = None  # not available in this version
+    resume: str | None = None  # auto = newest good checkpoint in run_dir, else start; a checkpoint's file
     memory_limit: str | None = None  # bytes a rank may use: 80GB, 8GiB, a number
     device: str = "auto"  # auto, cpu, cuda
+    compile: bool = False  # torch.compile every layer
     report: str | None = None  # package.module:function called with the finished run's directory
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -229,7 +244,7 @@ class RunConfig:
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
-    activation_checkpoint: PolicyConfig = field(default_factory=PolicyConfig)
+    activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
     compression: PolicyConfig = field(default_factory=PolicyConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)

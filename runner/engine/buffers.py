@@ -26,6 +26,10 @@ class Buffers:
             raise RuntimeError(f"the {kind} of stage {stage}, micro-batch {microbatch} is there already")
         self._held[key] = value
 
+    def has(self, kind: str, stage: int, microbatch: int) -> bool:
+        """Whether a value is there."""
+        return (kind, stage, microbatch) in self._held
+
     def peek(self, kind: str, stage: int, microbatch: int) -> Any:
         """Look at a value that stays.
 

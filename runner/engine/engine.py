@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from runner.engine.failure import explain_failure
 from runner.engine.gradients import StageGradients
 from runner.engine.loss_scale import LossScaling
 from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
+from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Channel, Handle, Transport
 from runner.engine.update import Update
@@ -51,6 +53,7 @@ class EngineOptions:
         scaling: of the loss, or None.
         skip_nonfinite: a step whose loss or gradients are not finite is skipped, on every rank, instead of ending the
             run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
+        compile: the layers are compiled.
     """
 
     microbatches: int
@@ -61,6 +64,7 @@ class EngineOptions:
     autocast: torch.dtype | None = None
     scaling: LossScaling | None = None
     skip_nonfinite: bool = False
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class Engine:
         loss: the loss function.
         transport: how messages travel.
         options: what the run fixes.
+        tied: this rank's copies of weights that several stages hold.
     """
 
     def __init__(
@@ -105,12 +110,16 @@ class Engine:
         loss: LossFunction,
         transport: Transport,
         options: EngineOptions,
+        tied: Sequence[TiedWeight] = (),
     ) -> None:
         self.view = view
         self.stages = dict(stages)
         self.options = options
         self.transport = transport
-        self.gradients = {stage: StageGradients(_named_parameters(module)) for stage, module in stages.items()}
+        shared = {id(weight.parameter) for weight in tied}
+        self.gradients = {stage: StageGradients(_named_parameters(module, shared)) for stage, module in stages.items()}
+        self._tied = group_by_holders(tied)
+        self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone
         self._programs = {True: training, False: forward_only}
         self.update = Update(
             gradients=self.gradients,
@@ -200,6 +209,7 @@ class Engine:
         """Run one forward-only window without loss; the last layer's output for all samples, None on other ranks."""
         for module in self.stages.values():
             module.eval()
+        self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
         window = self._open(replace(batch, targets=None), training=False)
         self._run(window, self._programs[False].actions[self.view.position])
         self.drain()
@@ -248,9 +258,11 @@ class Engine:
 
         for gradients in self.gradients.values():
             gradients.claim()
-        random_state = torch.get_rng_state()
+        with self.transport.exclusive():
+            random_state = torch.get_rng_state()
         self._executor.run(window, actions, failed)
-        torch.set_rng_state(random_state)
+        with self.transport.exclusive():  # ranks in threads share the generator: not between another's seed and its use
+            torch.set_rng_state(random_state)
 
     def _open(self, batch: StepBatch, training: bool) -> Window:
         """Learn the step's sizes, from the batch or from the rank upstream, and pass them on."""
@@ -308,8 +320,9 @@ class Engine:
         return values[0], values[1], values[4]
 
     def _signature(self, batch: StepBatch) -> int:
-        shapes = tuple((tuple(t.shape[1:]), t.dtype) for t in flatten(batch.inputs)[0])
-        return self._signatures.setdefault(shapes, len(self._signatures))
+        tensors, structure = flatten(batch.inputs)
+        shapes = tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
+        return self._signatures.setdefault((str(structure), *shapes), len(self._signatures))
 
     def _neighbours(self, chain: Sequence[int]) -> tuple[int | None, int | None]:
         """Global ranks before and after this one in a chain of positions."""
@@ -345,7 +358,7 @@ class Engine:
             self.transport.all_reduce(totals, self.view.replicas).wait()
             window.loss.copy_(totals)
         self._pass_totals(window.loss)
-        for handle in self._executor.reductions:
+        for handle in (*self._executor.reductions, *(each for g in self._tied for each in g.start(self.transport))):
             handle.wait()
         self._executor.reductions.clear()
         total, weight, stop = window.loss.tolist()
@@ -389,8 +402,10 @@ class Engine:
 
         watcher = Watcher(self.stages, self.gradients, number)
         actions = [a for a in self._programs[True].actions[self.view.position] if a.op not in (Op.REDUCE, Op.STEP)]
-        with watcher.watching(), self._executor.with_loss(watcher.check_loss):
+        eager = torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext()
+        with watcher.watching(), self._executor.with_loss(watcher.check_loss), eager:
             self._run(replayed(window), actions)
+        watcher.check_sums()
         self.update.clear()
         return first_over(watcher.found, self.transport, (self.view.pipeline, self.view.replicas))
 
@@ -400,8 +415,8 @@ def _chain(start: int, length: int, direction: int) -> list[int]:
     return [(start + direction * offset) % length for offset in range(length)]
 
 
-def _named_parameters(module: StageModule) -> list[tuple[str, torch.nn.Parameter]]:
-    return [(module.global_name(name), parameter) for name, parameter in module.named_parameters()]
+def _named_parameters(module: StageModule, left_out: set[int]) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(module.global_name(n), p) for n, p in module.named_parameters() if id(p) not in left_out]
 
 
 def _named_buffers(module: StageModule) -> list[tuple[str, Tensor]]:

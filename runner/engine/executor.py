@@ -19,6 +19,7 @@ from torch import Tensor
 
 from runner.engine.buffers import Buffers
 from runner.engine.gradients import StageGradients
+from runner.engine.split_backward import backward_input, backward_weight
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Channel, Handle, Transport
 from runner.engine.window import BoundarySpec, Window
@@ -26,7 +27,7 @@ from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import StageModule, mix_seed
 from runner.model.profile import to_precision
-from runner.schedule.values import Action, Op, Payload
+from runner.schedule.values import COMPUTE, Action, Op, Payload
 
 __all__ = ["Executor", "RankView"]
 
@@ -107,9 +108,12 @@ class Executor:
         self._announced: dict[tuple[int, bool, int, int], BoundarySpec] = {}  # of each stage's output
         self._sends: deque[tuple[Handle, Tensor]] = deque()
         self._stepped: set[int] = set()
+        self._posted: set[Action] = set()  # receives that were posted before their turn
         self._handlers: dict[Op, Callable[[Window, Action], None]] = {
             Op.F: self._forward,
             Op.B: self._backward,
+            Op.I: self._backward_input,
+            Op.W: self._backward_weight,
             Op.SEND: self._send,
             Op.RECV: self._receive,
             Op.REDUCE: self._reduce,
@@ -127,10 +131,37 @@ class Executor:
         for index, action in enumerate(actions):
             self.current = action
             try:
-                self._handlers[action.op](window, action)
+                if action.op in COMPUTE:
+                    self._post_ahead(window, actions, index + 1)
+                if action in self._posted:
+                    self._posted.remove(action)
+                else:
+                    self._handlers[action.op](window, action)
             except Exception as error:
                 raise failed(index, action, error) from error
         self._buffers.require_empty()
+
+    def _post_ahead(self, window: Window, actions: Sequence[Action], start: int) -> None:
+        """Post the receives that stand before the next compute, so that messages may arrive during this one.
+
+        Only as far as the shapes are known, and in order, as each channel is a FIFO.
+        """
+        for index in range(start, len(actions)):
+            action = actions[index]
+            if action.op in COMPUTE or (action.op is Op.RECV and not self._is_known(window, action)):
+                return
+            if action.op is Op.RECV:
+                self._receive(window, action)
+                self._posted.add(action)
+
+    def _is_known(self, window: Window, action: Action) -> bool:
+        """Whether the shapes of what an action receives are known."""
+        stage, microbatch = action.stage, _number(action)
+        if not window.sizes[microbatch]:
+            return True
+        if action.payload is Payload.ACTIVATION:
+            return (stage, *window.key(microbatch)) in self._specs
+        return self._buffers.has("graph", stage, microbatch)
 
     def drain(self) -> None:
         """Wait for the messages still under way; afterwards nothing is alive."""
@@ -207,34 +238,74 @@ class Executor:
         stage, microbatch = action.stage, _number(action)
         if not window.sizes[microbatch]:
             return
-        value, output = self._buffers.take("graph", stage, microbatch)
-        roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-        gradients: list[Tensor] | None = None
-        if stage < self.view.num_stages - 1:
-            if stage + 1 not in self.stages:
-                for handle, _ in self._buffers.take("sent", stage, microbatch):
-                    handle.wait()
-            incoming = self._buffers.take("gradient", stage, microbatch)
-            if isinstance(incoming, _Incoming):
-                self._wait(incoming.handles)
-                incoming = incoming.tensors
-            gradients = incoming
+        value, roots = self._take_graph(stage, microbatch)
+        gradients = self._output_gradients(stage, microbatch)
         start = time.perf_counter()
         with self._transport.exclusive():
             if roots:
                 torch.autograd.backward(roots, gradients)
         self.timeline.compute("B", stage, microbatch, start, time.perf_counter())
-        if stage > 0:
-            produced = [_gradient_of(leaf) for leaf in flatten(value)[0] if leaf.requires_grad]
-            kind = "gradient" if stage - 1 in self.stages else "input_gradient"
-            self._buffers.put(kind, stage - 1 if kind == "gradient" else stage, microbatch, produced)
+        self._hand_on(stage, microbatch, value, [leaf.grad for leaf in value])
+
+    def _backward_input(self, window: Window, action: Action) -> None:
+        """Gradients of the stage's input, kept to be sent; those of most weights are left to W."""
+        stage, microbatch = action.stage, _number(action)
+        if not window.sizes[microbatch]:
+            return
+        value, roots = self._take_graph(stage, microbatch)
+        gradients = self._output_gradients(stage, microbatch)
+        start = time.perf_counter()
+        with self._transport.exclusive():
+            produced, pending = backward_input(roots, gradients, value)
+        self.timeline.compute("I", stage, microbatch, start, time.perf_counter())
+        self._buffers.put("weight_gradients", stage, microbatch, pending)
+        self._hand_on(stage, microbatch, value, produced)
+
+    def _backward_weight(self, window: Window, action: Action) -> None:
+        """What I left: the gradients of the stage's weights, accumulated."""
+        stage, microbatch = action.stage, _number(action)
+        if not window.sizes[microbatch]:
+            return
+        pending = self._buffers.take("weight_gradients", stage, microbatch)
+        start = time.perf_counter()
+        with self._transport.exclusive():
+            backward_weight(pending)
+        self.timeline.compute("W", stage, microbatch, start, time.perf_counter())
+
+    def _take_graph(self, stage: int, microbatch: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The leaves of a stage's input and the roots of its output: what requires gradients of both."""
+        value, output = self._buffers.take("graph", stage, microbatch)
+        leaves = [tensor for tensor in flatten(value)[0] if tensor.requires_grad] if stage > 0 else []
+        return leaves, [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+
+    def _output_gradients(self, stage: int, microbatch: int) -> list[Tensor] | None:
+        """The gradients of a stage's output, from the stage after; None on the last one, whose output is the loss."""
+        if stage == self.view.num_stages - 1:
+            return None
+        if stage + 1 not in self.stages:
+            for handle, _ in self._buffers.take("sent", stage, microbatch):
+                handle.wait()
+        incoming = self._buffers.take("gradient", stage, microbatch)
+        if isinstance(incoming, _Incoming):
+            self._wait(incoming.handles)
+            return incoming.tensors
+        received: list[Tensor] = incoming
+        return received
+
+    def _hand_on(self, stage: int, microbatch: int, value: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """Keep the gradients of a stage's input for the stage before; zeros where there is none."""
+        if stage == 0:
+            return
+        made = [torch.zeros_like(t) if g is None else g for t, g in zip(value, gradients, strict=True)]
+        kind = "gradient" if stage - 1 in self.stages else "input_gradient"
+        self._buffers.put(kind, stage - 1 if kind == "gradient" else stage, microbatch, made)
 
     def _seed_layers(self, window: Window, microbatch: int) -> Callable[[int], None]:
         """Random layers depend on (step, micro-batch over all replicas, layer), so that layouts agree."""
         number = self.view.first_microbatch + microbatch
 
         def seed(layer: int) -> None:
-            torch.manual_seed(mix_seed(self._seed, window.step, number, layer))
+            _seed_generator(mix_seed(self._seed, window.step, number, layer), self._transport.device)
 
         return seed
 
@@ -352,5 +423,13 @@ def _as_leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _gradient_of(leaf: Tensor) -> Tensor:
-    return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+def _seed_generator(seed: int, device: torch.device) -> None:
+    """Seed the generators that a layer on ``device`` can draw from.
+
+    ``torch.manual_seed`` would seed every accelerator's too, and record a stack trace for each that is not in use:
+    up to milliseconds a call, before every layer.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)

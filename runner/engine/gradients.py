@@ -23,10 +23,12 @@ class StageGradients:
 
     Args:
         parameters: ``(global name, parameter)`` pairs; frozen ones are left out.
+        counted: they are part of the gradient norm; another rank counts its copies otherwise.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, Parameter]]) -> None:
+    def __init__(self, parameters: Iterable[tuple[str, Parameter]], *, counted: bool = True) -> None:
         trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+        self.counted = counted
         self.names = [name for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
         by_kind: dict[tuple[torch.dtype, torch.device], list[Parameter]] = defaultdict(list)
@@ -86,7 +88,7 @@ class StageGradients:
             master_of: the fp32 weight that a parameter is rounded from.
         """
         masters = [master_of(parameter) for parameter in self.parameters]
-        wide = StageGradients(zip(self.names, masters, strict=True))
+        wide = StageGradients(zip(self.names, masters, strict=True), counted=self.counted)
         with torch.no_grad():
             for parameter, master in zip(self.parameters, masters, strict=True):
                 if parameter.grad is not None and master.grad is not None:
@@ -99,7 +101,9 @@ class StageGradients:
             parameter.grad = None
 
     def squares(self) -> list[float]:
-        """The sum of squares of each parameter's gradient, in float64."""
+        """The sum of squares of each counted parameter's gradient, in float64."""
+        if not self.counted:
+            return []
         return [_sum_of_squares(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
 
 

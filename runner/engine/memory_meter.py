@@ -1,12 +1,13 @@
 """A rank's peak memory: the allocator's on CUDA, exact tensor bytes on the CPU.
 
-On the CPU the first steps run under the live tracker, which slows them down; they are not timed.
+On the CPU the first steps run under the live tracker, which slows them down; they are not timed. Layers that are to be
+compiled run as they are written in these steps: measured is what the plan predicts, without the compiler's savings.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -30,6 +31,7 @@ class MemoryMeter:
     def __init__(self, engine: Engine) -> None:
         self._cuda = engine.transport.device.type == "cuda"
         self._device = engine.transport.device
+        self._compiled = engine.options.compile
         self._tracker = LiveTracker()
         self._steps = 0
         self._to_track = TRACKED_STEPS
@@ -43,7 +45,7 @@ class MemoryMeter:
             self._to_track += 1
 
     def hold(self, num_bytes: int) -> None:
-        """Count tensors that were made before the first step and stay: master weights, averages."""
+        """Count tensors that were made before the first step and stay: averages of the weights."""
         self._static += num_bytes
 
     @property
@@ -63,6 +65,12 @@ class MemoryMeter:
             return torch.cuda.max_memory_allocated(self._device)
         return self._static + self._tracker.peak
 
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are there before the first step, e.g. restored optimizer states."""
+        if not self._cuda:
+            for tensor in tensors:
+                self._tracker.watch(tensor)
+
     @contextlib.contextmanager
     def step(self, batch: StepBatch) -> Iterator[None]:
         self._steps += 1
@@ -71,8 +79,14 @@ class MemoryMeter:
             return
         for tensor in (*flatten(batch.inputs)[0], *flatten(batch.targets)[0]):
             self._tracker.watch(tensor)
-        with self._tracker:
+        with self._tracker, _not_compiled() if self._compiled else contextlib.nullcontext():
             yield
+
+
+def _not_compiled() -> contextlib.AbstractContextManager[None]:
+    """Compiled layers run as they are written: under a dispatch mode they would, and from then on for ever."""
+    stance: contextlib.AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _static_bytes(engine: Engine) -> int:

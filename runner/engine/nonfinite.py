@@ -26,6 +26,7 @@ __all__ = ["Finding", "Watcher", "first_over", "replayed"]
 
 _MESSAGE_BYTES = 1024
 _FORWARD, _LOSS, _BACKWARD = range(3)
+_AFTER_ALL_MICROBATCHES = 1 << 62
 
 
 @dataclass(frozen=True, order=True)
@@ -78,7 +79,7 @@ class Watcher:
                     index, name = module.first_layer + offset, module.layer_names[offset]
                     place = f"layer {index}{f' ({name})' if name not in ('', str(index)) else ''} on stage {stage}"
                     stack.callback(layer.register_forward_hook(self._forward_hook(index, place)).remove)
-                    self._watch_weights(index, layer, self._gradients[stage], stage, stack)
+                    self._watch_weights(index, layer, stage, stack)
             yield
 
     def check_loss(self, loss: LossFunction) -> LossFunction:
@@ -92,6 +93,19 @@ class Watcher:
             return made
 
         return checked
+
+    def check_sums(self) -> None:
+        """Where nothing was found on the way: the gradients of weights, summed over the micro-batches.
+
+        Not every gradient passes a hook: a backward that is split computes some by itself.
+        """
+        if self._found is not None:
+            return
+        for gradients in self._gradients.values():
+            for name, parameter in zip(gradients.names, gradients.parameters, strict=True):
+                if self._found is None and parameter.grad is not None and not _all_finite(parameter.grad):
+                    what = f"the gradient of {name}, summed over micro-batches"
+                    self._found = Finding(_AFTER_ALL_MICROBATCHES, _BACKWARD, 0, what)
 
     def _forward_hook(self, index: int, name: str) -> Callable[[Any, Any, Any], None]:
         def hook(layer: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -109,10 +123,8 @@ class Watcher:
 
         return hook
 
-    def _watch_weights(
-        self, index: int, layer: torch.nn.Module, gradients: StageGradients, stage: int, stack: ExitStack
-    ) -> None:
-        names = dict(zip(gradients.parameters, gradients.names, strict=True))
+    def _watch_weights(self, index: int, layer: torch.nn.Module, stage: int, stack: ExitStack) -> None:
+        names = {p: name for g in self._gradients.values() for p, name in zip(g.parameters, g.names, strict=True)}
         for parameter in layer.parameters():
             if parameter in names:
                 what = f"the gradient of {names[parameter]} on stage {stage}"

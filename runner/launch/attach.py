@@ -16,6 +16,7 @@ from runner.errors import EXIT_INTERRUPTED, DoesNotFitError, Problem, RequestErr
 from runner.launch.failure import status_of
 from runner.launch.prepare import prepare, write_request
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
+from runner.launch.resume import with_checkpoint
 from runner.launch.run_directory import create_run_directory
 from runner.record import RunRecord, Status, finish_failed
 
@@ -44,8 +45,8 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
     rank = int(os.environ["RANK"])
     prepare_process(config)
     store = open_store(config)
-    run_dir = _agreed_directory(config, store, rank, command)
-    config = replace(config, run_dir=str(run_dir))
+    run_dir, resume = _agreed_place(config, store, rank, command)
+    config = replace(config, run_dir=str(run_dir), resume=resume)
     try:
         with process_group(config, store):
             load_entry(entry)(config, run_dir)
@@ -74,10 +75,12 @@ def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
     return [Problem("parallelism", shown, rule, f"WORLD_SIZE is {world_size}", fix)]
 
 
-def _agreed_directory(config: RunConfig, store: Store | None, rank: int, command: str) -> Path:
+def _agreed_place(config: RunConfig, store: Store | None, rank: int, command: str) -> tuple[Path, str | None]:
+    """The run's directory, and the checkpoint that it continues from."""
     if rank == 0:
         try:
             plan = prepare(config)
+            config = with_checkpoint(config)
             run_dir = create_run_directory(config.name, config.run_dir)
             write_request(replace(config, run_dir=str(run_dir)), plan, run_dir, command=command)
         except (RequestError, DoesNotFitError) as error:
@@ -86,13 +89,13 @@ def _agreed_directory(config: RunConfig, store: Store | None, rank: int, command
         except BaseException as error:
             _tell(store, {"does_not_fit": None, "problems": [asdict(_broken(error))]})
             raise
-        _tell(store, {"run_dir": str(run_dir)})
-        return run_dir
+        _tell(store, {"run_dir": str(run_dir), "resume": config.resume})
+        return run_dir, config.resume
     assert store is not None  # rank 1 and up have peers
     store.wait([_VERDICT], _PREPARING)
     verdict = json.loads(store.get(_VERDICT))
     if "run_dir" in verdict:
-        return Path(verdict["run_dir"])
+        return Path(verdict["run_dir"]), verdict["resume"]
     if verdict["does_not_fit"] is not None:
         raise DoesNotFitError(verdict["does_not_fit"])
     raise RequestError([Problem(**problem) for problem in verdict["problems"]])

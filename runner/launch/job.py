@@ -13,6 +13,7 @@ from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
 from runner.launch.failure import RankFailure, status_of
 from runner.launch.prepare import CONFIG_FILE, prepare
 from runner.launch.rank import TRAIN_ENTRY
+from runner.launch.resume import with_checkpoint
 from runner.launch.start import run_in
 from runner.launch.supervise import die_with_parent
 from runner.record import RunRecord, finish_failed
@@ -30,6 +31,7 @@ def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     try:
         config = load(job_dir / CONFIG_FILE)
         plan = prepare(config, place_is_made=True)
+        config = with_checkpoint(config)
     except RunnerError as error:
         finish_failed(job_dir, status_of(error.exit_status), str(error))
         logger.error("%s", error)

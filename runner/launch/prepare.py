@@ -10,8 +10,9 @@ from runner.config.resolve import fingerprint, save, to_container
 from runner.config.rules import rules
 from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, raise_problems
+from runner.launch.resume import continue_record
 from runner.launch.run_directory import check_run_directory
-from runner.plan.profile import PROFILE_FILE
+from runner.profile import PROFILE_FILE
 from runner.record import RunRecord, environment, step_seconds, write_atomically
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
         RequestError: with every problem of the sections, the place and the plan.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
-    from runner.model.device import device_memory_bytes
+    from runner.model.compiled import compile_problems
+    from runner.model.device import device_memory_bytes, device_type
     from runner.model.profile import profile_model
     from runner.plan.make import make_plan
 
-    raise_problems([*rules(config), *([] if place_is_made else check_run_directory(config))])
+    place = [] if place_is_made else check_run_directory(config)
+    raise_problems([*rules(config), *place, *compile_problems(config.compile, cuda=device_type(config) == "cuda")])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
     if not plan.fits:
@@ -61,7 +64,7 @@ def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: s
     """Put down what the ranks read: configuration, layer profile and first record. Returns the configuration's file.
 
     Ranks make their plan from the same profile again, so that measured times cannot make them disagree. A
-    record that is there already (a requeued run, a sweep's job) is continued.
+    record that is there already (a resumed run, a sweep's job) is cut back to the step that the run continues from.
     """
     (run_dir / "logs").mkdir(exist_ok=True)
     write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
@@ -75,6 +78,7 @@ def first_record(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: st
         before = RunRecord.load(run_dir)
     except (FileNotFoundError, ValueError):
         before = RunRecord()
+    before = continue_record(before, config, run_dir)
     predicted = plan.to_json()
     seconds = before.step_seconds if before.steps else step_seconds([])
     return before.replace(

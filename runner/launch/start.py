@@ -13,6 +13,7 @@ from runner.errors import EXIT_INTERRUPTED, EXIT_OK
 from runner.launch.local import Launch, run_ranks
 from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
+from runner.launch.resume import with_checkpoint
 from runner.launch.run_directory import create_run_directory
 from runner.record import RunRecord, finish_failed
 
@@ -46,6 +47,7 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         return attach(config, command=command, entry=entry)
     try:
         plan = prepare(config)
+        config = with_checkpoint(config)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     run_dir = create_run_directory(config.name, config.run_dir)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Structure", "enter_graph", "flatten", "map_tensors", "num_samples", "shapes", "unflatten"]
+__all__ = ["Structure", "call_arguments", "enter_graph", "flatten", "map_tensors", "num_samples", "shapes", "unflatten"]
 
 # JSON: {"tensor": i} | {"tuple": [...]} | {"list": [...]} | {"dict": [[k, …]]} | {"value": v}
 Structure: TypeAlias = Any
@@ -91,6 +91,13 @@ def shapes(value: Any) -> str:
     if not tensors:
         return type(value).__name__
     return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
+
+
+def call_arguments(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch's input as a model's arguments: a tuple or list is positional, a dict is keywords."""
+    if isinstance(value, dict):
+        return (), value
+    return (tuple(value), {}) if isinstance(value, tuple | list) else ((value,), {})
 
 
 def enter_graph(value: Any) -> Any:

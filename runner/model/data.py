@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from runner.config.schema import DataConfig, LossConfig
 from runner.errors import Problem, RequestError
@@ -38,9 +38,10 @@ def load_datasets(config: DataConfig) -> Datasets:
         made = _from_datamodule(made)
     train, validation = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     for dataset in (train, validation):
-        if dataset is not None and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        has_items = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if dataset is not None and (isinstance(dataset, IterableDataset) or not has_items):
             rule = "must return a map-style dataset, (train, val), or a LightningDataModule"
-            why = f"A {type(dataset).__name__} has no length or no items"
+            why = f"A {type(dataset).__name__} has no items by number, and steps and ranks are dealt theirs by number"
             raise RequestError([Problem("data.target", config.target, rule, why)])
     if len(train) == 0:
         raise RequestError([Problem("data.target", config.target, "must have at least one sample")])

@@ -5,35 +5,44 @@ A model function may return
 - an ``nn.Sequential``: its children are the layers (unless it has a ``forward`` of its own);
 - a module with ``layers()``: a list of modules, or of zero-argument callables that make them. Callables are
   seeded one by one, so that a layer's weights do not depend on who builds it;
-- any other module: one layer, which cannot be cut.
+- any other module: one layer, or a chain of segments where it is traced (:mod:`runner.model.chain`).
 
-The runner never initialises weights again: what the function made is what is trained.
+The same module or parameter may stand in several layers (:mod:`runner.model.ties`). The runner never initialises
+weights again: what the function made is what is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError
+from runner.model.boundary import call_arguments
 from runner.model.targets import call_target
+from runner.model.ties import find_ties, first_names
 
 __all__ = [
+    "Around",
     "LayerSource",
     "StageModule",
     "build_stage",
+    "call_whole",
     "layers_of",
     "load_layers",
     "mix_seed",
-    "shared_weight_problems",
+    "tensor_shapes",
 ]
 
 _MASK = (1 << 63) - 1
+
+BeforeLayer = Callable[[int], None]
 
 
 def mix_seed(*parts: int) -> int:
@@ -55,12 +64,20 @@ class LayerSource:
         name: what its parameters' global names start with (without the dot); may be empty for a whole module.
         build: returns the layer's module.
         given: that module where it exists already, so that weights shared between layers can be seen.
+        label: how tables call it; default: its name.
+        spread: the layer is a whole model, which takes a tuple as positional and a dict as keyword arguments.
     """
 
     index: int
     name: str
     build: Callable[[], nn.Module]
     given: nn.Module | None = None
+    label: str = ""
+    spread: bool = False
+
+    def full_name(self, local_name: str) -> str:
+        """A parameter of the layer as the whole model names it."""
+        return ".".join(part for part in (self.name, local_name) if part)
 
 
 def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
@@ -73,16 +90,34 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
     return layers_of(call_target("model", config.target, config.kwargs), seed, config.target)
 
 
+def tensor_shapes(config: ModelConfig, seed: int) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the whole model's parameters and buffers by global name, made without memory.
+
+    None for a model whose code cannot run on fake tensors.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            sources = load_layers(config, seed)
+            state = build_stage(sources, 0, len(sources) - 1).global_state()
+            return {name: tuple(tensor.shape) for name, tensor in state.items()}
+    except RequestError:
+        raise
+    except Exception:  # a user's code may do anything that fake tensors cannot
+        return None
+
+
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
     """The layers of ``model``, as a model function may return it."""
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
-        # _modules, because named_children leaves out a module that stands there a second time
-        return [_given(i, name, child) for i, (name, child) in enumerate(model._modules.items()) if child is not None]
+        children = model._modules.items()  # named_children() would leave out a module's second use
+        return [_given(i, name, child) for i, (name, child) in enumerate(children) if child is not None]
     lister = getattr(model, "layers", None)
     if callable(lister) and not isinstance(lister, nn.Module):
         return _listed_layers(model, list(lister()), seed, target)
     if isinstance(model, nn.Module):
-        return [_given(0, "", model)]
+        return [_given(0, "", model, spread=True)]
     rule = "must return an nn.Sequential, a module with layers(), or another nn.Module"
     raise RequestError([Problem("model.target", target, rule, f"It returned a {type(model).__name__}")])
 
@@ -90,11 +125,15 @@ def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
 def _listed_layers(model: Any, layers: Sequence[Any], seed: int, target: str) -> list[LayerSource]:
     if not layers:
         raise RequestError([Problem("model.target", target, "must have at least one layer", "layers() is empty")])
-    own_names = {id(m): name for name, m in model.named_modules()} if isinstance(model, nn.Module) else {}
+    own_names: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False) if isinstance(model, nn.Module) else ():
+        own_names[id(module)].append(name)
     sources = []
     for index, layer in enumerate(layers):
         if isinstance(layer, nn.Module):
-            sources.append(_given(index, own_names.get(id(layer), str(index)), layer))
+            names = own_names[id(layer)]
+            name = names.pop(0) if len(names) > 1 else (names or [str(index)])[0]  # a second use has a second name
+            sources.append(_given(index, name, layer))
         elif callable(layer):
             sources.append(LayerSource(index, str(index), _seeded(layer, mix_seed(seed, index))))
         else:
@@ -104,8 +143,8 @@ def _listed_layers(model: Any, layers: Sequence[Any], seed: int, target: str) ->
     return sources
 
 
-def _given(index: int, name: str, module: nn.Module) -> LayerSource:
-    return LayerSource(index, name, lambda: module, module)
+def _given(index: int, name: str, module: nn.Module, *, spread: bool = False) -> LayerSource:
+    return LayerSource(index, name, lambda: module, module, spread=spread)
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
@@ -116,34 +155,92 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module
     return seeded
 
 
+class Around(Protocol):
+    """Runs a part of a stage in its own way."""
+
+    def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
+        """What ``run(value)`` returns.
+
+        Args:
+            run: runs the part's layers; it may be called again in the backward.
+            value: the part's input.
+            seeded: every call of ``run`` seeds the random generators by itself, layer by layer.
+        """
+        ...
+
+
 class StageModule(nn.Module):
     """Consecutive layers of a model as one module.
 
-    Parameters keep their global names (:meth:`global_names`), so that a checkpoint does not depend on the cut.
+    Parameters keep their global names (:meth:`global_name`), so that a checkpoint does not depend on the cut. A weight
+    with several names has the first one.
+
+    Args:
+        sources: the layers.
+        first_names: of weights with several names, each name to the first (:func:`runner.model.ties.first_names`).
     """
 
-    def __init__(self, sources: Sequence[LayerSource]) -> None:
+    def __init__(self, sources: Sequence[LayerSource], first_names: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.first_layer = sources[0].index
         self.layer_names = tuple(source.name for source in sources)
         self.layers = nn.ModuleList(source.build() for source in sources)
+        self._first_names = dict(first_names or {})
+        self._spread = sources[0].spread
+        self._parts: tuple[tuple[int, int, Around | None], ...] = ((self.first_layer, self.last_layer, None),)
+        self._whole: Around | None = None
 
-    def forward(self, value: Any, before_layer: Callable[[int], None] | None = None) -> Any:
+    @property
+    def last_layer(self) -> int:
+        """Index of its last layer in the whole model."""
+        return self.first_layer + len(self.layers) - 1
+
+    def layers_between(self, first: int, last: int) -> list[nn.Module]:
+        """The modules of layers ``first`` to ``last`` of the whole model, inclusive."""
+        return list(self.layers[first - self.first_layer : last + 1 - self.first_layer])
+
+    def wrap(self, parts: Sequence[tuple[int, int, Around | None]], whole: Around | None = None) -> None:
+        """Set what goes around parts of the stage, and around all of it; parameters and their names stay.
+
+        Args:
+            parts: first and last layer of each, indices in the whole model; together all layers, in order.
+            whole: around all parts.
+
+        Raises:
+            ValueError: the parts are not the stage's layers in order.
+        """
+        covered = [index for first, last, _ in parts for index in range(first, last + 1)]
+        if covered != list(range(self.first_layer, self.last_layer + 1)):
+            raise ValueError(f"parts {covered} are not the layers {self.first_layer} .. {self.last_layer}")
+        self._parts, self._whole = tuple(parts), whole
+
+    def forward(self, value: Any, before_layer: BeforeLayer | None = None) -> Any:
         """Run the layers in order; ``before_layer`` is called with each layer's index in the whole model."""
-        for offset, layer in enumerate(self.layers):
+        run = partial(self._run_parts, before_layer)
+        return run(value) if self._whole is None else self._whole(run, value, seeded=before_layer is not None)
+
+    def _run_parts(self, before_layer: BeforeLayer | None, value: Any) -> Any:
+        for first, last, around in self._parts:
+            run = partial(self._run_layers, first, last, before_layer)
+            value = run(value) if around is None else around(run, value, seeded=before_layer is not None)
+        return value
+
+    def _run_layers(self, first: int, last: int, before_layer: BeforeLayer | None, value: Any) -> Any:
+        for index, layer in enumerate(self.layers_between(first, last), first):
             if before_layer is not None:
-                before_layer(self.first_layer + offset)
-            value = layer(value)
+                before_layer(index)
+            value = call_whole(layer, value) if self._spread and index == self.first_layer else layer(value)
         return value
 
     def global_name(self, local_name: str) -> str:
         """``layers.2.weight`` of this module as the whole model names it."""
         _, offset, rest = local_name.split(".", 2)
         name = self.layer_names[int(offset)]
-        return f"{name}.{rest}" if name else rest
+        full = f"{name}.{rest}" if name else rest
+        return self._first_names.get(full, full)
 
     def global_state(self) -> dict[str, torch.Tensor]:
-        """Parameters and persistent buffers by global name."""
+        """Parameters and persistent buffers by global name, each once."""
         return {self.global_name(name): value for name, value in self.state_dict().items()}
 
     def load_global_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -155,28 +252,12 @@ class StageModule(nn.Module):
         self.load_state_dict({name: state[self.global_name(name)] for name in self.state_dict()})
 
 
-def shared_weight_problems(sources: Sequence[LayerSource], partition: Sequence[tuple[int, int]]) -> list[Problem]:
-    """Parameters that layers of different stages share: each rank would train its own copy.
-
-    Args:
-        sources: the layers.
-        partition: first and last layer of each stage, both inclusive.
-    """
-    found: dict[int, tuple[int, str]] = {}
-    problems = []
-    for stage, (first, last) in enumerate(partition):
-        for source in sources[first : last + 1]:
-            for local_name, parameter in source.given.named_parameters() if source.given is not None else ():
-                name = f"{source.name}.{local_name}" if source.name else local_name
-                holder, held_name = found.setdefault(id(parameter), (stage, name))
-                if holder != stage:
-                    rule = f"layers that share a weight must be in one stage: {held_name} is {name}"
-                    why = "Each would train a copy of its own"
-                    held_by, fix = f"stages {holder}, {stage}", "parallelism.pipeline=1"
-                    problems.append(Problem("partition", held_by, rule, why, fix))
-    return problems
-
-
 def build_stage(sources: Sequence[LayerSource], first: int, last: int) -> StageModule:
     """The module of layers ``first`` to ``last``, both inclusive."""
-    return StageModule(sources[first : last + 1])
+    return StageModule(sources[first : last + 1], first_names(find_ties(sources)))
+
+
+def call_whole(model: Callable[..., Any], value: Any) -> Any:
+    """Call a whole model with a batch's input: a tuple or list is its positional arguments, a dict its keywords."""
+    args, kwargs = call_arguments(value)
+    return model(*args, **kwargs)

@@ -52,10 +52,15 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        made = _strided(result)
         if made:
-            given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+            given = {id(tensor.untyped_storage()) for tensor in _strided((args, kwargs))}
             for tensor in made:
-                if tensor.layout is torch.strided and id(tensor.untyped_storage()) not in given:
+                if id(tensor.untyped_storage()) not in given:
                     self.watch(tensor)
         return result
+
+
+def _strided(values: Any) -> list[Tensor]:
+    """The tensors of ``values`` that have a storage: sparse ones have none of their own."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]

@@ -1,4 +1,4 @@
-"""Make a :class:`runner.plan.profile.ModelProfile`: bytes and FLOPs from fake tensors, seconds from a clock.
+"""Make a :class:`runner.profile.ModelProfile`: bytes and FLOPs from fake tensors, seconds from a clock.
 
 Bytes come from running each layer forward and backward on fake tensors under the live tracker, which sees the same
 allocations as a real run, so that a model of any size is profiled on a laptop. A model whose code cannot run on fake
@@ -13,52 +13,39 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
+from runner.model.chain import model_layers
 from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
 from runner.model.device import device_type
-from runner.model.layers import LayerSource, load_layers
+from runner.model.layers import LayerSource, call_whole
 from runner.model.live_tracker import LiveTracker
+from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
+from runner.model.saved_scan import scan_forward
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
-from runner.plan.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile
 
-__all__ = ["autocast_of", "dtype_of", "profile_layers", "profile_model", "to_precision"]
+__all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision"]
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _TIMED_RUNS = 3
 _MOST_BYTES_TO_TIME = 4 << 30
 _MOST_FLOPS_TO_TIME = 2e11  # a few seconds on two CPU cores
-
-
-def dtype_of(precision: str) -> torch.dtype:
-    """The dtype of weights and gradients and, where nothing casts, of activations."""
-    return _DTYPES[PRECISIONS[precision].weights]
-
-
-def autocast_of(precision: str) -> torch.dtype | None:
-    """What the forwards' matrix products are cast to; None where it is the weights' own dtype."""
-    autocast = PRECISIONS[precision].autocast
-    return _DTYPES[autocast] if autocast is not None else None
-
-
-def to_precision(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors of ``value`` in ``dtype``; the others as they are."""
-    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype is not dtype else t, value)
 
 
 def profile_model(config: RunConfig) -> ModelProfile:
@@ -106,11 +93,12 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
 
 def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any, loss: LossFunction) -> ModelProfile:
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # It prints the traceback of what fails; whether that is a fake tensor's limit or an error, a real run will show.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        sources = load_layers(config.model, config.seed)
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode:
+        sources = model_layers(config)
         fake_inputs = map_tensors(mode.from_tensor, inputs)
         fake_targets = map_tensors(mode.from_tensor, targets)
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
@@ -121,7 +109,7 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any, loss: LossFun
     """Like the run itself: what fails here would fail there."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     try:
-        return profile_layers(load_layers(config.model, config.seed), inputs, targets, loss, dtype, autocast)
+        return profile_layers(model_layers(config), inputs, targets, loss, dtype, autocast)
     except _LayerError as error:
         section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
         raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
@@ -157,16 +145,18 @@ def profile_layers(
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     samples = num_samples(inputs)
     rows = []
+    owners = WeakIdKeyDictionary()
 
     def lose(output: Any) -> Tensor:
         return loss_sum(loss(output, targets), samples)[0]
 
     with LiveTracker() as tracker:
         for source in sources:
-            module = _cast(source.build(), dtype)
+            module = cast_module(source.build(), dtype)
+            _refuse_hidden_ties(source, module, owners)
+            function = _autocasting(partial(call_whole, module) if source.spread else module, device_type, autocast)
             try:
-                function = _autocasting(module, device_type, autocast)
-                value, row = _profile_call(source.name or "model", function, value, tracker, module)
+                value, row = _profile_call(source.label or source.name or "model", function, value, tracker, module)
             except Exception as error:
                 what = f"layer {source.index} ({type(module).__name__})"
                 raise _LayerError(source.index, what, value, error) from error
@@ -191,19 +181,15 @@ def profile_layers(
     )
 
 
-def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """``module.to(dtype)``, which fake parameters cannot do: torch swaps tensors, and fails on weak references."""
-    replaced: dict[int, nn.Parameter] = {}
-    for owner in module.modules():
-        for name, parameter in owner._parameters.items():
-            if parameter is not None and parameter.is_floating_point() and parameter.dtype is not dtype:
-                if id(parameter) not in replaced:
-                    replaced[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
-                owner._parameters[name] = replaced[id(parameter)]
-        for name, buffer in owner._buffers.items():
-            if buffer is not None and buffer.is_floating_point():
-                owner._buffers[name] = buffer.to(dtype)
-    return module
+def _refuse_hidden_ties(source: LayerSource, module: nn.Module, owners: WeakIdKeyDictionary) -> None:
+    """Layers that are built one by one are not seen together on any rank, where they could be kept equal."""
+    for name, parameter in module.named_parameters():
+        full_name = source.full_name(name)
+        index, held = owners.setdefault(parameter, (source.index, full_name))  # type: ignore[no-untyped-call]
+        if source.given is None and index != source.index:
+            shown, rule = f"{held} is {full_name}", "layers() must not give callables that share a weight"
+            why = "Ranks build only their own layers, and would not see it"
+            raise RequestError([Problem("model.target", shown, rule, why, "modules in their place")])
 
 
 def _profile_call(
@@ -215,6 +201,7 @@ def _profile_call(
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
     given = map_tensors(_as_boundary, value)
+    scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [] if module is None else [*parameters, *module.buffers()], tracker)
     flops = FlopCounterMode(display=False)
     base = tracker.live
     tracker.reset_peak()
@@ -243,18 +230,24 @@ def _profile_call(
         forward_seconds=0.0,
         backward_seconds=0.0,
         largest_parameter_bytes=max((_num_bytes(parameter) for parameter in trained), default=0),
+        saves_input=scan.saves_input,
+        saves_output=scan.saves_output,
+        unsaved_forward_bytes=scan.peak_bytes,
+        recomputation=scan.recomputation(float(forward_flops)),
     )
     for parameter in trained:
         parameter.grad = None
     return map_tensors(torch.Tensor.detach, output), row
 
 
-def _autocasting(module: nn.Module, device_type: str, autocast: torch.dtype | None) -> Callable[[Any], Any]:
-    """The module's forward as the engine runs it."""
+def _autocasting(
+    function: Callable[[Any], Any], device_type: str, autocast: torch.dtype | None
+) -> Callable[[Any], Any]:
+    """A layer's forward as the engine runs it."""
 
     def forward(value: Any) -> Any:
         with torch.autocast(device_type, autocast, enabled=autocast is not None):
-            return module(value)
+            return function(value)
 
     return forward
 
@@ -295,9 +288,10 @@ def _with_measured_seconds(
     samples = num_samples(inputs)
     rows = []
     with _threads(config.trainer.threads):
-        for source, row in zip(load_layers(config.model, config.seed), profile.layers, strict=True):
+        for source, row in zip(model_layers(config), profile.layers, strict=True):
             module = source.build().to(device=device, dtype=dtype)
-            value, forward, backward = _time_call(_autocasting(module, device.type, autocast), value, device)
+            function = _autocasting(partial(call_whole, module) if source.spread else module, device.type, autocast)
+            value, forward, backward = _time_call(function, value, device)
             module.zero_grad(set_to_none=True)
             rows.append(replace(row, forward_seconds=forward, backward_seconds=backward))
         value = to_precision(value, torch.float32)

@@ -20,7 +20,7 @@ import torch
 
 from runner.config.schema import RunConfig
 from runner.model.targets import import_target
-from runner.plan.profile import ModelProfile, profile_from_json
+from runner.profile import ModelProfile, profile_from_json
 from runner.record import write_atomically
 
 __all__ = ["cached_profile"]
@@ -50,7 +50,7 @@ def _folder() -> Path:
 
 def _key(config: RunConfig) -> str:
     depends = {
-        "model": [config.model.target, config.model.kwargs],
+        "model": [config.model.target, config.model.kwargs, config.model.split_points, config.parallelism.pipeline],
         "data": [config.data.target, config.data.kwargs],
         "loss": [config.loss.target, config.loss.kwargs],
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],

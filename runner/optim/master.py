@@ -46,11 +46,6 @@ class MasterWeights(Optimizer):
         """The fp32 weight that ``parameter`` is rounded from."""
         return self._masters[parameter]
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the masters alone."""
-        return sum(master.numel() * master.element_size() for _, master in self._pairs)
-
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the masters from their own ``grad``, then the weights; gradients of the weights are not read."""

@@ -16,6 +16,13 @@ __all__ = ["compare_without_pipeline", "misfit"]
 Replan = Callable[[RunConfig], RunPlan]
 Overrides = Mapping[str, str | int]
 
+# Keys that belong to one option of a group and have no meaning for the others.
+_OPTIONS_OF_OTHERS = {
+    "schedule": ("chunks", "file"),
+    "partition": ("boundaries",),
+    "activation_checkpoint": ("every", "save_ops", "layers"),
+}
+
 # Actions that all trials of one plan may replay together: keeps advice within a second or two.
 _BUDGET = 300_000
 
@@ -38,7 +45,10 @@ def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions
     why = f"the largest part is {largest}, {format_bytes(getattr(parts, largest))}"
     found = [_spelled(overrides) for overrides in _remedies(plan, config, replan, other_precisions)]
     if not found:
-        why += "; no other schedule, micro-batch count, partition, pipeline degree or batch tried makes it fit"
+        why += (
+            "; no other schedule, micro-batch count, partition, activation checkpoint, pipeline degree or batch tried "
+            "makes it fit"
+        )
     return Problem("memory_limit", format_bytes(plan.memory_limit_bytes), rule, why, " or ".join(found))
 
 
@@ -119,6 +129,8 @@ def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[l
         kinds.append([{"schedule.microbatches": n} for n in more])
     if config.partition.name != "profile" and degrees.pipeline > 1:
         kinds.append([{"partition": "profile"}])
+    if config.activation_checkpoint.name == "none":
+        kinds.append([{"activation_checkpoint": "full"}])
     if other_precisions and config.precision.name == "fp32":
         kinds.append([{"precision": "bf16"}])
     if schedule.name != "from_file" and config.partition.name != "manual":
@@ -144,8 +156,7 @@ def _changed(config: RunConfig, overrides: Overrides) -> RunConfig:
         target: Any = getattr(changed, section)
         setattr(target, key or "name", value)
         if not key:
-            target_defaults = {"schedule": ("chunks", "file"), "partition": ("boundaries",)}.get(section, ())
-            for name in target_defaults:
+            for name in _OPTIONS_OF_OTHERS.get(section, ()):
                 setattr(target, name, None)
     return changed
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runner.config.schema import HardwareConfig
 from runner.errors import Problem, RequestError
-from runner.plan.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile
 
 __all__ = ["EFFICIENCY", "with_estimated_seconds"]
 

@@ -11,7 +11,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem, RequestError
 
-__all__ = ["gpu_memory_bytes", "machine_memory_bytes", "memory_limit_bytes"]
+__all__ = ["gpu_memory_bytes", "machine_memory_bytes", "memory_limit_bytes", "on_accelerator"]
 
 
 def memory_limit_bytes(config: RunConfig, *, local_ranks: int, device_bytes: int | None = None) -> int:
@@ -39,6 +39,20 @@ def memory_limit_bytes(config: RunConfig, *, local_ranks: int, device_bytes: int
         rule = "the memory of the device is not known: this machine has none to ask"
         raise RequestError([Problem("memory_limit", None, rule, fix="hardware=a100_80gb or memory_limit=80GB")])
     return machine_memory_bytes() // local_ranks
+
+
+def on_accelerator(config: RunConfig, device_bytes: int | None = None) -> bool:
+    """Whether the plan is for a device with memory of its own, beside the host's.
+
+    Args:
+        config: ``device``, else the machine: this one, or one that is described and not a CPU.
+        device_bytes: memory of this machine's accelerator, where the run uses one.
+    """
+    if config.device != "auto":
+        return config.device == "cuda"
+    if config.hardware.name == "auto":
+        return device_bytes is not None
+    return not config.hardware.name.endswith("_cpu")
 
 
 def gpu_memory_bytes() -> int | None:

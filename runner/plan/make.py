@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, raise_problems
 from runner.plan import batches
+from runner.plan.activations import (
+    activation_notes,
+    activation_problems,
+    plan_activations,
+    split_backward_problems,
+)
 from runner.plan.advice import compare_without_pipeline, misfit
-from runner.plan.limits import memory_limit_bytes
+from runner.plan.limits import memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
-from runner.plan.profile import ModelProfile
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
 from runner.plan.time import predict_time
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
+from runner.profile import ModelProfile
 from runner.schedule import registry
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule
@@ -36,19 +42,25 @@ class _Machine:
     device_memory_bytes: int | None
 
 
-def plan_problems(config: RunConfig, num_layers: int, *, world_size: int | None = None) -> list[Problem]:
+def plan_problems(
+    config: RunConfig, num_layers: int, *, world_size: int | None = None, layer_names: Sequence[str] = ()
+) -> list[Problem]:
     """The rules that need a schedule or a topology. Those that need the sections alone are the configuration's.
 
     Args:
         config: the request.
         num_layers: layers of the model.
         world_size: ranks that were started already (torchrun, srun); None where the runner starts them.
+        layer_names: their names; without them, names in the request are not looked up.
     """
     problems = _schedule_problems(config)
     if not problems:
-        stages = _schedule(config).stages
+        schedule = _schedule(config)
         given = config.partition
-        problems += partition_problems(given.name, given.boundaries, stages, num_layers)
+        problems += partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
+        problems += split_backward_problems(config, schedule)
+    if layer_names:
+        problems += activation_problems(config, layer_names)
     wanted = _layout(config)["world_size"]
     if world_size is not None and world_size != wanted:
         rule = f"pipeline x data x tensor makes {wanted} ranks, {world_size} were started"
@@ -108,11 +120,11 @@ def _make(
     stage_seconds: StageSeconds | None,
     profile_of: Callable[[RunConfig], ModelProfile] | None,
 ) -> RunPlan:
-    raise_problems(plan_problems(config, len(profile.layers)))
+    _refuse(config, profile)
     plan = _assemble(config, profile, machine, stage_seconds)
 
     def replan(changed: RunConfig) -> RunPlan:
-        raise_problems(plan_problems(changed, len(profile.layers)))
+        _refuse(changed, profile)
         fresh = profile_of is not None and changed.precision.name != config.precision.name
         return _assemble(changed, profile_of(changed) if fresh and profile_of else profile, machine, None)
 
@@ -120,6 +132,11 @@ def _make(
     by_layers = plan.time if stage_seconds is None else replan(config).time
     advice = (*plan.advice, *compare_without_pipeline(by_layers, config, replan))
     return replace(plan, problems=problems, advice=advice)
+
+
+def _refuse(config: RunConfig, profile: ModelProfile) -> None:
+    names = [layer.name for layer in profile.layers]
+    raise_problems(plan_problems(config, len(names), layer_names=names))
 
 
 def _assemble(
@@ -135,9 +152,16 @@ def _assemble(
     limit = memory_limit_bytes(
         config, local_ranks=machine.local_ranks or layout["world_size"], device_bytes=machine.device_memory_bytes
     )
-    stage_limit = StageMemoryLimit.of(profile, schedule, limit, batch_samples=replica_samples, temporaries=temporaries)
-    layers, notes = _partition(config, profile, schedule, stage_limit)
-    figures = stage_figures(profile, layers)
+    accelerated = on_accelerator(config, machine.device_memory_bytes)
+    # The search for stages sees the layers as they would be in one stage; what counts is planned for the stages found.
+    whole = (0, len(profile.layers) - 1)
+    _, rough = plan_activations(config, profile, [whole], on_accelerator=accelerated)
+    stage_limit = StageMemoryLimit.of(rough, schedule, limit, batch_samples=replica_samples, temporaries=temporaries)
+    layers, notes = _partition(config, rough, schedule, stage_limit)
+    activations, costs = plan_activations(config, profile, layers, on_accelerator=accelerated)
+    in_flight = in_flight_microbatches(schedule)
+    notes += activation_notes(config, profile, activations, in_flight, on_accelerator=accelerated)
+    figures = stage_figures(costs, layers)
     program = lower(schedule)
     link = machine.link or Link(config.hardware.link_latency_seconds, config.hardware.link_bytes_per_second)
     if link.bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
@@ -150,7 +174,8 @@ def _assemble(
         partition=layers,
         profile=profile,
         figures=figures,
-        in_flight=in_flight_microbatches(schedule),
+        in_flight=in_flight,
+        activations=activations,
         memory=predict_memory(program, profile, figures, batch_samples=replica_samples, temporaries=temporaries),
         time=predict_time(
             schedule,

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from runner.plan.profile import ModelProfile
 from runner.plan.stages import LayerRanges, StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
+from runner.profile import ModelProfile
 from runner.schedule.values import Action, Op, Payload, Program, Schedule
 
 __all__ = [

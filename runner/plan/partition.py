@@ -2,7 +2,7 @@
 
 ``uniform`` counts layers, ``parameters`` counts parameters, ``profile`` weighs measured seconds under a memory
 limit, ``manual`` is told. The min-max partitions are exact (dynamic programming over prefix sums,
-specs/schedules.md 7.0), and among the partitions with the least maximum they take the one with the least sum
+PipeDream's single-level case), and among the partitions with the least maximum they take the one with the least sum
 of squares, so that the other stages are even too.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from runner.errors import Problem, RequestError
 from runner.plan.batches import split_sizes
-from runner.plan.profile import ModelProfile
+from runner.profile import ModelProfile
 
 __all__ = [
     "NothingFitsError",

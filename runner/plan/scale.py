@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from runner.plan.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile
 
 __all__ = ["for_samples"]
 
@@ -47,6 +47,19 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         backward_flops=layer.backward_flops * times,
         forward_seconds=layer.forward_seconds * times,
         backward_seconds=layer.backward_seconds * times,
+        unsaved_forward_bytes=(
+            None if layer.unsaved_forward_bytes is None else _bytes(layer.unsaved_forward_bytes, ratio)
+        ),
+        recomputation={
+            name: replace(
+                figures,
+                kept_bytes=_bytes(figures.kept_bytes, ratio),
+                released_bytes=_bytes(figures.released_bytes, ratio),
+                recomputed_bytes=_bytes(figures.recomputed_bytes, ratio),
+                recomputed_flops=figures.recomputed_flops * times,
+            )
+            for name, figures in layer.recomputation.items()
+        },
     )
 
 

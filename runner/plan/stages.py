@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from runner.plan.profile import ModelProfile
+from runner.profile import ModelProfile
 
 __all__ = ["LayerRanges", "StageFigures", "stage_figures"]
 

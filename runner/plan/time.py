@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.plan.profile import ModelProfile
 from runner.plan.stages import StageFigures
 from runner.plan.values import Link, StageSeconds, TimePrediction
+from runner.profile import ModelProfile
 from runner.schedule.simulate import Simulation, StageCosts, simulate
 from runner.schedule.values import Op, Schedule
 
@@ -64,7 +64,7 @@ def stage_costs(
 
 
 def ring_all_reduce_seconds(num_bytes: int, copies: int, link: Link) -> float:
-    """A ring over ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes (specs/schedules.md 6.2)."""
+    """A ring over ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes."""
     return 2 * (copies - 1) * link.seconds(num_bytes / copies)
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from runner.errors import Problem
+from runner.memory.solve.values import ActivationPlan
 from runner.plan.partition import Partition
-from runner.plan.profile import ModelProfile, SecondsSource
 from runner.plan.stages import StageFigures
 from runner.plan.topology import Topology
+from runner.profile import ModelProfile, SecondsSource
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["Link", "MemoryParts", "MemoryPrediction", "RunPlan", "StageSeconds", "TimePrediction"]
@@ -117,9 +118,10 @@ class RunPlan:
         topology: every rank's seat.
         schedule, program: the pipeline's compute order, and the same lowered to messages, reduce and step.
         partition: first and last layer of each stage, inclusive.
-        profile: the profile for this run's largest micro-batch.
-        figures: per stage.
+        profile: the profile for this run's largest micro-batch, as the model is without policies.
+        figures: per stage, as the policies make it.
         in_flight: per stage, most micro-batches between their forward and the end of their backward.
+        activations: what is kept between forward and backward, and where.
         memory, time: predictions.
         memory_limit_bytes: of one rank.
         advice: one line each: what would make it fit, whether pipelining pays, what is not known.
@@ -134,6 +136,7 @@ class RunPlan:
     profile: ModelProfile
     figures: tuple[StageFigures, ...]
     in_flight: tuple[int, ...]
+    activations: ActivationPlan
     memory: MemoryPrediction
     time: TimePrediction
     memory_limit_bytes: int

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import lightning.pytorch as pl
@@ -28,18 +29,30 @@ from typing_extensions import override
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.executor import RankView
 from runner.engine.memory_meter import MemoryMeter
+from runner.engine.ties import holder_groups, tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_processes import ProcessTransport
 from runner.engine.window import StepBatch
+from runner.errors import raise_problems
+from runner.memory.apply.install import install
+from runner.memory.solve.values import ActivationPlan
+from runner.model.compiled import compile_layers
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
+from runner.model.ties import Tie
 from runner.optim.master import MasterWeights
 from runner.plan.partition import Partition
 from runner.plan.topology import Topology
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.values import Program, Schedule
-from runner.strategy.state import gather_optimizer_state, own_optimizer_state
+from runner.strategy.checkpoint_file import read_checkpoint, write_checkpoint
+from runner.strategy.state import (
+    gather_optimizer_state,
+    load_optimizer_state,
+    own_optimizer_state,
+    tensor_problems,
+)
 
 __all__ = ["Layout", "PipelineModule", "PipelineStrategy"]
 
@@ -53,6 +66,7 @@ class PipelineModule(Protocol):
     """What the strategy asks of a LightningModule."""
 
     loss_function: LossFunction
+    ties: Sequence[Tie]
 
     def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
         """Build the layers of ``stages`` and keep them as submodules; called once, before the optimizers are made."""
@@ -73,6 +87,9 @@ class Layout(Protocol):
 
     @property
     def partition(self) -> Partition: ...
+
+    @property
+    def activations(self) -> ActivationPlan: ...
 
 
 class PipelineStrategy(ParallelStrategy):
@@ -178,16 +195,7 @@ class PipelineStrategy(ParallelStrategy):
             optimizer = self.optimizers[0]
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
             self.engine.attach_optimizer(self._apply_update, master_of)
-            if isinstance(optimizer, MasterWeights) and self.meter is not None:
-                self.meter.hold(optimizer.num_bytes)
         self.setup_precision_plugin()
-
-    @override
-    def on_train_start(self) -> None:
-        """A checkpoint is loaded after :meth:`setup`: only now the number of the next step is known."""
-        assert self.engine is not None
-        assert self.lightning_module is not None
-        self.engine.start_at(self.lightning_module.trainer.global_step)
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
         """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end."""
@@ -203,8 +211,12 @@ class PipelineStrategy(ParallelStrategy):
 
     def _build_engine(self, module: PipelineModule) -> Engine:
         stages = module.build_stages(self.plan.partition, self.stages)
-        for stage in stages.values():
+        activations = self.plan.activations
+        for number, stage in stages.items():
             stage.to(device=self.root_device, dtype=self.options.dtype)
+            install(stage, activations.stages[number], to_host=activations.to_host)
+            if self.options.compile:
+                compile_layers(stage)
         schedule = self.plan.schedule
         return Engine(
             view=self.view,
@@ -212,17 +224,20 @@ class PipelineStrategy(ParallelStrategy):
             forward_only=lower(forward_only(schedule, self.options.microbatches)),
             stages=stages,
             loss=module.loss_function,
-            transport=self._transport(),
+            transport=self._transport(module.ties),
             options=self.options,
+            tied=tied_weights(module.ties, self.plan.partition, self.plan.topology.holders, stages),
         )
 
-    def _transport(self) -> Transport:
+    def _transport(self, ties: Sequence[Tie]) -> Transport:
         if self.world_size == 1:
             return _Alone(self.root_device)
         topology = self.plan.topology
+        holders = holder_groups(ties, self.plan.partition, topology.holders)
         pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
         positions = range(len(pipelines[0]))
-        return ProcessTransport(self.root_device, [*pipelines, *(topology.data_group(p) for p in positions)])
+        replicas = [topology.data_group(position) for position in positions]
+        return ProcessTransport(self.root_device, [*pipelines, *replicas, *holders])
 
     # A step
 
@@ -349,8 +364,39 @@ class PipelineStrategy(ParallelStrategy):
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
 
     @override
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Rank 0 writes the file, whole or not at all."""
+        if self.is_global_zero:
+            write_checkpoint(checkpoint, Path(filepath))
+
+    @override
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """The file's tensors and plain values; it runs no code, whatever ``weights_only`` says."""
+        return read_checkpoint(Path(checkpoint_path))
+
+    @override
+    def on_train_start(self) -> None:
+        """Progress is restored by now, which it was not in :meth:`setup`: the engine counts on from there."""
         assert self.engine is not None
+        assert self.lightning_module is not None
+        self.engine.start_at(self.lightning_module.trainer.global_step)
+        assert self.meter is not None
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        self.meter.watch(tensor for tensor in tensors if tensor.dim())  # a new run's step counters go unseen, too
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Take this rank's tensors.
+
+        Raises:
+            RequestError: on every rank, where names or shapes are not the model's.
+        """
+        assert self.engine is not None
+        own = {name: tensor for module in self.engine.stages.values() for name, tensor in module.global_state().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+        whole = {name: shape for part in self.all_gather_objects(shapes) for name, shape in part.items()}
+        raise_problems(tensor_problems(whole, checkpoint["state_dict"]))
         for module in self.engine.stages.values():
             module.load_global_state(checkpoint["state_dict"])
         for optimizer in self.optimizers:
@@ -359,8 +405,6 @@ class PipelineStrategy(ParallelStrategy):
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        from runner.strategy.state import load_optimizer_state
-
         assert self.engine is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             load_optimizer_state(optimizer, self.engine.stages, state)

@@ -9,9 +9,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from runner.errors import Problem
 from runner.model.layers import StageModule
 
-__all__ = ["gather_optimizer_state", "load_optimizer_state", "own_optimizer_state"]
+__all__ = ["gather_optimizer_state", "load_optimizer_state", "own_optimizer_state", "tensor_problems"]
+
+_MOST_DIFFERENCES = 3
 
 
 def own_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule]) -> dict[str, Any]:
@@ -42,7 +45,7 @@ def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule]
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = {parameter: number for number, parameter in enumerate(held)}  # torch numbers them in this order
     own = {
-        numbers[parameter]: state["state"][name]
+        numbers[parameter]: _copied(state["state"][name])
         for name, parameter in _parameters(stages).items()
         if parameter in numbers and name in state["state"]
     }
@@ -51,6 +54,33 @@ def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule]
         for saved, current in zip(state["param_groups"], optimizer.state_dict()["param_groups"], strict=True)
     ]
     optimizer.load_state_dict({"state": own, "param_groups": groups})
+
+
+def tensor_problems(model: Mapping[str, Sequence[int]], checkpoint: Mapping[str, Tensor]) -> list[Problem]:
+    """Why a checkpoint's weights are not this model's: the first tensors that differ, in the model's order.
+
+    Args:
+        model: shapes by global name, of the whole model.
+        checkpoint: tensors by global name.
+    """
+    differences = []
+    for name in [*model, *(name for name in checkpoint if name not in model)]:
+        if name not in checkpoint:
+            differences.append(f"{name} {tuple(model[name])} is not in the checkpoint")
+        elif name not in model:
+            differences.append(f"{name} {tuple(checkpoint[name].shape)} is not in the model")
+        elif tuple(model[name]) != tuple(checkpoint[name].shape):
+            differences.append(f"{name} is {tuple(model[name])}, in the checkpoint {tuple(checkpoint[name].shape)}")
+    if not differences:
+        return []
+    more = len(differences) - _MOST_DIFFERENCES
+    why = "; ".join(differences[:_MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+    return [Problem("resume", "checkpoint", "must hold the tensors of this model", why)]
+
+
+def _copied(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of one's own: those of a checkpoint are mapped from its file."""
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
 
 
 def _parameters(stages: Mapping[int, StageModule]) -> dict[str, Parameter]:

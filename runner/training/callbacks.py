@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,18 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
 from runner.record import StepLog
+from runner.strategy.checkpoint_file import checkpoint_files, checkpoint_name, remove_leftovers
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.module import LayersModule
+from runner.training.random_state import set_random_state
+from runner.training.resume import ENTRY, History, Progress, follow_config, loop_state
 
 __all__ = ["BeforeFirstStep", "Checkpoints", "ProgressBar", "ProgressLines", "StepClock", "ValidateAtEnd", "progress"]
 
 logger = logging.getLogger(__name__)
 
 _LINES_PER_RUN = 20
+_Content = dict[str, Any]
 
 
 def _strategy(trainer: pl.Trainer) -> PipelineStrategy:
@@ -43,18 +47,33 @@ class StepClock(Callback):
 
     It comes before the callbacks that show metrics, so that they show this step's.
 
+    Args:
+        log: where rank 0 writes.
+        batch_size: samples of a step.
+        before: the steps that a continued run has taken already.
+
     Attributes:
-        walls: seconds by position in this run's sequence of steps.
+        walls: seconds by position in this process's sequence of steps.
     """
 
-    def __init__(self, log: StepLog | None, batch_size: int) -> None:
+    def __init__(self, log: StepLog | None, batch_size: int, before: History) -> None:
         self.walls: list[float] = []
+        self._losses: list[float] = []
+        self._before = before
         self._log = log
         self._batch_size = batch_size
         self._mark = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start()
+
+    def history(self, val_losses: Sequence[Sequence[float]]) -> History:
+        """All steps so far, with the validations that the module has seen."""
+        return History(
+            (*self._before.loss, *self._losses),
+            (*self._before.seconds, *self.walls),
+            tuple((int(step), value) for step, value in val_losses),
+        )
 
     def start(self) -> None:
         """Time the next step from now on."""
@@ -67,6 +86,7 @@ class StepClock(Callback):
             return
         now = time.perf_counter()
         self.walls.append(now - self._mark)
+        self._losses.append(finished.loss)
         self._mark = now
         times = engine.timeline.steps[-1]
         span = times.last_compute - times.first_compute
@@ -104,35 +124,74 @@ class ValidateAtEnd(Callback):
 
 
 class Checkpoints(Callback):
-    """Saves every so many steps and at the last one; keeps the newest few.
+    """Saves every so many steps and at the last one; keeps the newest few; puts a run back where one was saved.
 
     Args:
         directory: made on first use.
         every: steps between saves, or None.
         keep: how many stay.
+        validates: whether a validation follows a step; the save waits for it.
+        progress: where the run stands; called on every rank.
+        resumed: the progress that the run continues from.
         saved: called after each save.
     """
 
-    def __init__(self, directory: Path, every: int | None, keep: int, saved: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        every: int | None,
+        keep: int,
+        validates: Callable[[int], bool],
+        progress: Callable[[pl.Trainer], Progress],
+        resumed: Progress | None,
+        saved: Callable[[], None],
+    ) -> None:
         self._directory = directory
         self._every = every
         self._keep = keep
+        self._validates = validates
+        self._progress = progress
+        self._resumed = resumed
         self._saved = saved
-        self._files: list[Path] = []
+        start = resumed.step if resumed is not None else 0
+        self._files = [path for step, path in checkpoint_files(directory).items() if step <= start]
 
     @property
     def newest(self) -> Path | None:
         return self._files[-1] if self._files else None
 
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
+        if self._resumed is not None:
+            checkpoint["loops"] = loop_state(trainer, self._resumed)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
+        checkpoint[ENTRY] = self._progress(trainer).to_entry()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The last thing before the first step: what ran since the start has drawn random numbers too."""
+        if trainer.is_global_zero:
+            remove_leftovers(self._directory)
+        if self._resumed is not None:
+            follow_config(trainer)
+            set_random_state(self._resumed.random_of(trainer.global_rank))
+
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        if self._every is not None and trainer.global_step % self._every == 0:
+        if self._is_due(trainer.global_step) and not self._validates(trainer.global_step):
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._is_due(trainer.global_step):
             self._save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._save(trainer)
 
+    def _is_due(self, step: int) -> bool:
+        return self._every is not None and step % self._every == 0
+
     def _save(self, trainer: pl.Trainer) -> None:
-        path = self._directory / f"step-{trainer.global_step}.ckpt"
+        path = self._directory / checkpoint_name(trainer.global_step)
         if path in self._files:
             return
         trainer.save_checkpoint(path, weights_only=False)

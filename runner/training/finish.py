@@ -17,6 +17,7 @@ from runner.config.resolve import to_container
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
 from runner.model.targets import import_target
+from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, step_seconds
 from runner.schedule.render.events import Event
@@ -50,7 +51,7 @@ def finish(
     strategy = trainer.strategy
     assert isinstance(strategy, PipelineStrategy)
     measures = strategy.gather_objects(_own_measures(strategy, clock))
-    weights = strategy.lightning_module_state_dict()
+    weights = with_all_names(strategy.lightning_module_state_dict(), module.ties)
     averages = average.whole(strategy) if average is not None else {}
     if measures is None:
         return
@@ -123,7 +124,8 @@ def _measured(
 
     lines = read_steps(Path(config.run_dir or "."))
     losses = [line["loss"] for line in lines]
-    seconds = step_seconds(list(walls.values()))
+    earlier = record.step_seconds["all"]  # of the run that this one continues
+    seconds = step_seconds([*earlier, *walls.values()])
     predicted = {key: value for key, value in record.step_seconds.items() if key == "predicted"}
     median = seconds["median"]
     flops = _flops_per_step(config, plan)

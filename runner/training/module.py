@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
-from runner.errors import raise_problems
 from runner.model.data import LossFunction
-from runner.model.layers import LayerSource, StageModule, build_stage, shared_weight_problems
+from runner.model.layers import LayerSource, StageModule, build_stage
+from runner.model.ties import find_ties
 from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.strategy.pipeline import PipelineStrategy
@@ -38,6 +38,7 @@ class LayersModule(pl.LightningModule):
         self.loss_function = loss_function
         self.stages = nn.ModuleDict()
         self.val_losses: list[list[float]] = []
+        self.ties = find_ties(sources)
         self._sources = sources
         self._config = config
         self._validation: list[tuple[float, float]] = []
@@ -49,7 +50,6 @@ class LayersModule(pl.LightningModule):
         return strategy
 
     def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
-        raise_problems(shared_weight_problems(self._sources, partition))
         built = {stage: build_stage(self._sources, *partition[stage]) for stage in stages}
         self.stages = nn.ModuleDict({str(stage): module for stage, module in built.items()})
         self._sources = ()  # what was built for other ranks may go

@@ -19,8 +19,8 @@ from runner.model.layers import StageModule
 from runner.optim.build import build_optimizer, measure_step_seconds_per_byte
 from runner.optim.master import MasterWeights
 from runner.plan.make import make_plan
-from runner.plan.profile import ModelProfile
 from runner.plan.values import RunPlan, StageSeconds
+from runner.profile import ModelProfile
 from runner.strategy.pipeline import PipelineStrategy
 
 __all__ = ["measured_plan"]

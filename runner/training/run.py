@@ -6,6 +6,7 @@ import logging
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,21 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
 
-from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
-from runner.engine.loss_scale import LossScaling
+from runner.errors import Problem, RequestError, RunFailedError
+from runner.model.chain import model_layers
 from runner.model.data import Datasets, load_datasets, load_loss
 from runner.model.device import device_memory_bytes, device_type
-from runner.model.layers import load_layers
-from runner.model.profile import autocast_of, dtype_of
+from runner.model.layers import LayerSource
+from runner.model.precision import autocast_of, dtype_of
 from runner.plan.make import make_plan
-from runner.plan.profile import ModelProfile, read_profile
 from runner.plan.values import RunPlan
+from runner.profile import ModelProfile, read_profile
 from runner.record import RunRecord, StepLog
+from runner.strategy.checkpoint_file import CheckpointError
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
@@ -37,24 +40,35 @@ from runner.training.callbacks import (
     progress,
 )
 from runner.training.finish import finish
-from runner.training.loading import make_loader
+from runner.training.loading import StepSampler, first_batch, make_loader
 from runner.training.loggers import build_logger, build_profiler
 from runner.training.module import LayersModule
 from runner.training.prediction import measured_plan
+from runner.training.random_state import random_state
+from runner.training.resume import History, Progress, read_progress
+from runner.training.scaling import loss_scaling
 
 __all__ = ["run_rank"]
 
 logger = logging.getLogger(__name__)
 
 
-def run_rank(config: RunConfig, run_dir: Path) -> None:
+def run_rank(
+    config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] = (), validate: bool = True
+) -> None:
     """Train as this process's rank; called on every rank, with torch.distributed initialised where there are several.
 
     Rank 0 writes the prediction into ``record.json`` before the first step, a line per step into ``steps.jsonl``, and
     the whole record at the end.
 
+    Args:
+        config: the request; its ``resume`` is null or the checkpoint to continue from.
+        run_dir: it holds the layer profile and the first record.
+        watchers: further callbacks.
+        validate: whether the validation data, where there is any, is used.
+
     Raises:
-        RequestError: the user's model, data or loss is not what it must be.
+        RequestError: the user's model, data or loss is not what it must be, or not the checkpoint's.
         RunFailedError: a step failed.
     """
     rank = int(os.environ.get("RANK", "0"))
@@ -63,14 +77,18 @@ def run_rank(config: RunConfig, run_dir: Path) -> None:
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config))
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
-    module = LayersModule(load_layers(config.model, config.seed), load_loss(config.loss), config)
-    loaders = _loaders(config, plan, rank, datasets, lengths)
-    clock = StepClock(StepLog(run_dir) if rank == 0 else None, config.data.batch_size)
-    checkpoints = Checkpoints(run_dir / "checkpoints", config.checkpoint.every, config.checkpoint.keep, clock.start)
+    module = LayersModule(_layers(config, plan), load_loss(config.loss), config)
+    loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
+    resumed = _resumed(config, loaders[0])
+    before = resumed.history if resumed is not None else History()
+    module.val_losses = [list(pair) for pair in before.val_loss]
+    log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
+    clock = StepClock(log, config.data.batch_size, before)
+    checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed)
     plans = [plan]
 
     def predict(trainer: pl.Trainer) -> None:
-        plans.append(_predict(strategy, config, profile, run_dir, next(iter(loaders[0]))))
+        plans.append(_predict(strategy, config, profile, run_dir, first_batch(loaders[0])))
         clock.start()
 
     average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
@@ -81,10 +99,69 @@ def run_rank(config: RunConfig, run_dir: Path) -> None:
         ValidateAtEnd(),
         checkpoints,
         *progress(config.trainer.progress, rank),
+        *watchers,
     ]
     trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
-    trainer.fit(module, *loaders)
+    trainer.fit(module, *loaders, ckpt_path=config.resume)
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
+
+
+def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
+    """Where the run goes on, with the loader put there.
+
+    Raises:
+        RequestError: the file is damaged, or the data has another number of batches.
+    """
+    if config.resume is None:
+        return None
+    try:
+        found, _ = read_progress(Path(config.resume))
+    except CheckpointError as error:
+        raise RequestError([Problem("resume", config.resume, "must be a good checkpoint", str(error))]) from error
+    sampler = loader.batch_sampler
+    assert isinstance(sampler, StepSampler)
+    if len(sampler) != found.batches_per_epoch:
+        rule = f"must have {found.batches_per_epoch} steps per epoch, as the checkpoint's data"
+        why = f"These are {len(sampler)}, so that the place in the data would be another one"
+        raise RequestError([Problem("data", config.data.name, rule, why, "resume=null")])
+    sampler.resume_at(found.epoch, found.batch_in_epoch)
+    return found
+
+
+def _checkpoints(
+    config: RunConfig,
+    run_dir: Path,
+    strategy: PipelineStrategy,
+    module: LayersModule,
+    loaders: tuple[Any, Any | None],
+    clock: StepClock,
+    resumed: Progress | None,
+) -> Checkpoints:
+    interval = _validation_interval(config)
+
+    def progress_of(trainer: pl.Trainer) -> Progress:
+        return Progress.of(
+            trainer,
+            config,
+            batches_per_epoch=len(loaders[0]),
+            history=clock.history(module.val_losses),
+            random=strategy.gather_objects(random_state()) or (),
+        )
+
+    return Checkpoints(
+        run_dir / "checkpoints",
+        every=config.checkpoint.every,
+        keep=config.checkpoint.keep,
+        validates=lambda step: loaders[1] is not None and (step % interval == 0 or step == config.trainer.max_steps),
+        progress=progress_of,
+        resumed=resumed,
+        saved=clock.start,
+    )
+
+
+def _validation_interval(config: RunConfig) -> int:
+    """Steps between validations."""
+    return min(config.trainer.val_every or config.trainer.max_steps, config.trainer.max_steps)
 
 
 def _set_up_logging(rank: int) -> None:
@@ -97,6 +174,19 @@ def _set_up_logging(rank: int) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+def _layers(config: RunConfig, plan: RunPlan) -> list[LayerSource]:
+    """The layers that were planned.
+
+    Raises:
+        RunFailedError: this rank finds others than the plan was made from.
+    """
+    sources = model_layers(config)
+    planned = plan.partition[-1][1] + 1
+    if len(sources) != planned:
+        raise RunFailedError(f"the plan has {planned} layers, this rank finds {len(sources)}: the model changed since")
+    return sources
+
+
 def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
     options = EngineOptions(
         microbatches=config.schedule.microbatches,
@@ -105,25 +195,12 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         clip_norm=config.trainer.grad_clip_norm,
         clip_value=config.trainer.grad_clip_value,
         autocast=autocast_of(config.precision.name),
-        scaling=_scaling(config),
+        scaling=loss_scaling(config),
         skip_nonfinite=config.trainer.on_nonfinite == "skip",
+        compile=config.compile,
     )
     timeout = config.launcher.step_timeout_seconds
     return PipelineStrategy(plan, options, device=device_type(config), timeout_seconds=timeout)
-
-
-def _scaling(config: RunConfig) -> LossScaling | None:
-    section = config.precision
-    if not PRECISIONS[section.name].loss_scaling:
-        return None
-    return LossScaling(
-        initial_scale=section.initial_scale,
-        growth_interval=section.growth_interval,
-        growth_factor=section.growth_factor,
-        backoff_factor=section.backoff_factor,
-        minimum_scale=section.minimum_scale,
-        samples=config.data.batch_size,
-    )
 
 
 def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:
@@ -195,7 +272,7 @@ def _trainer(
         plugins=[TorchElasticEnvironment()] if world_size > 1 else None,
         max_steps=config.trainer.max_steps,
         max_epochs=-1,
-        val_check_interval=min(config.trainer.val_every or config.trainer.max_steps, config.trainer.max_steps),
+        val_check_interval=_validation_interval(config),
         check_val_every_n_epoch=None,
         limit_val_batches=1.0 if has_validation else 0,
         num_sanity_val_steps=0,

@@ -34,7 +34,7 @@ print("\\n", status, *{{name.partition(".")[0] for name in sys.modules}})
 
 
 @pytest.mark.parametrize(
-    "line", [[], ["train", "--help"], ["plan", "--help"], ["schedule", "--help"], ["report", "--help"]]
+    "line", [[], *([name, "--help"] for name in ("train", "plan", "schedule", "verify", "report", "export", "doctor"))]
 )
 def test_help_imports_nothing_heavy(line: list[str]) -> None:
     status, modules = imported_by(line)

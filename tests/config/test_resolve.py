@@ -22,6 +22,7 @@ COMPANY = {
     ("loss", "custom"): ["loss.target=mine:loss"],
     ("logger", "custom"): ["logger.target=mine:Logger"],
     ("schedule", "from_file"): ["schedule.file=mine.csv"],
+    ("activation_checkpoint", "manual"): ["activation_checkpoint.layers=[0]"],
     ("partition", "manual"): ["partition.boundaries=[1]", "parallelism.pipeline=2"],
 }
 EVERY_OPTION = [(group, name) for group in groups() for name in options(group, (shipped_conf(),))]

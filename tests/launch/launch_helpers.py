@@ -42,7 +42,7 @@ class Started:
             text=True,
         )
 
-    def finish(self, timeout: float = 60.0) -> tuple[int, str, str]:
+    def finish(self, timeout: float = 150.0) -> tuple[int, str, str]:
         """Exit status, standard output, standard error."""
         try:
             out, err = self.process.communicate(timeout=timeout)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launch_helpers import OVERRIDES, Started, command, wait_for
 
-from runner.plan.profile import read_profile
+from runner.profile import read_profile
 from runner.record import RunRecord
 
 PIPELINE = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run")

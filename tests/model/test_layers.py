@@ -8,7 +8,7 @@ import user_code
 from torch import nn
 
 from runner.errors import RequestError
-from runner.model.layers import build_stage, layers_of, shared_weight_problems
+from runner.model.layers import build_stage, layers_of
 
 
 def run(sources, value):
@@ -78,16 +78,6 @@ def test_a_rank_builds_its_own_layers_only():
 
     build_stage(layers_of(Model(), 0), 2, 3)
     assert built == [2, 3]
-
-
-def test_weights_shared_between_stages_are_refused_and_within_one_are_not():
-    model = user_code.model()
-    model[6].weight = nn.Parameter(torch.zeros(12, 12))
-    model[4].weight = model[6].weight
-    sources = layers_of(model, 0)
-    assert shared_weight_problems(sources, [(0, 3), (4, 6)]) == []
-    (problem,) = shared_weight_problems(sources, [(0, 4), (5, 6)])
-    assert "4.weight is 6.weight" in problem.line()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runner.plan.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile
 
 
 def layer(**changes: Any) -> LayerProfile:

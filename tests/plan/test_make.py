@@ -11,10 +11,10 @@ from plan_profiles import layer, model
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.plan.make import make_plan, plan_problems
-from runner.plan.profile import ModelProfile
 from runner.plan.render import to_table
 from runner.plan.scale import for_samples
 from runner.plan.values import Link, RunPlan, StageSeconds
+from runner.profile import ModelProfile
 
 
 def request(**overrides: Any) -> RunConfig:

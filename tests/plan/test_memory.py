@@ -12,9 +12,9 @@ from runner.plan.memory import (
     predict_memory,
 )
 from runner.plan.partition import uniform
-from runner.plan.profile import ModelProfile
 from runner.plan.stages import stage_figures
 from runner.plan.values import MemoryParts, MemoryPrediction
+from runner.profile import ModelProfile
 from runner.schedule import registry
 from runner.schedule.lower import lower
 from runner.schedule.values import Action, Op, Schedule

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_profiles import layer, loss_layer, model
 
-from runner.plan.profile import PROFILE_FILE, LayerProfile, read_profile
 from runner.plan.scale import for_samples
 from runner.plan.stages import LayerRanges, stage_figures
+from runner.profile import PROFILE_FILE, LayerProfile, read_profile
 
 _BYTES = st.integers(0, 50)
 

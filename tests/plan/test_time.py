@@ -9,10 +9,10 @@ from runner.config.schema import HardwareConfig
 from runner.errors import RequestError
 from runner.plan.estimate import EFFICIENCY, with_estimated_seconds
 from runner.plan.partition import uniform
-from runner.plan.profile import ModelProfile
 from runner.plan.stages import stage_figures
 from runner.plan.time import predict_time, ring_all_reduce_seconds, stage_costs
 from runner.plan.values import Link, StageSeconds, TimePrediction
+from runner.profile import ModelProfile
 from runner.schedule import registry
 from runner.schedule.lower import lower
 from runner.schedule.simulate import simulate

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_FOUNDATION = {"", "environment", "record", "errors", "config", "schedule", "memory.solve", "plan"}
+_FOUNDATION = {"", "environment", "record", "errors", "profile", "config", "schedule", "memory.solve", "plan"}
 _TRAINED = _FOUNDATION | {"optim", "memory", "model", "engine"}
 
 # A room and the rooms it may import, "" being the package itself (its version). docs/design.md says why.
@@ -21,15 +21,16 @@ MAY_IMPORT = {
     "environment": {""},
     "record": {"environment"},
     "errors": set(),
+    "profile": set(),
     "config": {"errors"},
     "schedule": {"errors"},
-    "memory.solve": {"errors"},
-    "plan": {"errors", "config", "schedule", "memory.solve"},
+    "memory.solve": {"errors", "profile"},
+    "plan": {"errors", "profile", "config", "schedule", "memory.solve"},
     "report": {"errors", "config", "record"},
     "zoo": set(),
     "optim": _FOUNDATION,
-    "memory": _FOUNDATION,
-    "model": _FOUNDATION | {"optim", "memory"},
+    "memory": _FOUNDATION | {"optim", "model"},
+    "model": _FOUNDATION | {"optim"},
     "engine": _FOUNDATION | {"optim", "memory", "model"},
     "strategy": _TRAINED,
     "training": _TRAINED | {"strategy"},
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "cli": _TRAINED | {"strategy", "training", "report", "launch"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = ("errors", "environment", "record", "config", "schedule", "memory.solve", "plan", "report", "cli")
+WITHOUT_TORCH = ("errors", "profile", "environment", "record", "config", "schedule", "memory.solve", "plan", "report", "cli")
 NEVER_TOGETHER = [
     *((room, "torch") for room in WITHOUT_TORCH if room != "cli"),
     *((room, "lightning") for room in ("model", "memory", "optim", "engine", "zoo")),

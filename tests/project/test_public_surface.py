@@ -9,7 +9,7 @@ import pytest
 import readme
 from readme import ROOT
 
-from runner.cli.commands import COMMANDS, LATER
+from runner.cli.commands import COMMANDS
 from runner.config.groups import first_comment, groups, options, shipped_conf
 
 ROOTS = (shipped_conf(),)
@@ -31,15 +31,10 @@ def test_the_table_of_commands_is_the_commands() -> None:
 
 def test_the_tables_flags_exist() -> None:
     for name, what in readme.table("Commands"):
-        command = COMMANDS[name.split()[1]]
+        command = COMMANDS[readme.quoted(name)[0].split()[1]]
         flags = {flag for each in command.flags for flag in (each.name, each.short)}
         named = {word.strip("[]") for word in (name + " " + what).replace("`", " ").replace(",", " ").split()}
         assert {word for word in named if word.startswith("-")} <= flags
-
-
-def test_commands_to_come_are_named_as_missing() -> None:
-    missing = readme.TEXT.split("## What this version does not have", 1)[1]
-    assert [name for name in LATER if f"`{name}`" not in missing] == []
 
 
 def test_the_table_of_policies_is_the_options() -> None:

@@ -9,15 +9,19 @@ from torch import Tensor, nn
 
 from runner.engine.engine import Engine, EngineOptions
 from runner.engine.executor import RankView
+from runner.engine.ties import tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
-from runner.engine.window import StepBatch
-from runner.model.layers import build_stage, layers_of
+from runner.engine.window import StepBatch, split_microbatches
+from runner.model.boundary import map_tensors, num_samples
+from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
+from runner.model.ties import find_ties
 from runner.optim.master import MasterWeights
 from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.registry import build
+from runner.schedule.values import Schedule
 
 
 def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
@@ -29,59 +33,78 @@ def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
 
 
 def make_engine(
-    model: nn.Module,
+    model: nn.Module | list[LayerSource],
     loss: Callable,
     transport: Transport,
     *,
-    schedule: str,
+    schedule: str | Schedule,
     pipeline: int,
     data: int,
     count: int,
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    prepare: Callable[[StageModule, int], None] | None = None,
     masters: bool = False,
     **options: object,
 ) -> Engine:
-    """The engine of one rank; rank = position * data + replica."""
+    """The engine of one rank; rank = position * data + replica.
+
+    ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own;
+    ``prepare`` is called with each stage's module and number.
+    """
     position, replica = divmod(transport.rank, data)
-    sources = layers_of(model, 0)
-    first, last = uniform(len(sources), pipeline)[position]
-    stage = build_stage(sources, first, last).to(dtype)
-    order = build(schedule, ranks=pipeline, microbatches=count)
+    order = schedule if isinstance(schedule, Schedule) else build(schedule, ranks=pipeline, microbatches=count)
+    sources = model if isinstance(model, list) else layers_of(model, 0)
+    cut = uniform(len(sources), order.stages)
+    with transport.exclusive():  # layers are seeded one by one, and the ranks share the generator
+        stages = {stage: build_stage(sources, *cut[stage]).to(dtype) for stage in order.stages_of(position)}
+    if prepare is not None:
+        for number, module in stages.items():
+            prepare(module, number)
+    ties = find_ties(sources)
+    owners = order.placement[0]
+    tied = tied_weights(ties, cut, lambda stage: [owners[stage] * data + d for d in range(data)], stages)
     engine = Engine(
         view=RankView(
             position=position,
             pipeline=tuple(p * data + replica for p in range(pipeline)),
             replicas=tuple(position * data + d for d in range(data)),
-            num_stages=pipeline,
+            num_stages=order.stages,
             first_microbatch=replica * count,
         ),
         training=lower(order),
         forward_only=lower(forward_only(order, count)),
-        stages={position: stage},
+        stages=stages,
         loss=loss,
         transport=transport,
-        options=EngineOptions(microbatches=count, dtype=dtype, **options),  # type: ignore[arg-type]
+        options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, **options),  # type: ignore[arg-type]
+        tied=tied,
     )
-    parameters = list(stage.parameters())
+    parameters = list(dict.fromkeys(parameter for stage in stages.values() for parameter in stage.parameters()))
     if not parameters:
-        engine.attach_optimizer(lambda: None, master_of=(lambda weight: weight) if masters else None)
+        engine.attach_optimizer(lambda: None, (lambda weight: weight) if masters else None)
     elif masters:
         wrapped = MasterWeights(parameters, optimizer)
-        engine.attach_optimizer(wrapped.step, master_of=wrapped.master_of)
+        engine.attach_optimizer(wrapped.step, wrapped.master_of)
     else:
         engine.attach_optimizer(optimizer(parameters).step)
     return engine
 
 
-def part_of(batch: tuple[Tensor, Tensor], transport: Transport, pipeline: int, data: int) -> StepBatch:
-    """What a rank loads: its replica's samples, and only at the ends of the pipeline."""
+def part_of(
+    batch: tuple[Tensor, Tensor], transport: Transport, pipeline: int, data: int, schedule: str | Schedule = ""
+) -> StepBatch:
+    """What a rank loads: its replica's samples, and only where the first and the last stage are."""
     position, replica = divmod(transport.rank, data)
-    inputs, targets = (tensor.tensor_split(data)[replica] for tensor in batch)
+    samples = num_samples(batch[0])
+    parts = (split_microbatches(value, samples, data)[replica] for value in batch)
+    inputs, targets = (map_tensors(torch.clone, part) for part in parts)  # a rank loads its own: memory is aligned anew
+    owners = schedule.placement[0] if isinstance(schedule, Schedule) else range(pipeline)
     return StepBatch(
-        inputs=inputs if position == 0 else None,
-        targets=targets if position == pipeline - 1 else None,
-        samples=len(inputs) if position in (0, pipeline - 1) else None,
+        inputs=inputs if position == owners[0] else None,
+        targets=targets if position == owners[-1] else None,
+        samples=num_samples(inputs) if position in (owners[0], owners[-1]) else None,
     )
 
 
@@ -90,6 +113,7 @@ def train_in_threads(
     loss: Callable,
     batches: Sequence[tuple[Tensor, Tensor]],
     *,
+    schedule: str | Schedule,
     pipeline: int,
     data: int,
     **options: object,
@@ -98,10 +122,11 @@ def train_in_threads(
     models = [make_model() for _ in range(pipeline * data)]  # here, because threads share the random generator
 
     def run(transport: ThreadTransport) -> tuple[list[float], dict[str, Tensor]]:
-        engine = make_engine(models[transport.rank], loss, transport, pipeline=pipeline, data=data, **options)  # type: ignore[arg-type]
+        layout = {"schedule": schedule, "pipeline": pipeline, "data": data}
+        engine = make_engine(models[transport.rank], loss, transport, **layout, **options)  # type: ignore[arg-type]
         losses = []
         for batch in batches:
-            losses += [step.loss for step in engine.submit(part_of(batch, transport, pipeline, data))]
+            losses += [step.loss for step in engine.submit(part_of(batch, transport, pipeline, data, schedule))]
         engine.drain()
         return losses, {k: v for stage in engine.stages.values() for k, v in stage.global_state().items()}
 

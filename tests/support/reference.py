@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 
 def microbatches(batch: Tensor, replicas: int, count: int) -> list[Tensor]:
-    """A step's micro-batches in global order: replica by replica."""
-    return [part for replica in batch.tensor_split(replicas) for part in replica.tensor_split(count)]
+    """A step's micro-batches in global order: replica by replica.
+
+    Each replica's samples have memory of their own, as where it loads them: kernels round by its alignment.
+    """
+    return [part for replica in batch.tensor_split(replicas) for part in replica.clone().tensor_split(count)]
 
 
 def loss_and_weight(loss: Callable, output: Tensor, target: Tensor) -> tuple[Tensor, float]:

@@ -1,21 +1,49 @@
 """What a plan needs to know of a model: one row of numbers per layer, no modules.
 
 ``runner.model`` makes a :class:`ModelProfile`, from the model on the meta device (bytes, FLOPs) and, where
-it may run the layers, from a clock. This room only reads it.
+it may run the layers, from a clock. Plans and memory policies only read it.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["PROFILE_FILE", "LayerProfile", "ModelProfile", "SecondsSource", "profile_from_json", "read_profile"]
+__all__ = [
+    "LayerProfile",
+    "ModelProfile",
+    "PROFILE_FILE",
+    "Recomputation",
+    "SecondsSource",
+    "profile_from_json",
+    "read_profile",
+]
 
 PROFILE_FILE = "profile.json"
 
 SecondsSource = Literal["measured", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """A layer whose saved tensors are dropped in its forward and made again in its backward.
+
+    Args:
+        kept_bytes: outputs of operators that are kept all the same, the layer's own output excluded.
+        recomputed_bytes: what autograd saves in the second forward besides those; the layer's output only if saved.
+        recomputed_flops: of the second forward.
+        released_bytes: those of ``kept_bytes`` that nothing needs when the second forward has passed them.
+        keeps_output: whether the layer's own output is kept.
+    """
+
+    kept_bytes: int
+    recomputed_bytes: int
+    recomputed_flops: float
+    released_bytes: int = 0
+    keeps_output: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +63,10 @@ class LayerProfile:
         forward_flops, backward_flops: floating-point operations.
         forward_seconds, backward_seconds: seconds on the machine that is planned for.
         largest_parameter_bytes: its largest trainable parameter's gradient; 0 = not known, read as gradient_bytes.
+        saves_input, saves_output: whether autograd keeps its input, its output; true where that is not known.
+        unsaved_forward_bytes: peak of a forward that saves nothing, its output included; None = not known, read as
+            that of the ordinary forward.
+        recomputation: by the name of what is kept; ``""`` = nothing. Empty = not known, everything is made again.
     """
 
     name: str
@@ -50,6 +82,10 @@ class LayerProfile:
     forward_seconds: float
     backward_seconds: float
     largest_parameter_bytes: int = 0
+    saves_input: bool = True
+    saves_output: bool = True
+    unsaved_forward_bytes: int | None = None
+    recomputation: Mapping[str, Recomputation] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +125,13 @@ class ModelProfile:
 def profile_from_json(text: str) -> ModelProfile:
     """The inverse of :meth:`ModelProfile.to_json`. Raises TypeError or KeyError where it is no profile."""
     document = json.loads(text)
-    layers = tuple(LayerProfile(**layer) for layer in document.pop("layers"))
-    return ModelProfile(layers=layers, loss=LayerProfile(**document.pop("loss")), **document)
+    layers = tuple(_layer(layer) for layer in document.pop("layers"))
+    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), **document)
+
+
+def _layer(document: dict[str, Any]) -> LayerProfile:
+    made_again = {name: Recomputation(**figures) for name, figures in document.pop("recomputation", {}).items()}
+    return LayerProfile(**document, recomputation=made_again)
 
 
 def read_profile(run_dir: Path) -> ModelProfile:

@@ -1,0 +1,58 @@
+"""``runner verify``: a layout against one process."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from runner.cli.arguments import Arguments
+from runner.cli.request import checked
+from runner.errors import EXIT_DIFFERENT, EXIT_OK, Problem
+
+if TYPE_CHECKING:
+    from runner.training.compare import Comparison
+
+__all__ = ["run"]
+
+
+def run(arguments: Arguments) -> int:
+    """Print the comparison.
+
+    Returns:
+        0 where the layout equals one process, 4 where it does not.
+
+    Raises:
+        RequestError, DoesNotFitError: the request could not be trained either.
+        RunFailedError: a rank failed.
+    """
+    steps, problems = _steps(arguments.value("steps"))
+    config = checked(arguments.words, [*arguments.problems, *problems])
+    from runner.launch.verify import verify
+
+    found = verify(config, steps=steps)
+    if isinstance(found, int):
+        return found
+    print(json.dumps(found.to_json(), indent=2) if arguments.switch("json") else _told(found))
+    return EXIT_OK if found.equal else EXIT_DIFFERENT
+
+
+def _steps(text: str | None) -> tuple[int, list[Problem]]:
+    from runner.launch.verify import DEFAULT_STEPS
+
+    if text is None:
+        return DEFAULT_STEPS, []
+    if text.isdecimal() and int(text) >= 1:
+        return int(text), []
+    return DEFAULT_STEPS, [Problem("--steps", text, "must be a whole number, 1 or above", fix="--steps 4")]
+
+
+def _told(found: Comparison) -> str:
+    largest = f"largest differences: loss {found.loss:.3g}, gradients {found.gradients:.3g}, "
+    largest += f"weights {found.weights:.3g}"
+    if found.equal:
+        how = "bit for bit" if found.bitwise else "up to the order of sums"
+        return f"equal {how} over {found.steps} steps" + ("" if found.bitwise else f"; {largest}")
+    first = found.first_difference
+    assert first is not None
+    what = f"the {first.quantity} of {first.parameter}" if first.parameter is not None else "the loss"
+    return f"different from step {first.step} on, first {what}; {largest}"

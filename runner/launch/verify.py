@@ -1,0 +1,125 @@
+"""Train a few steps in a layout and in one process, with real ranks, and compare."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.config.schema import CheckpointConfig, LoggerConfig, ProfilerConfig, RunConfig
+from runner.errors import (
+    EXIT_DOES_NOT_FIT,
+    EXIT_OK,
+    EXIT_WRONG_REQUEST,
+    DoesNotFitError,
+    Problem,
+    RequestError,
+    RunFailedError,
+)
+from runner.launch.local import Launch, Outcome, run_ranks
+from runner.launch.prepare import place_of, prepare, write_request
+from runner.launch.rank import uses_cuda
+
+if TYPE_CHECKING:
+    from runner.plan.values import RunPlan
+    from runner.training.compare import Comparison, Promise
+
+__all__ = ["DEFAULT_STEPS", "TRACE_ENTRY", "verify"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_STEPS = 4
+TRACE_ENTRY = "runner.training.trace:run_traced_rank"
+_REFERENCE_ENTRY = "runner.training.reference:run_reference"
+_MOST_EXACT_REPLICAS = 2  # a + b = b + a; the sum of more depends on its order
+
+
+def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = TRACE_ENTRY) -> Comparison | int:
+    """Compare the layout of a request with one process.
+
+    Args:
+        config: the resolved request; where it writes and what it saves does not matter here.
+        steps: optimizer steps of each.
+        entry: what each rank of the layout runs.
+
+    Returns:
+        the comparison, or the exit status of an interruption.
+
+    Raises:
+        RequestError, DoesNotFitError: the request could not be trained either.
+        RunFailedError: a rank failed.
+    """
+    from runner.training.compare import compare_runs
+
+    config = _short(config, steps)
+    plan = prepare(config, place_is_made=True)
+    place = Path(tempfile.mkdtemp(prefix="runner-verify-"))
+    runs = {"layout": (plan.topology.world_size, entry), "one process": (1, _REFERENCE_ENTRY)}
+    directories: list[Path] = []
+    for name, (world_size, each) in runs.items():
+        logger.info("%d steps: %s", steps, name)
+        directory = place / name.replace(" ", "_")
+        directory.mkdir()
+        directories.append(directory)
+        outcome = _run(config, plan, directory, world_size, each)
+        if outcome.status in ("interrupted", "preempted"):
+            shutil.rmtree(place)
+            return outcome.exit_status
+        if outcome.exit_status != EXIT_OK:
+            _raise(outcome, place)
+    comparison = compare_runs(directories[0], directories[1], _promise(config))
+    shutil.rmtree(place)
+    return comparison
+
+
+def _short(config: RunConfig, steps: int) -> RunConfig:
+    """The request for so many steps, with the learning rates that a whole run would have."""
+    scheduler = config.lr_scheduler
+    if scheduler.name != "constant" and scheduler.total_steps is None:
+        scheduler = replace(scheduler, total_steps=config.trainer.max_steps)
+    return replace(
+        config,
+        run_dir=None,
+        resume=None,
+        report=None,
+        lr_scheduler=scheduler,
+        trainer=replace(config.trainer, max_steps=steps, val_every=None, progress=False),
+        checkpoint=CheckpointConfig(),
+        logger=LoggerConfig(name="none"),
+        profiler=ProfilerConfig(),
+    )
+
+
+def _run(config: RunConfig, plan: RunPlan, directory: Path, world_size: int, entry: str) -> Outcome:
+    config_file = write_request(replace(config, run_dir=str(directory)), plan, directory, command="runner verify")
+    return run_ranks(
+        Launch(config_file, directory, world_size, config.trainer.threads, place_of(plan), entry=entry)
+    )
+
+
+def _promise(config: RunConfig) -> Promise:
+    """Equal bits, where every sum has one order: on the CPU, one thread, at most two replicas."""
+    exact = not uses_cuda(config) and config.trainer.threads == 1
+    return "bitwise" if exact and config.parallelism.data <= _MOST_EXACT_REPLICAS else "rounding"
+
+
+def _raise(outcome: Outcome, place: Path) -> None:
+    message = "\n".join(outcome.messages)
+    if outcome.exit_status == EXIT_WRONG_REQUEST:
+        shutil.rmtree(place)
+        raise _Told(message)
+    if outcome.exit_status == EXIT_DOES_NOT_FIT:
+        shutil.rmtree(place)
+        raise DoesNotFitError(message)
+    raise RunFailedError(f"{message}\nits files are kept in {place}")
+
+
+class _Told(RequestError):
+    """What a rank found wrong with the request, in its own words."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__([Problem("request", "", message)])
+        self.args = (message,)

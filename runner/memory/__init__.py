@@ -1,0 +1,1 @@
+"""Activation-checkpoint and offload policies: ``solve`` plans them without torch, ``apply`` installs them."""

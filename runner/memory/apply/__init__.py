@@ -1,0 +1,1 @@
+"""Install what ``runner.memory.solve`` decided on the modules of a stage."""

@@ -1,0 +1,50 @@
+"""Put a stage's part of an activation plan around its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from runner.memory.apply.recompute import Recompute
+from runner.memory.solve.values import Segment
+from runner.model.layers import StageModule
+
+__all__ = ["install"]
+
+
+def install(stage: StageModule, segments: Sequence[Segment], *, to_host: bool = False) -> None:
+    """Make a stage drop, keep and move saved tensors as planned; its outputs and gradients stay the same bits.
+
+    Args:
+        stage: on its device already.
+        segments: the stage's segments, in order.
+        to_host: saved tensors are moved to the host's memory and fetched back in the backward.
+    """
+    parts = [
+        (each.first, each.last, _around(stage, each) if each.recompute else None) for each in segments
+    ]
+    stage.wrap(parts, _SaveOnCpu(stage) if to_host else None)
+
+
+def _around(stage: StageModule, segment: Segment) -> Recompute:
+    return Recompute(stage.layers_between(segment.first, segment.last), segment.save_ops)
+
+
+class _SaveOnCpu:
+    """``torch.autograd.graph.save_on_cpu`` around a stage: every saved tensor, synchronously.
+
+    Inside of it, a part that is computed again saves its input only, which is then what moves. On a device that is the
+    CPU ``tensor.cpu()`` is the tensor itself: nothing moves, and nothing is copied.
+    """
+
+    def __init__(self, stage: StageModule) -> None:
+        self._stage = stage
+
+    def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
+        if not torch.is_grad_enabled():
+            return run(value)
+        on_cuda = any(parameter.is_cuda for parameter in self._stage.parameters())
+        with torch.autograd.graph.save_on_cpu(pin_memory=on_cuda):
+            return run(value)

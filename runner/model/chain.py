@@ -1,0 +1,92 @@
+"""The layers of a request's model: as the model lists them, or, where a pipeline has to cut another module, traced."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch._guards import detect_fake_mode
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError, did_you_mean, raise_problems
+from runner.model.boundary import map_tensors
+from runner.model.cuts import cut_before, good_cuts
+from runner.model.data import example_batch
+from runner.model.layers import LayerSource, load_layers
+from runner.model.precision import cast_module, dtype_of, to_precision
+from runner.model.segments import split
+from runner.model.ties import sharing_problems
+from runner.model.trace import Program, trace
+
+__all__ = ["model_layers", "segments_of", "trace_layers"]
+
+_TRACED_SAMPLES = 3  # more than two: torch takes sizes of 0 and 1 for constants
+
+
+def model_layers(config: RunConfig) -> list[LayerSource]:
+    """The layers of ``config``'s model; a module without layers is traced where the pipeline has more than one rank.
+
+    Under a fake tensor mode the model and the traced batch are fake; nothing is allocated.
+
+    Raises:
+        RequestError: the model cannot be loaded, cannot be traced, or shares between layers what stages cannot.
+    """
+    sources = load_layers(config.model, config.seed)
+    if config.parallelism.pipeline > 1:
+        whole = sources[0].given if sources[0].spread else None
+        if whole is not None:
+            sources = trace_layers(whole, config)
+        elif config.model.split_points:
+            rule = "applies to a module without layers, which is traced"
+            why = f"{config.model.target} lists {len(sources)} layers"
+            fix = "partition=manual partition.boundaries=[…]"
+            raise RequestError([Problem("model.split_points", config.model.split_points, rule, why, fix)])
+        raise_problems(sharing_problems(sources, config.model.target))
+    return sources
+
+
+def trace_layers(model: nn.Module, config: RunConfig) -> list[LayerSource]:
+    """The segments of ``model``, traced on a small batch of the request's data.
+
+    Raises:
+        RequestError: it cannot be traced, or not be cut at ``model.split_points``.
+    """
+    inputs, _ = example_batch(config.data, _TRACED_SAMPLES)
+    mode = detect_fake_mode(list(model.parameters()))
+    if mode is not None:
+        inputs = map_tensors(mode.from_tensor, inputs)
+    dtype = dtype_of(config.precision.name)
+    programs = trace(cast_module(model, dtype), to_precision(inputs, dtype), config.model.target)
+    return segments_of(model, programs, config.model.split_points, wanted=config.parallelism.pipeline - 1)
+
+
+def segments_of(
+    model: nn.Module, programs: dict[bool, Program], split_points: list[str] | None, *, wanted: int
+) -> list[LayerSource]:
+    """``model`` as a chain, cut before the modules named, or else wherever little crosses.
+
+    Args:
+        wanted: the fewest cuts that are of use.
+    """
+    if split_points:
+        cuts = _named_cuts(model, programs, split_points)
+    else:
+        cuts = good_cuts(programs[True], programs[False], wanted)
+    found = split(model, programs, cuts)
+    return [
+        LayerSource(index, "", lambda segment=segment: segment, segment, label)  # type: ignore[misc]
+        for index, (label, segment) in enumerate(found)
+    ]
+
+
+def _named_cuts(model: nn.Module, programs: dict[bool, Program], split_points: list[str]) -> list[int]:
+    names = [name for name, _ in model.named_modules() if name]
+    cuts, problems = set(), []
+    for point in split_points:
+        cut = cut_before(programs[True], programs[False], point)
+        if isinstance(cut, int):
+            cuts.add(cut)
+            continue
+        near = did_you_mean(point, names) if point not in names else None
+        fix = f"model.split_points=[{near}]" if near else ""
+        problems.append(Problem("model.split_points", point, "must name modules before which to cut", cut, fix))
+    raise_problems(problems)
+    return sorted(cuts)

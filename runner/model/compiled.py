@@ -1,0 +1,37 @@
+"""``torch.compile`` of a stage's layers, one by one: random numbers are seeded between them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+from runner.errors import Problem
+from runner.model.layers import StageModule
+
+__all__ = ["compile_layers", "compile_problems"]
+
+
+def compile_layers(stage: StageModule) -> None:
+    """Compile every layer in place, at its first use; parameters and their names stay.
+
+    Dropout draws the numbers that it draws without compilation (``fallback_random``): results differ by rounding only.
+    """
+    for layer in stage.layers:
+        layer.compile(options={"fallback_random": True})
+
+
+def compile_problems(asked: bool, *, cuda: bool) -> list[Problem]:
+    """What is missing on this machine for compiled layers to run, on CUDA or on the CPU, where they are asked for."""
+    if not asked:
+        return []
+    rule, fix = "must be false on this machine", "compile=false"
+    if cuda:
+        if importlib.util.find_spec("triton") is None:
+            why = "Compiled layers on CUDA are Triton kernels, and triton is not installed"
+            return [Problem("compile", True, rule, why, fix)]
+        return []
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+        why = "Compiled layers on the CPU are C++, and there is no c++, g++ or clang++ in PATH"
+        return [Problem("compile", True, rule, why, fix)]
+    return []

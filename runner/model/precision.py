@@ -1,0 +1,46 @@
+"""The dtype of a run, and how modules and values come to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.config.precision import PRECISIONS
+from runner.model.boundary import map_tensors
+
+__all__ = ["autocast_of", "cast_module", "dtype_of", "to_precision"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """The dtype of weights and gradients and, where nothing casts, of activations."""
+    return _DTYPES[PRECISIONS[precision].weights]
+
+
+def autocast_of(precision: str) -> torch.dtype | None:
+    """What the forwards' matrix products are cast to; None where it is the weights' own dtype."""
+    autocast = PRECISIONS[precision].autocast
+    return _DTYPES[autocast] if autocast is not None else None
+
+
+def to_precision(value: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors of ``value`` in ``dtype``; the others as they are."""
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype is not dtype else t, value)
+
+
+def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """``module.to(dtype)``, which fake parameters cannot do: torch swaps tensors, and fails on weak references."""
+    replaced: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None and parameter.is_floating_point() and parameter.dtype is not dtype:
+                if id(parameter) not in replaced:
+                    replaced[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+                owner._parameters[name] = replaced[id(parameter)]
+        for name, buffer in owner._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                owner._buffers[name] = buffer.to(dtype)
+    return module

@@ -1,0 +1,153 @@
+"""Any module as two lists of operators, by torch.export: one as it trains, one as it evaluates.
+
+The exported operators are those that the module itself would call, before autograd sees them, so that running them
+gives the same numbers. Exports fix ``module.training``; therefore there are two. The batch axis is dynamic, other axes
+are where the model allows it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from runner.errors import Problem, RequestError
+from runner.model.boundary import call_arguments
+
+__all__ = ["Program", "trace"]
+
+_DROPPED = ("_assert_tensor_metadata",)  # they would pin the dtype and the device of the trace
+
+
+@dataclass(frozen=True)
+class Program:
+    """One mode of a traced model.
+
+    Args:
+        owner: holds what the nodes of its graph refer to.
+        nodes: operators in the order in which the model runs them.
+        weights: placeholder of each parameter and buffer to its name in the model.
+        constants: placeholder of each tensor that the model's code makes as it is to that tensor.
+        inputs: the model's input, flat: a placeholder, or the value that was there for what is no tensor.
+        outputs: the model's output, flat: nodes and plain values.
+        input_spec, output_spec: how the flat lists were nested; the input's is that of (args, kwargs).
+    """
+
+    owner: GraphModule
+    nodes: tuple[Node, ...]
+    weights: Mapping[Node, str]
+    constants: Mapping[Node, Tensor]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    input_spec: Any
+    output_spec: Any
+
+
+def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
+    """``model`` as it runs while training (True) and while evaluating (False).
+
+    Args:
+        model: real or fake; its training flag and the random state stay as they were.
+        inputs: a batch of at least two samples, as the model takes it.
+        target: names the model in messages.
+
+    Raises:
+        RequestError: torch.export cannot trace it; with torch's reason.
+    """
+    was_training, random_state = model.training, torch.get_rng_state()
+    programs = {}
+    try:
+        for training in (True, False):
+            model.train(training)
+            programs[training] = _export(model, inputs)
+    except RequestError:
+        raise
+    except Exception as error:
+        rule = "cannot be traced, and a pipeline cuts a module without layers where it is traced"
+        fix = "parallelism.pipeline=1, or give the module a layers() that lists its layers"
+        raise RequestError([Problem("model.target", target, rule, _reason(error), fix)]) from error
+    finally:
+        model.train(was_training)
+        torch.set_rng_state(random_state)
+    return programs
+
+
+def _export(model: nn.Module, inputs: Any) -> Program:
+    args, kwargs = call_arguments(inputs)
+    with _quiet():
+        exported = torch.export.export(model, args, kwargs, dynamic_shapes=_axes(model, args, kwargs), strict=False)
+    graph = exported.graph_module.graph
+    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    weights: dict[Node, str] = {}
+    constants: dict[Node, Tensor] = {}
+    given: list[Any] = []
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            constant = isinstance(spec.arg, ConstantArgument)
+            given.append(spec.arg.value if constant else placeholders[spec.arg.name])
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            weights[placeholders[spec.arg.name]] = str(spec.target)
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            constants[placeholders[spec.arg.name]] = exported.constants[str(spec.target)]
+        else:
+            raise TypeError(f"its code holds a {spec.kind.name.lower().replace('_', ' ')}, {spec.target}")
+    outputs = next(iter(node for node in graph.nodes if node.op == "output")).args[0]
+    kinds = [spec.kind for spec in exported.graph_signature.output_specs]
+    assert all(kind is OutputKind.USER_OUTPUT for kind in kinds), "exports before decomposition mutate in place"
+    computing = (node for node in graph.nodes if node.op in ("call_function", "get_attr"))
+    return Program(
+        owner=exported.graph_module,
+        nodes=tuple(node for node in computing if not any(name in str(node.target) for name in _DROPPED)),
+        weights=weights,
+        constants=constants,
+        inputs=tuple(given),
+        outputs=tuple(outputs),
+        input_spec=exported.call_spec.in_spec,
+        output_spec=exported.call_spec.out_spec,
+    )
+
+
+def _axes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """For every tensor: the first axis is the batch, others are dynamic where the model does not fix them."""
+    dim = torch.export.Dim
+
+    def axes(value: Any) -> dict[int, Any] | None:
+        if not isinstance(value, Tensor):
+            return None
+        return {axis: dim.AUTO if axis else dim.DYNAMIC for axis in range(value.dim())}
+
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return {name: pytree.tree_map(axes, value) for name, value in bound.items()}
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of torch's message that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Exporting is chatty about its own internals."""
+    names = ("torch.export", "torch.fx.experimental", "torch._dynamo", "torch._export")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,159 @@
+"""Checkpoint files: written whole or not at all, checked before they are trusted, read without running their code.
+
+A file is what ``torch.save`` writes: a zip archive whose members carry CRC-32 sums. A file that was cut short has no
+table of contents, and changed bytes break a sum, so that a damaged file is told from a good one by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.errors import RunFailedError
+
+__all__ = [
+    "CheckpointError",
+    "checkpoint_files",
+    "checkpoint_name",
+    "damage_of",
+    "newest_good_checkpoint",
+    "read_checkpoint",
+    "remove_leftovers",
+    "write_checkpoint",
+]
+
+_NAME = re.compile(r"step-(\d+)\.ckpt")
+_TEMPORARY = ".unfinished-"
+_CHUNK_BYTES = 1 << 22
+
+
+class CheckpointError(Exception):
+    """A file that is no good checkpoint; the message says why."""
+
+
+def checkpoint_name(step: int) -> str:
+    """The file name of the checkpoint after ``step`` optimizer steps."""
+    return f"step-{step}.ckpt"
+
+
+def checkpoint_files(directory: Path) -> dict[int, Path]:
+    """The checkpoints in ``directory`` by step, oldest first, good or not."""
+    found = {}
+    for path in directory.glob("step-*.ckpt"):
+        match = _NAME.fullmatch(path.name)
+        if match is not None and path.is_file():
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def newest_good_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint without damage, and one line for each newer one that was passed over."""
+    passed: list[str] = []
+    for path in reversed(checkpoint_files(directory).values()):
+        damage = damage_of(path)
+        if damage is None:
+            return path, passed
+        passed.append(f"{path.name} is passed over: {damage}")
+    return None, passed
+
+
+def damage_of(path: Path) -> str | None:
+    """Why the file cannot be trusted, None for a good one. Reads all of it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as stream:  # its end raises where the sum does not hold
+                    while stream.read(_CHUNK_BYTES):
+                        pass
+        read_checkpoint(path)
+    except FileNotFoundError:
+        return "there is no such file"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        return f"it is damaged or cut short ({error})"
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint; its tensors are mapped from the file, not read.
+
+    Only tensors and plain values (numbers, text, lists, tuples, dictionaries, None) are admitted: anything else in the
+    file is refused before it is made, so that a stranger's file runs no code.
+
+    Raises:
+        CheckpointError: it is no checkpoint, or holds more than that.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"it holds what is neither a tensor nor a plain value: {_first_line(error)}") from error
+    except (RuntimeError, ValueError, EOFError, KeyError) as error:
+        raise CheckpointError(f"it is damaged or no checkpoint: {_first_line(error)}") from error
+    if not isinstance(content, dict) or not {"state_dict", "global_step"} <= content.keys():
+        raise CheckpointError("it holds no state_dict and global_step of a training run")
+    return content
+
+
+def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
+    """Write ``content`` durably under its name, or leave what was there.
+
+    Raises:
+        RunFailedError: the file system refuses, or :func:`read_checkpoint` would refuse the content.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY, suffix=f"-{path.name}")
+        with os.fdopen(handle, "wb") as file:
+            torch.save(dict(content), file)
+            file.flush()
+            os.fsync(file.fileno())
+        read_checkpoint(Path(temporary))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    except BaseException as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, CheckpointError):
+            raise RunFailedError(
+                f"the checkpoint {path} could not be loaded again: {error}; the state of callbacks, too, must be "
+                "tensors and plain values"
+            ) from error
+        if isinstance(error, OSError | RuntimeError):  # torch reports a full disk as a RuntimeError
+            raise RunFailedError(f"the checkpoint {path} could not be written: {_first_line(error)}") from error
+        raise
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what writers that were killed left behind; call it while nobody writes."""
+    for path in directory.glob(f"{_TEMPORARY}*"):
+        path.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), None)
+    return (named or (lines[0] if lines else type(error).__name__)).rstrip(".")

@@ -1,0 +1,131 @@
+"""A run's whole weights as one safetensors file that plain PyTorch loads into the user's own module."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from runner.errors import Problem, RequestError, RunFailedError
+from runner.strategy.checkpoint_file import CheckpointError, damage_of, newest_good_checkpoint, read_checkpoint
+
+__all__ = ["Exported", "export"]
+
+logger = logging.getLogger(__name__)
+
+_CHECKPOINTS = "checkpoints"
+_WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        source: the checkpoint or weights that it came from.
+        step: optimizer steps behind the weights; None where the source does not say.
+        tensors, num_bytes: how many, and their size.
+    """
+
+    source: Path
+    step: int | None
+    tensors: int
+    num_bytes: int
+
+
+def export(source: Path, file: Path) -> Exported:
+    """Write the weights of ``source``, a run's directory or a checkpoint, into ``file``, and read them back.
+
+    Raises:
+        RequestError: there are no good weights in ``source``, or ``file`` cannot be written there.
+        RunFailedError: the file system refuses, or what was read back differs.
+    """
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        rule = "must be a file in a folder that exists"
+        raise RequestError([Problem("FILE", file, rule, fix=f"{file.name or 'model'}.safetensors")])
+    found, step, weights = _weights(source)
+    whole = _apart(weights)
+    _write(whole, file, {"format": "pt", **({"step": str(step)} if step is not None else {})})
+    return Exported(found, step, len(whole), sum(tensor.nbytes for tensor in whole.values()))
+
+
+def _weights(source: Path) -> tuple[Path, int | None, Mapping[str, Tensor]]:
+    if source.is_file():
+        damage = damage_of(source)
+        if damage is not None:
+            raise RequestError([Problem("RUN_DIR", source, "must be a run's directory or a good checkpoint", damage)])
+        return _of_checkpoint(source)
+    if not source.is_dir():
+        raise RequestError([Problem("RUN_DIR", source, "must be a run's directory", "There is no such directory")])
+    newest, passed = newest_good_checkpoint(source / _CHECKPOINTS)
+    for line in passed:
+        logger.warning("%s", line)
+    if newest is not None:
+        return _of_checkpoint(newest)
+    weights = source / _WEIGHTS
+    if weights.is_file():
+        try:
+            return weights, None, load_file(weights)
+        except (SafetensorError, OSError) as error:
+            passed.append(f"{weights.name} is damaged: {error}")
+    why = "; ".join(passed) or f"There is no {_CHECKPOINTS}/step-N.ckpt and no {_WEIGHTS} in it"
+    raise RequestError([Problem("RUN_DIR", source, "must hold a good checkpoint", why)])
+
+
+def _of_checkpoint(path: Path) -> tuple[Path, int | None, Mapping[str, Tensor]]:
+    try:
+        content = read_checkpoint(path)
+    except CheckpointError as error:
+        raise RequestError([Problem("RUN_DIR", path, "must be a good checkpoint", str(error))]) from error
+    return path, int(content["global_step"]), content["state_dict"]
+
+
+def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors with storages of their own: safetensors takes no tied ones, and each name stays."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in weights.items():
+        place = tensor.untyped_storage().data_ptr()
+        shared = place in seen or tensor.untyped_storage().nbytes() != tensor.nbytes
+        apart[name] = tensor.contiguous().clone() if shared else tensor.contiguous()
+        seen.add(place)
+    return apart
+
+
+def _write(weights: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
+        os.close(handle)
+        save_file(weights, temporary, metadata)
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        _compare(weights, load_file(temporary))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
+    except (OSError, SafetensorError) as error:
+        raise RunFailedError(f"{file} could not be written: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _compare(weights: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
+    different = [name for name in {**weights, **read} if not _same(weights.get(name), read.get(name))]
+    if different:
+        raise RunFailedError(f"what was written differs when it is read back: {', '.join(different[:3])}")
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

@@ -1,0 +1,58 @@
+"""The random generators of a process as plain values, which a checkpoint may hold."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from runner.model.layers import mix_seed
+
+__all__ = ["random_state", "seeded", "set_random_state"]
+
+_NUMPY_SEEDS = 1 << 32
+
+
+def random_state() -> dict[str, Any]:
+    """Of Python, NumPy and torch, and of this process's CUDA device where it is in use."""
+    numpy_state: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = numpy_state
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [str(name), torch.tensor(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put back what :func:`random_state` gave."""
+    version, numbers, gauss_next = state["python"]
+    random.setstate((version, tuple(numbers), gauss_next))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(state["torch"].clone())
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].clone())
+
+
+@contextlib.contextmanager
+def seeded(*parts: int) -> Iterator[None]:
+    """Python's, NumPy's and torch's CPU generators seeded from ``parts`` within the block, and as before after it."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    seed = mix_seed(*parts)
+    random.seed(seed)
+    np.random.seed(seed % _NUMPY_SEEDS)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])

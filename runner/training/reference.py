@@ -1,0 +1,188 @@
+"""One process, a plain loop, no engine: what every layout is compared with.
+
+It takes the layout's own micro-batches, T per replica, in their order; sums their gradients, replica by replica as
+replicas do; divides once by the step's weight; clips by the exact norm; and steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from runner.config.precision import PRECISIONS
+from runner.config.schema import RunConfig
+from runner.engine.loss_scale import LossScale
+from runner.engine.window import StepBatch, split_microbatches
+from runner.errors import RunFailedError
+from runner.model.boundary import map_tensors
+from runner.model.data import LossFunction, load_datasets, load_loss, loss_sum
+from runner.model.device import device_type
+from runner.model.layers import StageModule, build_stage, load_layers, mix_seed
+from runner.model.precision import autocast_of, dtype_of, to_precision
+from runner.optim.build import build_optimizer
+from runner.optim.learning_rate import build_scheduler
+from runner.optim.master import MasterWeights
+from runner.plan.batches import replica_slice
+from runner.profile import read_profile
+from runner.record import RunRecord, StepLog
+from runner.training.loading import make_loader
+from runner.training.scaling import loss_scaling
+from runner.training.trace_files import gradients_of, traced_steps, weights_of, write_trace
+
+__all__ = ["run_reference"]
+
+
+def run_reference(config: RunConfig, run_dir: Path) -> None:
+    """Train in this process as ``config`` says, whatever its degrees, and leave the trace of every step."""
+    device = torch.device(device_type(config))
+    dtype = dtype_of(config.precision.name)
+    sources = load_layers(config.model, config.seed)
+    model = build_stage(sources, 0, len(sources) - 1).to(device=device, dtype=dtype)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    precision = PRECISIONS[config.precision.name]
+    optimizer = build_optimizer(config.optimizer, trained, master_weights=precision.master_weights)
+    scale = LossScale(loss_scaling(config))
+    scheduler = build_scheduler(config.lr_scheduler, optimizer, config.optimizer.lr, config.trainer.max_steps)
+    loss = load_loss(config.loss)
+    traced = traced_steps(config, read_profile(run_dir))
+    with StepLog(run_dir) as log:
+        for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
+            batches = _microbatches(config, batch)
+            total, weight = _accumulate(config, model, loss, trained, batches, step, scale.of_sum)
+            if _all_finite(total, trained):
+                _update(config, optimizer, trained, weight * scale.of_sum)
+                scale.succeeded()
+            elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
+                raise RunFailedError(f"step {step}: the loss or a gradient is not finite")
+            scheduler.step()
+            log.write(step=step + 1, loss=total / weight, seconds=0.0)
+            if step + 1 in traced:
+                write_trace(run_dir, step + 1, 0, gradients_of(model), weights_of(model))
+    RunRecord.load(run_dir).replace(status="ok").save(run_dir)
+
+
+def _batches(config: RunConfig, device: torch.device) -> Iterator[StepBatch]:
+    """Every step's whole batch, epoch after epoch."""
+    dataset = load_datasets(config.data).train
+    loader = make_loader(
+        dataset,
+        len(dataset),
+        batch_size=config.data.batch_size,
+        data=1,
+        replica=0,
+        inputs=True,
+        targets=True,
+        shuffle=config.data.shuffle,
+        seed=config.seed,
+    )
+    sampler: Any = loader.batch_sampler
+    epoch = 0
+    while True:
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (batch.inputs, batch.targets))
+            yield StepBatch(inputs, targets, batch.samples)
+        epoch += 1
+
+
+def _microbatches(config: RunConfig, batch: StepBatch) -> list[list[tuple[Any, Any, int]]]:
+    """Of each replica: ``(input, target, samples)`` of its micro-batches."""
+    assert batch.samples is not None
+    found = []
+    for replica in range(config.parallelism.data):
+        place = replica_slice(batch.samples, config.parallelism.data, replica)
+        samples = len(range(batch.samples)[place])
+        inputs, targets = (
+            split_microbatches(_part(value, place), samples, config.schedule.microbatches)
+            for value in (batch.inputs, batch.targets)
+        )
+        bounds = [len(part) for part in torch.empty(samples).tensor_split(config.schedule.microbatches)]
+        found.append(list(zip(inputs, targets, bounds, strict=True)))
+    return found
+
+
+def _part(value: Any, place: slice) -> Any:
+    """A replica's samples in memory of their own, as the replica has them: kernels may sum by alignment."""
+    return map_tensors(lambda tensor: tensor[place].clone(), value)
+
+
+def _accumulate(
+    config: RunConfig,
+    model: StageModule,
+    loss: LossFunction,
+    trained: Sequence[Parameter],
+    replicas: Sequence[Sequence[tuple[Any, Any, int]]],
+    step: int,
+    loss_scale: float,
+) -> tuple[float, float]:
+    """``(loss sum, weight)`` of a step; its summed gradients, scaled like the loss, are in the parameters."""
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+    device = device_type(config)
+    totals: list[list[float]] = []
+    gradients: list[list[Tensor | None]] = []
+    for replica, microbatches in enumerate(replicas):
+        for parameter in trained:
+            parameter.grad = None
+        totals.append([0.0, 0.0])
+        for number, (inputs, targets, samples) in enumerate(microbatches, replica * len(microbatches)):
+            if not samples:
+                continue
+            with torch.autocast(device, autocast, enabled=autocast is not None):
+                output = model(to_precision(inputs, dtype), _seeding(config.seed, step, number))
+            total, weight = loss_sum(loss(to_precision(output, torch.float32), targets), samples)
+            (total * loss_scale).backward()  # type: ignore[no-untyped-call]
+            totals[-1][0] += float(total.detach().double())
+            totals[-1][1] += float(weight)
+        gradients.append([parameter.grad for parameter in trained])
+    for index, parameter in enumerate(trained):
+        parts = [part for part in (replica[index] for replica in gradients) if part is not None]
+        parameter.grad = sum(parts[1:], parts[0]) if parts else None
+    return sum(part[0] for part in totals), sum(part[1] for part in totals)
+
+
+def _seeding(seed: int, step: int, microbatch: int) -> Callable[[int], None]:
+    """Random layers depend on (step, micro-batch over all replicas, layer)."""
+
+    def before(layer: int) -> None:
+        torch.manual_seed(mix_seed(seed, step, microbatch, layer))
+
+    return before
+
+
+def _all_finite(loss: float, trained: Sequence[Parameter]) -> bool:
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    return math.isfinite(loss) and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+
+def _update(config: RunConfig, optimizer: Optimizer, trained: Sequence[Parameter], divisor: float) -> None:
+    """Means out of sums, clipped, applied: to fp32 masters in fp32, where the weights have them."""
+    updated = list(trained)
+    if isinstance(optimizer, MasterWeights):
+        updated = [optimizer.master_of(parameter) for parameter in trained]
+        for parameter, master in zip(trained, updated, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+    for parameter in updated:
+        if parameter.grad is not None:
+            parameter.grad.div_(divisor)
+            if config.trainer.grad_clip_value is not None:
+                parameter.grad.clamp_(-config.trainer.grad_clip_value, config.trainer.grad_clip_value)
+    if config.trainer.grad_clip_norm is not None:
+        _clip(updated, config.trainer.grad_clip_norm)
+    optimizer.step()
+
+
+def _clip(trained: Sequence[Parameter], most: float) -> None:
+    """By the global norm: the exact sum of per-parameter squares in float64."""
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    norm = math.sqrt(math.fsum(float(gradient.double().pow(2).sum()) for gradient in gradients))
+    factor = min(1.0, most / (norm + 1e-6))
+    if factor < 1.0:
+        for gradient in gradients:
+            gradient.mul_(factor)

@@ -1,0 +1,192 @@
+"""What a checkpoint tells of a run beside weights and optimizer, and how a run goes on from there.
+
+Progress is counted in batches. Lightning's own loop counters are made anew from that number, so that it does not matter
+in which hook a checkpoint was saved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from runner.config.resolve import fingerprint, to_container
+from runner.config.schema import RunConfig
+from runner.strategy.checkpoint_file import CheckpointError, read_checkpoint
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+__all__ = ["ENTRY", "History", "Progress", "follow_config", "loop_state", "read_progress"]
+
+ENTRY = "runner"
+"""The key of a checkpoint that holds a :class:`Progress`."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class History:
+    """What the record says of the steps so far.
+
+    Args:
+        loss, seconds: one number per optimizer step.
+        val_loss: ``[step, value]`` pairs.
+    """
+
+    loss: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = ()
+    val_loss: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands between two steps.
+
+    Args:
+        step: optimizer steps taken.
+        batches: batches taken, over all epochs.
+        batches_per_epoch: of the training data.
+        history: for the record.
+        random: the random state of every rank, see :mod:`runner.training.random_state`.
+        config: the resolved configuration as plain containers.
+        fingerprint: of that configuration.
+    """
+
+    step: int
+    batches: int
+    batches_per_epoch: int
+    history: History
+    random: tuple[dict[str, Any], ...]
+    config: dict[str, Any]
+    fingerprint: str
+
+    @classmethod
+    def of(
+        cls,
+        trainer: pl.Trainer,
+        config: RunConfig,
+        *,
+        batches_per_epoch: int,
+        history: History,
+        random: Sequence[dict[str, Any]],
+    ) -> Progress:
+        """Of a trainer whose last step is complete."""
+        return cls(
+            step=trainer.global_step,
+            batches=trainer.fit_loop.epoch_loop.batch_progress.total.processed,  # type: ignore[attr-defined]
+            batches_per_epoch=batches_per_epoch,
+            history=history,
+            random=tuple(random),
+            config=to_container(config),
+            fingerprint=fingerprint(config),
+        )
+
+    @property
+    def epoch(self) -> int:
+        return self.batches // self.batches_per_epoch
+
+    @property
+    def batch_in_epoch(self) -> int:
+        return self.batches % self.batches_per_epoch
+
+    def random_of(self, rank: int) -> dict[str, Any]:
+        """The random state of a rank; a rank that the saved run did not have takes rank 0's."""
+        return self.random[rank] if rank < len(self.random) else self.random[0]
+
+    def to_entry(self) -> dict[str, Any]:
+        """Tensors and plain values for the checkpoint."""
+        return {
+            "format": _FORMAT,
+            "step": self.step,
+            "batches": self.batches,
+            "batches_per_epoch": self.batches_per_epoch,
+            "loss": torch.tensor(self.history.loss, dtype=torch.float64),
+            "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
+            "val_loss": [list(pair) for pair in self.history.val_loss],
+            "random": list(self.random),
+            "config": json.dumps(self.config),
+            "fingerprint": self.fingerprint,
+        }
+
+    @classmethod
+    def from_entry(cls, entry: dict[str, Any]) -> Progress:
+        """The inverse of :meth:`to_entry`."""
+        history = History(
+            tuple(entry["loss"].tolist()),
+            tuple(entry["seconds"].tolist()),
+            tuple((int(step), float(value)) for step, value in entry["val_loss"]),
+        )
+        return cls(
+            step=entry["step"],
+            batches=entry["batches"],
+            batches_per_epoch=entry["batches_per_epoch"],
+            history=history,
+            random=tuple(entry["random"]),
+            config=json.loads(entry["config"]),
+            fingerprint=entry["fingerprint"],
+        )
+
+
+def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
+    """The progress and the weights of a checkpoint of a training run.
+
+    Raises:
+        CheckpointError: it is damaged, or was not written by the runner's own training.
+    """
+    content = read_checkpoint(path)
+    entry = content.get(ENTRY)
+    if not isinstance(entry, dict) or entry.get("format") != _FORMAT:
+        raise CheckpointError("it was not written by `runner train` of this version")
+    return Progress.from_entry(entry), content["state_dict"]
+
+
+def loop_state(trainer: pl.Trainer, progress: Progress) -> dict[str, Any]:
+    """The state of Lightning's loops between two batches, in the form that its checkpoints have."""
+    state: dict[str, Any] = trainer.fit_loop.state_dict()
+    epochs, batches, current = progress.epoch, progress.batches, progress.batch_in_epoch
+    begun = epochs + (current > 0)  # an epoch of which nothing was taken has not begun
+    _count(state["epoch_progress"], _passed(epochs, begun), _passed(epochs, begun))
+    _count(state["epoch_loop.batch_progress"], _passed(batches), _passed(current))
+    _count(state["epoch_loop.scheduler_progress"], _passed(progress.step), _passed(current))
+    optimizer = state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
+    for tracker in ("step", "zero_grad"):
+        _count(optimizer[tracker], _passed(progress.step), _passed(current))
+    # Restarted where a validation would be due, Lightning passes it over, and counts a step for its loggers.
+    interval = trainer.val_check_interval
+    due = isinstance(interval, int) and batches % interval == 0
+    state["epoch_loop.state_dict"]["_batches_that_stepped"] = progress.step - int(due)
+    return {"fit_loop": state}
+
+
+def _passed(finished: int, begun: int | None = None) -> dict[str, int]:
+    started = finished if begun is None else begun
+    return {"ready": started, "started": started, "processed": finished, "completed": finished}
+
+
+def _count(tracker: dict[str, Any], total: dict[str, int], current: dict[str, int]) -> None:
+    for name, counts in (("total", total), ("current", current)):
+        tracker[name] = {key: counts[key] for key in tracker[name]}
+
+
+def follow_config(trainer: pl.Trainer) -> None:
+    """Let the request decide what it names (rate, betas, decay, …): the checkpoint gives the optimizer's state only."""
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            group.update({**optimizer.defaults, "initial_lr": optimizer.defaults["lr"]})
+    for each in trainer.lr_scheduler_configs:
+        scheduler = each.scheduler
+        if isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+            rates = [
+                base * rate(scheduler.last_epoch)
+                for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+            ]
+            for group, rate_now in zip(scheduler.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate_now
+            scheduler._last_lr = rates

@@ -1,0 +1,71 @@
+"""The files that a layout and one process are compared by: gradients as the optimizer gets them, and weights.
+
+Every rank writes ``<run_dir>/trace/step-<k>/rank-<r>.safetensors`` with the tensors ``gradient/<name>`` and
+``weight/<name>`` of its stages; steps count from 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runner.config.schema import RunConfig
+from runner.model.layers import StageModule
+from runner.profile import ModelProfile
+
+__all__ = ["gradients_of", "read_trace", "traced_steps", "weights_of", "write_trace"]
+
+_DIRECTORY = "trace"
+_ORDER = "order"  # safetensors has one of its own
+_MOST_BYTES = 4 << 30
+
+
+def traced_steps(config: RunConfig, profile: ModelProfile) -> range:
+    """The steps that are traced: all, or of a large model the last one."""
+    weights = sum(layer.weight_bytes + layer.gradient_bytes for layer in profile.layers)
+    last = config.trainer.max_steps
+    copies = 1 + config.parallelism.data  # one more of the single process
+    return range(1, last + 1) if weights * copies * last <= _MOST_BYTES else range(last, last + 1)
+
+
+def weights_of(module: StageModule) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by global name."""
+    return module.global_state()
+
+
+def gradients_of(module: StageModule) -> dict[str, Tensor]:
+    """Gradients by the parameters' global names."""
+    return {
+        module.global_name(name): parameter.grad
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def write_trace(
+    run_dir: Path, step: int, rank: int, gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+) -> None:
+    """Write one rank's part of a step."""
+    directory = run_dir / _DIRECTORY / f"step-{step}"
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {f"gradient/{name}": tensor for name, tensor in gradients.items()}
+    tensors |= {f"weight/{name}": tensor for name, tensor in weights.items()}
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    save_file(copies, directory / f"rank-{rank}.safetensors", {_ORDER: json.dumps(list(copies))})
+
+
+def read_trace(run_dir: Path, step: int) -> list[dict[str, Tensor]]:
+    """What each rank wrote of a step, by rank, in the order of the model; empty of a step that is not traced."""
+    files = (run_dir / _DIRECTORY / f"step-{step}").glob("rank-*.safetensors")
+    by_rank = sorted(files, key=lambda path: int(path.stem.removeprefix("rank-")))
+    return [_read(path) for path in by_rank]
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in json.loads(file.metadata()[_ORDER])}

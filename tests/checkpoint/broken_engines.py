@@ -1,0 +1,96 @@
+"""Engines that are wrong on purpose; each is what every rank of a layout runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.config.schema import RunConfig
+from runner.engine.engine import Engine
+from runner.engine.executor import Executor
+from runner.engine.gradients import StageGradients
+from runner.engine.window import Window
+from runner.schedule.values import Action
+from runner.training.trace import run_traced_rank
+
+
+def wrong_scale(config: RunConfig, run_dir: Path) -> None:
+    """Twice the mean gradient; Adam's weights hardly show it."""
+    right = StageGradients.divide
+    StageGradients.divide = lambda self, weight: right(self, weight / 2)  # type: ignore[method-assign]
+    run_traced_rank(config, run_dir)
+
+
+def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
+    """The second micro-batch's loss is reported, but has no gradient."""
+    right = Executor._lose
+
+    def lose(self: Executor, window: Window, microbatch: int, output: Any) -> torch.Tensor:
+        total = right(self, window, microbatch, output)
+        return total * 0.0 if microbatch == 1 else total
+
+    Executor._lose = lose  # type: ignore[method-assign]
+    run_traced_rank(config, run_dir)
+
+
+def stale_weight(config: RunConfig, run_dir: Path) -> None:
+    """Stage 1 computes with the weights of the step before, and updates the newest."""
+    right, update = Executor.run, Engine._finish_step
+    held: dict[int, list[torch.Tensor]] = {}
+
+    def parameters(stages: Any) -> list[torch.nn.Parameter]:
+        return [parameter for stage, module in stages.items() if stage == 1 for parameter in module.parameters()]
+
+    def put(stages: Any, values: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(parameters(stages), values, strict=True):
+                parameter.copy_(value)
+
+    def run(self: Executor, window: Window, actions: Sequence[Action], failed: Any) -> None:
+        newest = [parameter.detach().clone() for parameter in parameters(self.stages)]
+        put(self.stages, held.get(0, newest))
+        held[0], held[1] = newest, newest
+        right(self, window, actions, failed)
+
+    def finish(self: Engine, window: Window) -> None:
+        put(self.stages, held[1])
+        update(self, window)
+
+    Executor.run, Engine._finish_step = run, finish  # type: ignore[method-assign]
+    run_traced_rank(config, run_dir)
+
+
+def missing_reduce(config: RunConfig, run_dir: Path) -> None:
+    """Replicas keep their own sums."""
+
+    def reduce(self: Executor, window: Window, action: Action) -> None:
+        pass
+
+    Executor._reduce = reduce  # type: ignore[method-assign]
+    run_traced_rank(config, run_dir)
+
+
+def swapped_target(config: RunConfig, run_dir: Path) -> None:
+    """Every sample has its neighbour's target, over the borders of micro-batches."""
+    right = Engine._open
+
+    def opened(self: Engine, batch: Any, training: bool) -> Window:
+        window = right(self, batch, training)
+        if window.targets is not None:
+            sizes = [len(part) for part in window.targets]
+            window.targets = list(torch.cat(list(window.targets)).roll(1, dims=0).split(sizes))
+        return window
+
+    Engine._open = opened  # type: ignore[method-assign]
+    run_traced_rank(config, run_dir)
+
+
+def no_clip(config: RunConfig, run_dir: Path) -> None:
+    """The norm is reported and nothing is clipped."""
+    right = StageGradients.scale
+    assert callable(right)
+    StageGradients.scale = lambda self, factor: None  # type: ignore[method-assign]
+    run_traced_rank(config, run_dir)

@@ -1,0 +1,141 @@
+"""N + M steps in one go, or with a stop between them: no bit differs."""
+
+# ruff: noqa: E501 - a row of a table stays in one line
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from resume_runs import assert_same_run, record_of, run_here
+
+from runner.cli.main import main
+from runner.config.resolve import resolve
+from runner.launch.resume import with_checkpoint
+from runner.strategy.checkpoint_file import read_checkpoint
+
+ZOO = ["data.target=resume_zoo:data", "loss=mse", "data.batch_size=8", "device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """14 steps, two epochs and a part of a third, a checkpoint after each step."""
+    run_dir = tmp_path_factory.mktemp("resume") / "unbroken"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_here(monkeypatch, run_dir)
+    return run_dir
+
+
+def checkpoint(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step}.ckpt"
+
+
+@pytest.mark.parametrize("step", [1, 4, 6, 9, 13])  # mid-epoch, at a validation, at an epoch's end
+def test_a_run_goes_on_from_a_path_in_a_new_place(
+    step: int, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_here(monkeypatch, tmp_path / "resumed", f"resume={checkpoint(unbroken, step)}")
+    assert_same_run(unbroken, tmp_path / "resumed")
+    files = {path.name for path in (tmp_path / "resumed" / "checkpoints").iterdir()}
+    assert files == {f"step-{number}.ckpt" for number in range(step + 1, 15)}
+    ours, theirs = (read_checkpoint(checkpoint(place, 14)) for place in (tmp_path / "resumed", unbroken))
+    assert ours["lr_schedulers"] == theirs["lr_schedulers"]
+    for name, state in theirs["optimizer_states"][0]["state"].items():
+        assert all(torch.equal(ours["optimizer_states"][0]["state"][name][key], state[key]) for key in state)
+
+
+def test_auto_starts_then_goes_on_and_then_has_nothing_to_do(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "auto"
+    first = run_here(
+        monkeypatch, place, "resume=auto", "trainer.max_steps=8", "lr_scheduler.total_steps=14", "checkpoint.keep=3"
+    )
+    assert first["steps"] == 8
+    assert sorted(path.name for path in (place / "checkpoints").iterdir()) == [f"step-{n}.ckpt" for n in (6, 7, 8)]
+    os.truncate(checkpoint(place, 8), 1000)  # it was killed while it wrote
+    assert first["val_loss"][-1][0] == 8  # this is cut back, too
+    run_here(monkeypatch, place, "resume=auto", "lr_scheduler.total_steps=14", "checkpoint.keep=3")
+    assert_same_run(unbroken, place)
+    run_here(monkeypatch, place, "resume=auto", "lr_scheduler.total_steps=14")
+    assert_same_run(unbroken, place)
+
+
+def test_without_a_good_checkpoint_auto_starts_anew(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "anew"
+    run_here(monkeypatch, place, "trainer.max_steps=3")
+    for path in (place / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    run_here(monkeypatch, place, "resume=auto")
+    assert_same_run(unbroken, place)
+
+
+def test_the_request_decides_what_it_names(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = ["lr_scheduler.name=constant", "optimizer.lr=0.02", "optimizer.weight_decay=0.5", "optimizer.betas=[0.5,0.9]"]
+    run_here(monkeypatch, tmp_path / "new", f"resume={checkpoint(unbroken, 12)}", *changed)
+    (group,) = read_checkpoint(checkpoint(tmp_path / "new", 14))["optimizer_states"][0]["param_groups"]
+    assert (group["lr"], group["weight_decay"], tuple(group["betas"])) == (0.02, 0.5, (0.5, 0.9))
+    assert record_of(tmp_path / "new")["loss"][:12] == record_of(unbroken)["loss"][:12]
+
+
+def test_memory_is_measured_with_the_restored_states(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed = run_here(monkeypatch, tmp_path / "new", f"resume={checkpoint(unbroken, 11)}")
+    peaks = [record["peak_memory_bytes"]["measured"] for record in (record_of(unbroken), resumed)]
+    assert peaks[0] == peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (["model.target=resume_zoo:model", "+model.kwargs.width=10"], r"0\.weight is \(10, 6\), in the checkpoint \(12, 6\)"),
+        (["model.target=resume_zoo:deeper"], r"0\.weight is \(16, 6\), in the checkpoint \(12, 6\); 0\.bias .*; 2\.weight \(12, 16\) is not in the checkpoint; and \d+ more"),
+        (["model.target=resume_zoo:model", "data.batch_size=4"], r"data\.batch_size = 4: must be 8, as in the checkpoint\..* Try data\.batch_size=8"),
+        (["model.target=resume_zoo:model", "seed=3", "optimizer=sgd"], r"seed = 3: must be 0.*\n.*optimizer\.name = sgd: must be adamw.* Try optimizer=adamw"),
+        (["model.target=resume_zoo:model", "trainer.max_steps=5"], r"trainer\.max_steps = 5: must be at least 6.* Try trainer\.max_steps=11"),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_on_is_refused_before_anything_is_written(
+    changed: list[str],
+    told: str,
+    unbroken: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import re
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *ZOO, *changed, f"resume={checkpoint(unbroken, 6)}", "run_dir=new"]) == 2
+    assert re.search(told, capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_no_checkpoints_are_refused_with_what_would_do(unbroken: Path, tmp_path: Path) -> None:
+    from runner.errors import RequestError
+
+    torch.save({"state_dict": {}, "global_step": 1}, tmp_path / "stranger.ckpt")
+    half = tmp_path / "step-3.ckpt"
+    half.write_bytes(checkpoint(unbroken, 3).read_bytes()[:2000])
+    for path, told in (
+        (tmp_path / "none.ckpt", "there is no such file"),
+        (half, "damaged or cut short"),
+        (tmp_path / "stranger.ckpt", "was not written by `runner train`"),
+        (unbroken, f"This is a directory. Try resume={checkpoint(unbroken, 14)}"),
+    ):
+        config = resolve([*ZOO, "model.target=resume_zoo:model", f"resume={path}"])
+        with pytest.raises(RequestError) as caught:
+            with_checkpoint(config)
+        assert told in str(caught.value)
+
+
+def test_other_data_is_refused(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runner.errors import RequestError
+
+    with pytest.raises(RequestError, match=r"must have 6 steps per epoch.* These are 2"):
+        run_here(monkeypatch, tmp_path / "new", f"resume={checkpoint(unbroken, 3)}", "+data.kwargs.samples=16")

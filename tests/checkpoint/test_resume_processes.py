@@ -1,0 +1,78 @@
+"""As :mod:`test_resume`, in new processes and in every layout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from resume_runs import ROOT, assert_same_run, command, record_of, train
+from resume_zoo import OVERRIDES
+
+from runner.record import read_steps
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = {
+    "single": [],
+    "gpipe": ["schedule=gpipe", "parallelism.pipeline=2"],
+    "1f1b": ["schedule=1f1b", "parallelism.pipeline=2", "data.workers=2"],
+    "pipeline x data": ["schedule=1f1b", "parallelism.pipeline=2", "parallelism.data=2"],
+}
+
+
+def checkpoint(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step}.ckpt"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_goes_on_in_new_processes(layout: str, tmp_path: Path) -> None:
+    assert ROOT.is_dir()
+    whole = tmp_path / "whole"
+    done = train(whole, *LAYOUTS[layout])
+    assert done.returncode == 0, done.stderr
+    for step in (1, 4, 6, 9, 13) if layout == "1f1b" else (4, 9):
+        done = train(tmp_path / f"from_{step}", *LAYOUTS[layout], f"resume={checkpoint(whole, step)}")
+        assert done.returncode == 0, done.stderr
+        assert_same_run(whole, tmp_path / f"from_{step}")
+
+
+@pytest.mark.timeout(600)
+def test_the_layout_may_change_and_change_back(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    assert train(whole, *LAYOUTS["1f1b"]).returncode == 0
+    single = tmp_path / "single"
+    total = ["trainer.max_steps=9", "lr_scheduler.total_steps=14"]
+    done = train(single, f"resume={checkpoint(whole, 3)}", *total)
+    assert done.returncode == 0, done.stderr
+    assert "changed since then: parallelism.pipeline = 1, was 2" in done.stderr
+    back = tmp_path / "back"
+    done = train(back, *LAYOUTS["gpipe"], f"resume={checkpoint(single, 9)}", "lr_scheduler.total_steps=14")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(whole, back)
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_run_is_started_again_by_the_same_command(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    again = [*LAYOUTS["gpipe"], "resume=auto", "trainer.max_steps=60", "checkpoint.every=2", "checkpoint.keep=2"]
+    assert train(whole, *again).returncode == 0
+    line, environment = command("train", *OVERRIDES, f"run_dir={killed}", *again)
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(line, env=environment, cwd=tmp_path, stderr=quiet, stdout=quiet)
+    end = time.monotonic() + 200
+    while len(read_steps(killed)) < 7:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert record_of(killed)["status"] == "running"
+    done = train(killed, *again)
+    assert done.returncode == 0, done.stderr
+    assert "continuing after step" in done.stderr
+    assert_same_run(whole, killed)

@@ -1,0 +1,83 @@
+"""``runner verify`` with real ranks: right layouts are equal, and every broken engine is found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resume_runs import command
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SMALL = [
+    "model.target=resume_zoo:model",
+    "data.target=resume_zoo:data",
+    "loss=mse",
+    "data.batch_size=13",
+    "schedule.microbatches=3",
+    "device=cpu",
+    "--steps",
+    "2",
+    "--json",
+]
+LAYOUTS = {
+    "single": [],
+    "naive": ["schedule=naive", "parallelism.pipeline=2"],
+    "gpipe": ["schedule=gpipe", "parallelism.pipeline=2", "trainer.grad_clip_norm=0.1"],
+    "1f1b": ["schedule=1f1b", "parallelism.pipeline=3"],
+    "bf16": ["parallelism.pipeline=2", "precision=bf16"],
+    "data": ["parallelism.data=2"],
+    "pipeline x data": ["parallelism.pipeline=2", "parallelism.data=2", "optimizer=sgd", "optimizer.momentum=0.9"],
+    "three replicas": ["parallelism.data=3"],
+    "cosine": ["parallelism.pipeline=2", "lr_scheduler=cosine", "lr_scheduler.warmup_steps=2", "data.workers=1"],
+    "manual": ["parallelism.pipeline=2", "partition=manual", "partition.boundaries=[4]"],
+}
+BROKEN = {
+    "wrong_scale": (["parallelism.pipeline=2"], 1, "0.weight"),
+    "dropped_microbatch": (["parallelism.pipeline=2"], 1, "0.weight"),
+    "stale_weight": (["parallelism.pipeline=2"], 2, "0.weight"),
+    "missing_reduce": (["parallelism.data=2"], 1, "0.weight"),
+    "swapped_target": (["parallelism.pipeline=2"], 1, "0.weight"),
+    "no_clip": (["parallelism.pipeline=2", "trainer.grad_clip_norm=0.01"], 1, "0.weight"),
+}
+
+
+def verify(directory: Path, *overrides: str, entry: str | None = None) -> tuple[int, dict[str, Any], str]:
+    line, environment = command("verify", *SMALL, *overrides)
+    if entry is not None:
+        code = (
+            "import sys, runner.launch.verify as v; from runner.cli.main import main; right = v.verify;"
+            f"v.verify = lambda config, **k: right(config, **k, entry='broken_engines:{entry}');"
+            "sys.exit(main(sys.argv[1:]))"
+        )
+        line = [sys.executable, "-c", code, *line[3:]]
+    done = subprocess.run(
+        line, env=environment, cwd=directory, capture_output=True, text=True, timeout=280, check=False
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_right_layouts_are_equal(layout: str, tmp_path: Path) -> None:
+    status, document, said = verify(tmp_path, *LAYOUTS[layout])
+    assert status == 0, said
+    assert document["equal"] is True
+    assert document["first_difference"] is None
+    assert document["promise"] == ("rounding" if layout == "three replicas" else "bitwise")
+    assert document["bitwise"] is True or layout == "three replicas"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("entry", BROKEN)
+def test_broken_engines_are_found(entry: str, tmp_path: Path) -> None:
+    overrides, step, parameter = BROKEN[entry]
+    status, document, said = verify(tmp_path, *overrides, entry=entry)
+    assert status == 4, said
+    assert document["equal"] is False
+    assert document["first_difference"]["step"] == step
+    assert document["first_difference"]["parameter"] == parameter
+    assert document["max_abs_difference"]["gradients"] > 0
