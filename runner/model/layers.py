@@ -197,7 +197,8 @@ class StageModule(nn.Module):
 
     def layers_between(self, first: int, last: int) -> list[nn.Module]:
         """The modules of layers ``first`` to ``last`` of the whole model, inclusive."""
-        return list(self.layers[first - self.first_layer : last + 1 - self.first_layer])
+        listed = list(self.layers)  # a slice of a ModuleList would build a module
+        return listed[first - self.first_layer : last + 1 - self.first_layer]
 
     def wrap(self, parts: Sequence[tuple[int, int, Around | None]], whole: Around | None = None) -> None:
         """Set what goes around parts of the stage, and around all of it; parameters and their names stay.

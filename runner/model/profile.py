@@ -201,7 +201,8 @@ def _profile_call(
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
     given = map_tensors(_as_boundary, value)
-    scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [] if module is None else [*parameters, *module.buffers()], tracker)
+    held = [] if module is None else [*parameters, *module.buffers()]
+    scan = scan_forward(lambda taken: function(enter_graph(taken)), given, held, tracker)
     flops = FlopCounterMode(display=False)
     base = tracker.live
     tracker.reset_peak()

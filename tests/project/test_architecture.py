@@ -39,7 +39,10 @@ MAY_IMPORT = {
     "cli": _TRAINED | {"strategy", "training", "report", "launch"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = ("errors", "profile", "environment", "record", "config", "schedule", "memory.solve", "plan", "report", "cli")
+WITHOUT_TORCH = (
+    *("errors", "profile", "environment", "record", "config"),
+    *("schedule", "memory.solve", "plan", "report", "cli"),
+)
 NEVER_TOGETHER = [
     *((room, "torch") for room in WITHOUT_TORCH if room != "cli"),
     *((room, "lightning") for room in ("model", "memory", "optim", "engine", "zoo")),
