@@ -98,9 +98,12 @@ class ModelProfile:
         samples: samples of the profiled micro-batch: the largest of a step.
         input_bytes, target_bytes: one micro-batch of each.
         seconds_source: where the seconds come from.
-        optimizer_bytes_per_gradient_byte: e.g. 2.0 for Adam in the parameters' own precision.
+        optimizer_bytes_per_gradient_byte: e.g. 2.0 for Adam in the parameters' own precision; fp32 masters of
+            16-bit weights count here.
         optimizer_seconds_per_byte: seconds of an optimizer step per byte of gradient.
         tokens_per_sample: for tokens/s; None where a sample is not a sequence of tokens.
+        master_bytes_per_gradient_byte: of fp32 master weights; 0 where the optimizer updates the weights themselves.
+            A step with masters makes gradients as wide as they are, and drops them.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -112,6 +115,7 @@ class ModelProfile:
     optimizer_bytes_per_gradient_byte: float
     optimizer_seconds_per_byte: float
     tokens_per_sample: int | None = None
+    master_bytes_per_gradient_byte: float = 0.0
 
     def to_json(self) -> str:
         """The profile as one JSON document; numbers in full precision."""

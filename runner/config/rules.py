@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from runner.config.memory_rules import POLICIES, memory_rules
+from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.config.shape import MISSING
 from runner.config.units import parse_bytes
@@ -22,12 +23,13 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "partition": ("uniform", "parameters", "profile", "manual"),
     "optimizer": ("adamw", "adam", "sgd"),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
-    "precision": ("fp32", "bf16"),
+    "precision": tuple(PRECISIONS),
     "activation_checkpoint": POLICIES,
     "launcher": ("local",),
     "logger": ("tensorboard", "csv", "none", "custom"),
     "profiler": ("none", "simple", "pytorch"),
 }
+_ON_NONFINITE = ("stop", "skip")
 _DEVICES = ("auto", "cpu", "cuda")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _NOT_YET = "not available in this version"
@@ -240,6 +242,42 @@ def _lr_scheduler(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _precision(config: RunConfig) -> Iterator[Problem]:
+    section = config.precision
+    known = PRECISIONS.get(section.name)
+    if known is None:
+        return
+    if not known.loss_scaling:
+        yield from _unused_scaling(config)
+        return
+    yield from _positive("precision.initial_scale", section.initial_scale, "65536")
+    yield from _positive("precision.minimum_scale", section.minimum_scale, "1e-7")
+    yield from _at_least("precision.growth_interval", section.growth_interval, 1)
+    if not 1 <= section.growth_factor < math.inf:
+        fix = "precision.growth_factor=2"
+        yield Problem("precision.growth_factor", section.growth_factor, "must be a finite number, 1 or above", fix=fix)
+    if not 0 < section.backoff_factor < 1:
+        fix = "precision.backoff_factor=0.5"
+        yield Problem("precision.backoff_factor", section.backoff_factor, "must lie in (0, 1)", fix=fix)
+    if section.minimum_scale > section.initial_scale > 0:
+        why = f"The scale starts at precision.initial_scale = {section.initial_scale}"
+        fix = f"precision.minimum_scale={section.initial_scale}"
+        yield Problem(
+            "precision.minimum_scale", section.minimum_scale, "must be at most precision.initial_scale", why, fix
+        )
+
+
+def _unused_scaling(config: RunConfig) -> Iterator[Problem]:
+    section = config.precision
+    default = type(section)()
+    for key in ("initial_scale", "growth_interval", "growth_factor", "backoff_factor", "minimum_scale"):
+        value, unset = getattr(section, key), getattr(default, key)
+        if value != unset:
+            scaled = [name for name, known in PRECISIONS.items() if known.loss_scaling]
+            why = f"The precision {section.name} has the range of fp32, so that its loss is not scaled"
+            yield Problem(f"precision.{key}", value, f"belongs to {' and '.join(scaled)}", why, "precision=fp16")
+
+
 def _trainer(config: RunConfig) -> Iterator[Problem]:
     trainer = config.trainer
     yield from _at_least("trainer.max_steps", trainer.max_steps, 1)
@@ -247,6 +285,17 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
     yield from _at_least("trainer.log_every", trainer.log_every, 1)
     yield from _at_least("trainer.threads", trainer.threads, 1)
     yield from _positive("trainer.grad_clip_norm", trainer.grad_clip_norm, "1.0")
+    yield from _positive("trainer.grad_clip_value", trainer.grad_clip_value, "1.0")
+    if trainer.grad_clip_norm is not None and trainer.grad_clip_value is not None:
+        why = f"Gradients are clipped by one rule, and trainer.grad_clip_norm = {trainer.grad_clip_norm}"
+        fix = "trainer.grad_clip_value=null"
+        yield Problem(
+            "trainer.grad_clip_value", trainer.grad_clip_value, "must be null beside a largest norm", why, fix
+        )
+    yield from _known("trainer.on_nonfinite", trainer.on_nonfinite, _ON_NONFINITE)
+    if trainer.ema_decay is not None and not 0 < trainer.ema_decay < 1:
+        fix = "trainer.ema_decay=0.999"
+        yield Problem("trainer.ema_decay", trainer.ema_decay, "must lie in (0, 1)", fix=fix)
     yield from _at_least("checkpoint.every", config.checkpoint.every, 1)
     yield from _at_least("checkpoint.keep", config.checkpoint.keep, 1)
 
@@ -278,6 +327,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     memory_rules,
     _optimizer,
     _lr_scheduler,
+    _precision,
     _trainer,
     _machine,
 )

@@ -153,7 +153,14 @@ class LrSchedulerConfig:
 
 @dataclass
 class PrecisionConfig:
+    """Number formats by name; the other keys are of dynamic loss scaling, for fp16 and fp16_mixed."""
+
     name: str = "fp32"
+    initial_scale: float = 65536.0  # of the loss per sample; a power of two scales without rounding
+    growth_interval: int = 2000  # steps without overflow before the scale grows
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5  # what an overflow multiplies the scale by
+    minimum_scale: float = 2.0**-24  # an overflow at this scale is treated as trainer.on_nonfinite says
 
 
 @dataclass
@@ -161,6 +168,9 @@ class TrainerConfig:
     max_steps: int = 100  # optimizer steps in all, also after a resume
     val_every: int | None = None  # steps between validations; null = at the end only
     grad_clip_norm: float | None = None  # most the norm over all gradients may be; null = no clipping
+    grad_clip_value: float | None = None  # most an element of a gradient may be; null = no clipping
+    on_nonfinite: str = "stop"  # where the loss or a gradient is NaN or infinite: stop, or skip the step
+    ema_decay: float | None = None  # average the weights: average = decay x average + (1 - decay) x weights
     log_every: int = 1  # steps between lines of the loggers
     progress: bool = True  # the progress bar
     threads: int = 1  # CPU threads per rank

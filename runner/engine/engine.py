@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +22,13 @@ from torch import Tensor
 from runner.engine.executor import Executor, RankView
 from runner.engine.failure import explain_failure
 from runner.engine.gradients import StageGradients
+from runner.engine.loss_scale import LossScaling
+from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
 from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Channel, Handle, Transport
-from runner.engine.window import StepBatch, Window, split_microbatches
+from runner.engine.update import Update
+from runner.engine.window import StepBatch, Window, join_microbatches, split_microbatches
 from runner.errors import RunFailedError
 from runner.model.boundary import flatten, num_samples
 from runner.model.data import LossFunction
@@ -40,9 +45,14 @@ class EngineOptions:
 
     Args:
         microbatches: per optimizer step and replica.
-        dtype: of weights and activations.
+        dtype: of weights and, without ``autocast``, activations.
         seed: of random layers.
         clip_norm: largest global gradient norm, or None.
+        clip_value: largest element of a gradient, or None.
+        autocast: format of the forwards' matrix products, or None.
+        scaling: of the loss, or None.
+        skip_nonfinite: a step whose loss or gradients are not finite is skipped, on every rank, instead of ending the
+            run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
         compile: the layers are compiled.
     """
 
@@ -50,6 +60,10 @@ class EngineOptions:
     dtype: torch.dtype = torch.float32
     seed: int = 0
     clip_norm: float | None = None
+    clip_value: float | None = None
+    autocast: torch.dtype | None = None
+    scaling: LossScaling | None = None
+    skip_nonfinite: bool = False
     compile: bool = False
 
 
@@ -61,12 +75,16 @@ class FinishedStep:
         loss: mean over the step's samples (Σ sum / Σ weight).
         grad_norm: global norm before clipping; None where nothing clips.
         stop: some rank asked to stop after this step; all ranks learn it with the same step.
+        skipped: the loss or a gradient was not finite, and the weights are those of the step before.
+        loss_scale: that this step's loss was scaled with; None where losses are not scaled.
     """
 
     step: int
     loss: float
     grad_norm: float | None
     stop: bool = False
+    skipped: bool = False
+    loss_scale: float | None = None
 
 
 class Engine:
@@ -103,7 +121,14 @@ class Engine:
         self._tied = group_by_holders(tied)
         self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone
         self._programs = {True: training, False: forward_only}
-        self._apply_update: Callable[[], None] = _no_optimizer
+        self.update = Update(
+            gradients=self.gradients,
+            pipeline=view.pipeline,
+            transport=transport,
+            clip_norm=options.clip_norm,
+            clip_value=options.clip_value,
+            scaling=options.scaling,
+        )
         self._signatures: dict[tuple[object, ...], int] = {}
         self._step = 0
         self._stop_requested = False
@@ -116,6 +141,7 @@ class Engine:
             loss=loss,
             transport=transport,
             dtype=options.dtype,
+            autocast=options.autocast,
             seed=options.seed,
             on_step=self._finish_step,
         )
@@ -132,9 +158,17 @@ class Engine:
         """Bytes of activations and of their gradients that this rank sent in training steps so far."""
         return {payload.name.lower(): count for payload, count in self._executor.bytes_sent.items()}
 
-    def attach_optimizer(self, apply_update: Callable[[], None]) -> None:
-        """Set what updates the weights from ``parameter.grad``."""
-        self._apply_update = apply_update
+    def attach_optimizer(
+        self,
+        apply_update: Callable[[], None],
+        master_of: Callable[[Tensor], torch.nn.Parameter] | None = None,
+    ) -> None:
+        """Set what updates the weights from ``parameter.grad``.
+
+        Args:
+            master_of: the fp32 master of a weight, whose ``grad`` is set in place of the weight's; None: no masters.
+        """
+        self.update.attach(apply_update, master_of)
 
     def start_at(self, step: int) -> None:
         """Set the index of the next step, after a resume."""
@@ -170,6 +204,19 @@ class Engine:
         for module in self.stages.values():
             module.train()
         return float(window.loss[0]), float(window.loss[1])
+
+    def predict(self, batch: StepBatch) -> Any:
+        """Run one forward-only window without loss; the last layer's output for all samples, None on other ranks."""
+        for module in self.stages.values():
+            module.eval()
+        self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
+        window = self._open(replace(batch, targets=None), training=False)
+        self._run(window, self._programs[False].actions[self.view.position])
+        self.drain()
+        for module in self.stages.values():
+            module.train()
+        outputs = [window.outputs[microbatch] for microbatch in sorted(window.outputs)]
+        return join_microbatches(outputs) if outputs else None
 
     def rehearse(self, batch: StepBatch, windows: int) -> Timeline:
         """Run training windows without their update, to measure; weights, buffers and gradients stay as they were.
@@ -227,14 +274,16 @@ class Engine:
             )
         count = self.options.microbatches
         loss = torch.tensor([0.0, 0.0, float(stop)], dtype=torch.float64)
+        has_targets = self._is_last and batch.targets is not None
         return Window(
             step=self._step,
             training=training,
             sizes=split_sizes(samples, count),
             signature=signature,
             inputs=split_microbatches(batch.inputs, samples, count) if 0 in self.stages else None,
-            targets=split_microbatches(batch.targets, samples, count) if self._is_last else None,
+            targets=split_microbatches(batch.targets, samples, count) if has_targets else None,
             loss=loss,
+            loss_scale=self.update.scale.of_sum,
         )
 
     @property
@@ -244,10 +293,11 @@ class Engine:
     def _header(self, batch: StepBatch, training: bool) -> tuple[int, int, int]:
         """Samples of the window, the signature of its input, and how many ranks want to stop: down the pipeline."""
         previous, following = self._neighbours(self._down)
-        header = torch.zeros(5, dtype=torch.int64, device=self.transport.device)
+        header = torch.zeros(6, dtype=torch.int64, device=self.transport.device)
         if previous is None:
             samples = batch.samples if batch.samples is not None else num_samples(batch.inputs)
-            values = [samples, self._signature(batch), int(training), self._step, 0]
+            checksum = -1 if batch.checksum is None else batch.checksum
+            values = [samples, self._signature(batch), int(training), self._step, 0, checksum]
             header = torch.tensor(values, device=header.device)
         else:
             start = time.perf_counter()
@@ -259,6 +309,11 @@ class Engine:
             raise RunFailedError(
                 f"rank {self.transport.rank} is at step {self._step} (training: {training}) where the rank before it "
                 f"is at step {values[3]} (training: {bool(values[2])}): the ranks' loops differ"
+            )
+        if batch.checksum is not None and batch.checksum != values[5]:
+            raise RunFailedError(
+                f"step {self._step}: rank {self.transport.rank} loaded other samples than the first stage: all ranks "
+                "of a pipeline must go through the data in one order"
             )
         if following is not None:
             self._pass_on(header, following, Channel.HEADER)
@@ -306,46 +361,53 @@ class Engine:
         for handle in (*self._executor.reductions, *(each for g in self._tied for each in g.start(self.transport))):
             handle.wait()
         self._executor.reductions.clear()
-        scaled = time.perf_counter()
         total, weight, stop = window.loss.tolist()
-        if not math.isfinite(total) or weight <= 0:
-            what = f"the loss is {total / weight if weight else math.nan}" if weight else "no sample has a weight"
+        if weight <= 0:
+            what = "no sample has a weight" if weight == 0 else f"the samples' weights add up to {weight}"
             raise RunFailedError(f"step {window.step}: {what}; the weights are those of the step before")
-        for gradients in self.gradients.values():
-            gradients.divide(weight)
-        norm = self._clip()
-        self._apply_update()
-        for gradients in self.gradients.values():
-            gradients.zero()
+        scale = self.update.scale.value if self.update.scale.is_dynamic else None
+        finite = math.isfinite(total) and math.isfinite(weight) and self.update.agree_finite()
+        agreed = time.perf_counter()
+        norm = self._update_or_skip(window, total / weight, finite)
         end = time.perf_counter()
-        self.timeline.current.waited_at_step += scaled - start
-        self.timeline.current.optimizer += end - scaled
-        self._finished.append(FinishedStep(window.step, total / weight, norm, stop > 0))
+        self.timeline.current.waited_at_step += agreed - start
+        self.timeline.current.optimizer += end - agreed
+        self._finished.append(FinishedStep(window.step, total / weight, norm, stop > 0, not finite, scale))
 
-    def _clip(self) -> float | None:
-        """Scale the gradients down to the largest global norm allowed; the norm before.
+    def _update_or_skip(self, window: Window, loss: float, finite: bool) -> float | None:
+        """The gradients' norm where one is known.
 
-        The norm is the exact sum of per-parameter squares in float64, whatever the layout.
+        Raises:
+            RunFailedError: the step is neither finite nor to be skipped.
         """
-        if self.options.clip_norm is None:
+        scale = self.update.scale
+        if finite:
+            norm = self.update.apply(float(window.loss[1]))
+            scale.succeeded()
+            return norm
+        self.update.clear()
+        if scale.overflowed() or self.options.skip_nonfinite:
             return None
-        squares = [square for stage in sorted(self.gradients) for square in self.gradients[stage].squares()]
-        norm = math.sqrt(math.fsum(self._gather(squares)))
-        factor = min(1.0, self.options.clip_norm / (norm + 1e-6))
-        if factor < 1.0:
-            for gradients in self.gradients.values():
-                gradients.scale(factor)
-        return norm
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the loss is {loss}, but a gradient is not finite"
+        found = self._find_nonfinite(window)
+        where = f"first not finite: {found.what}" if found else "every layer was finite when the step ran again"
+        raise RunFailedError(f"step {window.step}: {what}; {where}; the weights are those of the step before")
 
-    def _gather(self, values: list[float]) -> list[float]:
-        """The values of all ranks of the pipeline."""
-        if len(self.view.pipeline) == 1:
-            return values
-        own = torch.tensor([len(values)], device=self.transport.device)
-        length = max(int(count) for count in self.transport.all_gather(own, self.view.pipeline))
-        padded = torch.zeros(length, dtype=torch.float64, device=self.transport.device)
-        padded[: len(values)] = torch.tensor(values, dtype=torch.float64)
-        return [value for part in self.transport.all_gather(padded, self.view.pipeline) for value in part.tolist()]
+    def _find_nonfinite(self, window: Window) -> Finding | None:
+        """Play the window again, looking at every layer; the first finding of all ranks, on each of them."""
+
+        def number() -> int:
+            action = self._executor.current
+            return self.view.first_microbatch + (action.microbatch or 0 if action is not None else 0)
+
+        watcher = Watcher(self.stages, self.gradients, number)
+        actions = [a for a in self._programs[True].actions[self.view.position] if a.op not in (Op.REDUCE, Op.STEP)]
+        eager = torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext()
+        with watcher.watching(), self._executor.with_loss(watcher.check_loss), eager:
+            self._run(replayed(window), actions)
+        watcher.check_sums()
+        self.update.clear()
+        return first_over(watcher.found, self.transport, (self.view.pipeline, self.view.replicas))
 
 
 def _chain(start: int, length: int, direction: int) -> list[int]:
@@ -359,7 +421,3 @@ def _named_parameters(module: StageModule, left_out: set[int]) -> list[tuple[str
 
 def _named_buffers(module: StageModule) -> list[tuple[str, Tensor]]:
     return [(module.global_name(name), value) for name, value in module.named_buffers()]
-
-
-def _no_optimizer() -> None:
-    raise RuntimeError("the engine has no optimizer: call attach_optimizer first")

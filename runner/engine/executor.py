@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,8 @@ class Executor:
         gradients: the gradients of each.
         loss: the loss function, used by the last stage.
         transport: how messages travel.
-        dtype: of activations.
+        dtype: of the model's input.
+        autocast: format of the forwards' matrix products; None where it is the weights' own.
         seed: what random layers are seeded from, with step, micro-batch and layer.
         on_step: called once per window, when every stage of this rank came to its STEP.
     """
@@ -84,6 +86,7 @@ class Executor:
         loss: LossFunction,
         transport: Transport,
         dtype: torch.dtype,
+        autocast: torch.dtype | None = None,
         seed: int,
         on_step: Callable[[Window], None],
     ) -> None:
@@ -96,6 +99,8 @@ class Executor:
         self._loss = loss
         self._transport = transport
         self._dtype = dtype
+        self._autocast = autocast
+        self.current: Action | None = None  # being executed
         self._seed = seed
         self._on_step = on_step
         self._buffers = Buffers()
@@ -124,6 +129,7 @@ class Executor:
             failed: makes the error to raise when the action at an index fails.
         """
         for index, action in enumerate(actions):
+            self.current = action
             try:
                 if action.op in COMPUTE:
                     self._post_ahead(window, actions, index + 1)
@@ -167,6 +173,15 @@ class Executor:
         """The buffers that an action's stage and micro-batch own, with their shapes."""
         return self._buffers.describe(action.stage, action.microbatch)
 
+    @contextmanager
+    def with_loss(self, wrap: Callable[[LossFunction], LossFunction]) -> Iterator[None]:
+        """Use a wrapped loss function for a while."""
+        own, self._loss = self._loss, wrap(self._loss)
+        try:
+            yield
+        finally:
+            self._loss = own
+
     # Compute
 
     def _forward(self, window: Window, action: Action) -> None:
@@ -179,7 +194,10 @@ class Executor:
         start = time.perf_counter()
         with self._transport.exclusive(), torch.set_grad_enabled(window.training):
             try:
-                output = module(enter_graph(value), self._seed_layers(window, microbatch) if window.training else None)
+                with torch.autocast(self._transport.device.type, self._autocast, enabled=self._autocast is not None):
+                    output = module(
+                        enter_graph(value), self._seed_layers(window, microbatch) if window.training else None
+                    )
                 if stage == self.view.num_stages - 1:
                     output = self._lose(window, microbatch, output)
             except Exception:
@@ -204,14 +222,16 @@ class Executor:
         assert incoming.spec is not None
         return incoming.spec.rebuild(incoming.tensors)
 
-    def _lose(self, window: Window, microbatch: int, output: Any) -> Tensor:
-        """The micro-batch's loss as a sum; adds it to the window's."""
-        assert window.targets is not None
+    def _lose(self, window: Window, microbatch: int, output: Any) -> Any:
+        """The micro-batch's loss as a sum, scaled; adds it to the window's. Without targets the output is kept."""
+        if window.targets is None:
+            window.outputs[microbatch] = output
+            return output
         output = to_precision(output, torch.float32)
         total, weight = loss_sum(self._loss(output, window.targets[microbatch]), window.sizes[microbatch])
         window.loss[0] += total.detach().double().cpu()
         window.loss[1] += weight.double().cpu() if isinstance(weight, Tensor) else weight
-        return total
+        return total if window.loss_scale == 1.0 else total * window.loss_scale
 
     def _backward(self, window: Window, action: Action) -> None:
         """Gradients of the stage's weights, accumulated, and of its input, kept to be sent."""

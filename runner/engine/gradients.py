@@ -7,7 +7,7 @@ where they are scaled: at STEP, by the step's weight.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,10 +23,13 @@ class StageGradients:
 
     Args:
         parameters: ``(global name, parameter)`` pairs; frozen ones are left out.
+        counted: they are part of the gradient norm; another rank counts its copies otherwise.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, Parameter]]) -> None:
+    def __init__(self, parameters: Iterable[tuple[str, Parameter]], *, counted: bool = True) -> None:
         trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+        self.counted = counted
+        self.names = [name for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
         by_kind: dict[tuple[torch.dtype, torch.device], list[Parameter]] = defaultdict(list)
         for parameter in self.parameters:
@@ -69,8 +72,38 @@ class StageGradients:
         for flat in self.flats:
             flat.mul_(factor)
 
+    def clamp(self, most: float) -> None:
+        """Clip every element to ``[-most, most]``."""
+        for flat in self.flats:
+            flat.clamp_(-most, most)
+
+    def are_finite(self) -> bool:
+        """Whether no gradient is NaN or infinite."""
+        return all(_is_finite(flat) for flat in self.flats)
+
+    def widened(self, master_of: Callable[[Tensor], Parameter]) -> StageGradients:
+        """A copy in fp32, as the gradients of master weights; it lives as long as it is held.
+
+        Args:
+            master_of: the fp32 weight that a parameter is rounded from.
+        """
+        masters = [master_of(parameter) for parameter in self.parameters]
+        wide = StageGradients(zip(self.names, masters, strict=True), counted=self.counted)
+        with torch.no_grad():
+            for parameter, master in zip(self.parameters, masters, strict=True):
+                if parameter.grad is not None and master.grad is not None:
+                    master.grad.copy_(parameter.grad)
+        return wide
+
+    def release(self) -> None:
+        """Let the parameters go of their gradients, and with them of these buffers."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def squares(self) -> list[float]:
-        """The sum of squares of each parameter's gradient, in float64."""
+        """The sum of squares of each counted parameter's gradient, in float64."""
+        if not self.counted:
+            return []
         return [_sum_of_squares(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
 
 
@@ -88,3 +121,9 @@ def _flat_gradient(parameters: Sequence[Parameter]) -> tuple[Tensor, list[Tensor
 
 def _sum_of_squares(gradient: Tensor) -> float:
     return float(gradient.detach().double().pow(2).sum())
+
+
+def _is_finite(flat: Tensor) -> bool:
+    """One pass without temporaries where all is well: a NaN or an infinity never leaves a finite sum."""
+    total = flat.sum(dtype=torch.float32 if flat.dtype in (torch.float16, torch.bfloat16) else flat.dtype)
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(flat).all())

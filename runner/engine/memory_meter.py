@@ -22,6 +22,9 @@ TRACKED_STEPS = 2
 """Enough to see the peak: from the second step on, the optimizer's states are there from the start."""
 
 
+_MOST_TRACKED_STEPS = 32
+
+
 class MemoryMeter:
     """Measures one engine; :meth:`step` goes around each of its steps."""
 
@@ -31,9 +34,19 @@ class MemoryMeter:
         self._compiled = engine.options.compile
         self._tracker = LiveTracker()
         self._steps = 0
+        self._to_track = TRACKED_STEPS
         self._static = _static_bytes(engine)
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
+
+    def skipped(self) -> None:
+        """The step just measured updated nothing, and so made no optimizer state: another one has to be measured."""
+        if self._steps <= self._to_track < _MOST_TRACKED_STEPS:
+            self._to_track += 1
+
+    def hold(self, num_bytes: int) -> None:
+        """Count tensors that were made before the first step and stay: averages of the weights."""
+        self._static += num_bytes
 
     @property
     def kind(self) -> str:
@@ -43,7 +56,7 @@ class MemoryMeter:
     @property
     def untimed_steps(self) -> int:
         """Steps whose times say nothing."""
-        return 0 if self._cuda else TRACKED_STEPS
+        return 0 if self._cuda else self._to_track
 
     @property
     def peak_bytes(self) -> int:
@@ -61,7 +74,7 @@ class MemoryMeter:
     @contextlib.contextmanager
     def step(self, batch: StepBatch) -> Iterator[None]:
         self._steps += 1
-        if self._cuda or self._steps > TRACKED_STEPS:
+        if self._cuda or self._steps > self._to_track:
             yield
             return
         for tensor in (*flatten(batch.inputs)[0], *flatten(batch.targets)[0]):

@@ -37,16 +37,13 @@ class TiedGradients(StageGradients):
     """Gradients of tied weights with the same holders."""
 
     def __init__(self, weights: Sequence[TiedWeight]) -> None:
-        super().__init__((weight.name, weight.parameter) for weight in weights)
+        pairs = ((weight.name, weight.parameter) for weight in weights)
+        super().__init__(pairs, counted=weights[0].counted)
         self.holders = weights[0].holders
-        self._counted = weights[0].counted
 
     def start(self, transport: Transport) -> list[Handle]:
         """Start summing over the holders, once every one of this rank's stages has added its share."""
         return self.reduce(transport, self.holders) if len(self.holders) > 1 else []
-
-    def squares(self) -> list[float]:
-        return super().squares() if self._counted else []
 
 
 def holder_groups(

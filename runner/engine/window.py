@@ -13,7 +13,7 @@ from torch import Tensor
 from runner.model.boundary import Structure, flatten, map_tensors, unflatten
 from runner.plan.batches import split_sizes
 
-__all__ = ["BoundarySpec", "StepBatch", "Window", "split_microbatches"]
+__all__ = ["BoundarySpec", "StepBatch", "Window", "join_microbatches", "split_microbatches"]
 
 
 @dataclass
@@ -24,11 +24,13 @@ class StepBatch:
         inputs: what the first layer takes, samples on the first axis; None on a rank without the first stage.
         targets: what the loss takes; None on a rank without the last stage.
         samples: samples of this replica; None on a rank that loads no data (the header tells it).
+        checksum: of the inputs, where several ranks load them and could disagree; else None.
     """
 
     inputs: Any = None
     targets: Any = None
     samples: int | None = None
+    checksum: int | None = None
 
 
 @dataclass
@@ -43,6 +45,8 @@ class Window:
         inputs, targets: one entry per micro-batch, on the ranks that load them.
         loss: float64 ``[sum, weight, stop]``: of the loss over the micro-batches, on the last stage and, after STEP,
             everywhere; and how many ranks asked to stop.
+        loss_scale: what the loss is multiplied by before its backward.
+        outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
     """
 
     step: int
@@ -52,6 +56,7 @@ class Window:
     inputs: Sequence[Any] | None
     targets: Sequence[Any] | None
     loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
+    loss_scale: float = 1.0
     outputs: dict[int, Any] = field(default_factory=dict)
 
     def key(self, microbatch: int) -> tuple[bool, int, int]:
@@ -99,3 +104,13 @@ def split_microbatches(value: Any, samples: int, count: int) -> list[Any]:
         ends.append((start, start + size))
         start += size
     return [map_tensors(lambda t, a=a, b=b: t[a:b], value) for a, b in ends]  # type: ignore[misc]
+
+
+def join_microbatches(parts: Sequence[Any]) -> Any:
+    """The inverse of :func:`split_microbatches` for outputs of one structure: tensors joined on their first axis.
+
+    Tensors without axes, which belong to no sample, are stacked.
+    """
+    flats = [flatten(part) for part in parts]
+    columns = zip(*(tensors for tensors, _ in flats), strict=True)
+    return unflatten([torch.cat(c) if c[0].dim() else torch.stack(c) for c in columns], flats[0][1])

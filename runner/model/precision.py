@@ -7,14 +7,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from runner.config.precision import PRECISIONS
 from runner.model.boundary import map_tensors
 
-__all__ = ["cast_module", "dtype_of", "to_precision"]
+__all__ = ["autocast_of", "cast_module", "dtype_of", "to_precision"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients, activations and states."""
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    """The dtype of weights and gradients and, where nothing casts, of activations."""
+    return _DTYPES[PRECISIONS[precision].weights]
+
+
+def autocast_of(precision: str) -> torch.dtype | None:
+    """What the forwards' matrix products are cast to; None where it is the weights' own dtype."""
+    autocast = PRECISIONS[precision].autocast
+    return _DTYPES[autocast] if autocast is not None else None
 
 
 def to_precision(value: Any, dtype: torch.dtype) -> Any:

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
@@ -30,7 +31,7 @@ from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import LayerSource, call_whole
 from runner.model.live_tracker import LiveTracker
-from runner.model.precision import cast_module, dtype_of, to_precision
+from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
 from runner.model.saved_scan import scan_forward
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
@@ -63,24 +64,34 @@ def _profile_model(config: RunConfig) -> ModelProfile:
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
     inputs, targets = example_batch(config.data, samples)
     loss = load_loss(config.loss)
-    dtype = dtype_of(config.precision.name)
     try:
-        profile = _on_fake_tensors(config, inputs, targets, loss, dtype)
+        profile = _on_fake_tensors(config, inputs, targets, loss)
     except RequestError:
         raise
     except Exception as error:  # a user's code may do anything that fake tensors cannot
-        profile = _on_real_tensors(config, inputs, targets, loss, dtype)
+        profile = _on_real_tensors(config, inputs, targets, loss)
         logger.info("profiled on real tensors, because fake ones do not do: %s", error)
-    ratio = state_bytes_per_gradient_byte(config.optimizer)
-    profile = replace(profile, samples=samples, optimizer_bytes_per_gradient_byte=ratio)
+    states, master = _state_ratios(config, dtype_of(config.precision.name))
+    profile = replace(
+        profile,
+        samples=samples,
+        optimizer_bytes_per_gradient_byte=states,
+        master_bytes_per_gradient_byte=master,
+    )
     if _can_be_timed(config, profile):
-        return _with_measured_seconds(config, profile, inputs, targets, loss, dtype)
-    return with_estimated_seconds(profile, config.hardware, config.precision.name)
+        return _with_measured_seconds(config, profile, inputs, targets, loss)
+    return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
 
 
-def _on_fake_tensors(
-    config: RunConfig, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
-) -> ModelProfile:
+def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes per byte of gradient: optimizer states, with masters and the average of weights; masters alone."""
+    wide = torch.float32.itemsize / dtype.itemsize
+    master = wide if PRECISIONS[config.precision.name].master_weights else 0.0
+    average = wide if config.trainer.ema_decay is not None else 0.0
+    return state_bytes_per_gradient_byte(config.optimizer, master) + average, master
+
+
+def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any, loss: LossFunction) -> ModelProfile:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -90,15 +101,15 @@ def _on_fake_tensors(
         sources = model_layers(config)
         fake_inputs = map_tensors(mode.from_tensor, inputs)
         fake_targets = map_tensors(mode.from_tensor, targets)
-        return profile_layers(sources, fake_inputs, fake_targets, loss, dtype)
+        dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+        return profile_layers(sources, fake_inputs, fake_targets, loss, dtype, autocast)
 
 
-def _on_real_tensors(
-    config: RunConfig, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
-) -> ModelProfile:
+def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any, loss: LossFunction) -> ModelProfile:
     """Like the run itself: what fails here would fail there."""
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     try:
-        return profile_layers(model_layers(config), inputs, targets, loss, dtype)
+        return profile_layers(model_layers(config), inputs, targets, loss, dtype, autocast)
     except _LayerError as error:
         section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
         raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
@@ -114,7 +125,12 @@ class _LayerError(Exception):
 
 
 def profile_layers(
-    sources: Sequence[LayerSource], inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
+    sources: Sequence[LayerSource],
+    inputs: Any,
+    targets: Any,
+    loss: LossFunction,
+    dtype: torch.dtype,
+    autocast: torch.dtype | None = None,
 ) -> ModelProfile:
     """Bytes and FLOPs of each layer for the given batch; the seconds are zero.
 
@@ -122,9 +138,11 @@ def profile_layers(
         sources: the layers.
         inputs, targets: one micro-batch, real or fake.
         loss: the loss function.
-        dtype: of weights and activations.
+        dtype: of weights and, without ``autocast``, activations.
+        autocast: format of the forwards' matrix products, or None.
     """
     value = to_precision(inputs, dtype)
+    device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     samples = num_samples(inputs)
     rows = []
     owners = WeakIdKeyDictionary()
@@ -136,7 +154,7 @@ def profile_layers(
         for source in sources:
             module = cast_module(source.build(), dtype)
             _refuse_hidden_ties(source, module, owners)
-            function = partial(call_whole, module) if source.spread else module
+            function = _autocasting(partial(call_whole, module) if source.spread else module, device_type, autocast)
             try:
                 value, row = _profile_call(source.label or source.name or "model", function, value, tracker, module)
             except Exception as error:
@@ -223,6 +241,18 @@ def _profile_call(
     return map_tensors(torch.Tensor.detach, output), row
 
 
+def _autocasting(
+    function: Callable[[Any], Any], device_type: str, autocast: torch.dtype | None
+) -> Callable[[Any], Any]:
+    """A layer's forward as the engine runs it."""
+
+    def forward(value: Any) -> Any:
+        with torch.autocast(device_type, autocast, enabled=autocast is not None):
+            return function(value)
+
+    return forward
+
+
 def _as_boundary(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
 
@@ -249,10 +279,11 @@ def _can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
 
 
 def _with_measured_seconds(
-    config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any, loss: LossFunction, dtype: torch.dtype
+    config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any, loss: LossFunction
 ) -> ModelProfile:
     """Time every layer alone, forward and backward: the median of three after a warm-up."""
     device = torch.device(device_type(config))
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     value = map_tensors(lambda t: t.to(device), to_precision(inputs, dtype))
     targets = map_tensors(lambda t: t.to(device), targets)
     samples = num_samples(inputs)
@@ -260,13 +291,14 @@ def _with_measured_seconds(
     with _threads(config.trainer.threads):
         for source, row in zip(model_layers(config), profile.layers, strict=True):
             module = source.build().to(device=device, dtype=dtype)
-            function = partial(call_whole, module) if source.spread else module
+            function = _autocasting(partial(call_whole, module) if source.spread else module, device.type, autocast)
             value, forward, backward = _time_call(function, value, device)
             module.zero_grad(set_to_none=True)
             rows.append(replace(row, forward_seconds=forward, backward_seconds=backward))
         value = to_precision(value, torch.float32)
         _, forward, backward = _time_call(lambda output: loss_sum(loss(output, targets), samples)[0], value, device)
-        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device)
+        masters = PRECISIONS[config.precision.name].master_weights
+        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
     gc.collect()
     return replace(
         profile,

@@ -55,7 +55,7 @@ def _key(config: RunConfig) -> str:
         "loss": [config.loss.target, config.loss.kwargs],
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],
         "precision": config.precision.name,
-        "optimizer": [config.optimizer.name, config.optimizer.momentum],
+        "optimizer": [config.optimizer.name, config.optimizer.momentum, config.trainer.ema_decay is not None],
         "seed": config.seed,
         "machine": [config.device, config.trainer.threads, _processor(), os.cpu_count(), torch.__version__],
         "hardware": [config.hardware.name, config.hardware.flops],

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from runner.config.schema import OptimizerConfig
+from runner.optim.master import MasterWeights
 
 __all__ = ["build_optimizer", "measure_step_seconds_per_byte", "state_bytes_per_gradient_byte"]
 
@@ -18,9 +19,20 @@ _PROBE_ELEMENTS = 1 << 20
 _PROBE_STEPS = 5
 
 
-def build_optimizer(config: OptimizerConfig, parameters: Iterable[Tensor]) -> Optimizer:
-    """The optimizer of the configuration over ``parameters``: torch's own, with torch's defaults elsewhere."""
+def build_optimizer(
+    config: OptimizerConfig, parameters: Iterable[Tensor], *, master_weights: bool = False
+) -> Optimizer:
+    """The optimizer of the configuration over ``parameters``: torch's own, with torch's defaults elsewhere.
+
+    With ``master_weights`` it updates fp32 copies: see :class:`runner.optim.master.MasterWeights`.
+    """
     trained = list(parameters) or [torch.zeros(0, requires_grad=True)]  # a stage may have nothing to train
+    if master_weights:
+        return MasterWeights(trained, lambda masters: _build(config, masters))
+    return _build(config, trained)
+
+
+def _build(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     betas = (config.betas[0], config.betas[1])
     match config.name:
         case "adamw":
@@ -32,18 +44,28 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[Tensor]) -> Op
     raise ValueError(f"optimizer = {config.name} has no builder")
 
 
-def state_bytes_per_gradient_byte(config: OptimizerConfig) -> float:
-    """Bytes of optimizer state for each byte of gradient: two moments for Adam, one buffer for momentum."""
-    if config.name in ("adam", "adamw"):
-        return 2.0
-    return 1.0 if config.momentum else 0.0
+def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float = 0.0) -> float:
+    """Bytes of optimizer state for each byte of gradient: two moments for Adam, one buffer for momentum.
+
+    Args:
+        master_ratio: bytes of a master weight per byte of its gradient; 0 without master weights. States are as wide
+            as what they update.
+    """
+    adam = config.name in ("adam", "adamw")
+    states = 2.0 if adam else 1.0 if config.momentum else 0.0
+    return states * (master_ratio or 1.0) + master_ratio
 
 
-def measure_step_seconds_per_byte(config: OptimizerConfig, dtype: torch.dtype, device: torch.device) -> float:
+def measure_step_seconds_per_byte(
+    config: OptimizerConfig, dtype: torch.dtype, device: torch.device, *, master_weights: bool = False
+) -> float:
     """Seconds of one optimizer step per byte of gradient, timed on a small tensor (median of five, one warm-up)."""
     parameter = torch.zeros(_PROBE_ELEMENTS, dtype=dtype, device=device, requires_grad=True)
     parameter.grad = torch.zeros_like(parameter)
-    optimizer = build_optimizer(config, [parameter])
+    optimizer = build_optimizer(config, [parameter], master_weights=master_weights)
+    if isinstance(optimizer, MasterWeights):
+        master = optimizer.master_of(parameter)
+        master.grad = torch.zeros_like(master)
     seconds = []
     for _ in range(_PROBE_STEPS + 1):
         start = time.perf_counter()

@@ -27,7 +27,7 @@ def with_estimated_seconds(
     Args:
         profile: its FLOPs are read, its seconds replaced.
         hardware: ``flops`` by precision name, of one device.
-        precision: e.g. fp32, bf16.
+        precision: whose arithmetic it is: a key of ``hardware.flops``, e.g. fp32, bf16.
         efficiency: share of the peak that is reached.
 
     Raises:

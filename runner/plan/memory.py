@@ -59,7 +59,10 @@ def predict_memory(
         stages = schedule.stages_of(rank)
         has_data = 0 in stages or schedule.stages - 1 in stages
         states = _states([figures[stage] for stage in stages], profile, batch if has_data else 0)
-        parts.append(_RankWalk(schedule, rank, figures, states, temporaries).peak(actions))
+        held = [figures[stage] for stage in stages]
+        step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
+        step_bytes += _wide_gradients(held, profile)
+        parts.append(_RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
     return MemoryPrediction(tuple(parts))
 
 
@@ -121,7 +124,7 @@ class StageMemoryLimit:
         others = (self.in_flight[stage] - 1) * per_microbatch + 2 * figures.input_bytes
         forward = others + figures.forward_peak_bytes
         backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
-        step = self.temporaries * figures.largest_parameter_bytes
+        step = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
         return states + max(forward, backward, step) <= self.limit_bytes[stage]
 
     def hopeless(self, first: int, last: int, stage: int) -> bool:
@@ -146,17 +149,27 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
     )
 
 
+def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:
+    """The fp32 gradients of master weights, which a step makes and drops for all stages of a rank together."""
+    return round(profile.master_bytes_per_gradient_byte * sum(stage.gradient_bytes for stage in stages))
+
+
+def _temporary_bytes(figures: StageFigures, profile: ModelProfile, temporaries: int) -> int:
+    width = profile.master_bytes_per_gradient_byte or 1.0
+    return round(temporaries * width * figures.largest_parameter_bytes)
+
+
 class _RankWalk:
     """One rank's live bytes, action by action."""
 
     def __init__(
-        self, schedule: Schedule, rank: int, figures: Sequence[StageFigures], states: MemoryParts, temporaries: int
+        self, schedule: Schedule, rank: int, figures: Sequence[StageFigures], states: MemoryParts, step_bytes: int
     ) -> None:
         self._schedule = schedule
         self._rank = rank
         self._figures = figures
         self._states = states
-        self._temporaries = temporaries
+        self._step_bytes = step_bytes
         self._activations = 0
         self._held = 0  # boundary tensors
         self._leaving: dict[int, int] = {}  # stage -> bytes of its last gradient message, still on its way
@@ -192,7 +205,7 @@ class _RankWalk:
             self._held -= self._leaving.pop(action.stage, 0)
             self._leaving[action.stage] = figures.input_bytes
         elif action.op is Op.STEP:
-            self._see(0, step=self._temporaries * figures.largest_parameter_bytes)
+            self._see(0, step=self._step_bytes)
 
     def _backward(self, action: Action, figures: StageFigures) -> None:
         """B, or I, after which saved tensors and gradients stay for W. Both make the gradient of the input."""

@@ -35,13 +35,17 @@ from runner.engine.transport_processes import ProcessTransport
 from runner.engine.window import StepBatch
 from runner.errors import raise_problems
 from runner.memory.apply.install import install
+from runner.memory.solve.values import ActivationPlan
 from runner.model.compiled import compile_layers
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
-from runner.plan.values import RunPlan
+from runner.optim.master import MasterWeights
+from runner.plan.partition import Partition
+from runner.plan.topology import Topology
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
+from runner.schedule.values import Program, Schedule
 from runner.strategy.checkpoint_file import read_checkpoint, write_checkpoint
 from runner.strategy.state import (
     gather_optimizer_state,
@@ -50,7 +54,7 @@ from runner.strategy.state import (
     tensor_problems,
 )
 
-__all__ = ["PipelineModule", "PipelineStrategy"]
+__all__ = ["Layout", "PipelineModule", "PipelineStrategy"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +73,30 @@ class PipelineModule(Protocol):
         ...
 
 
+class Layout(Protocol):
+    """Who computes what: all that a strategy needs of a plan."""
+
+    @property
+    def topology(self) -> Topology: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+    @property
+    def activations(self) -> ActivationPlan: ...
+
+
 class PipelineStrategy(ParallelStrategy):
     """Runs a :class:`PipelineModule` by a plan.
 
     Args:
-        plan: who computes what.
+        plan: who computes what; a :class:`runner.plan.values.RunPlan`, or the part of one that needs no prediction.
         options: what the run fixes for its engine.
         device: ``cpu`` or ``cuda``; on CUDA each rank takes the device of its local rank.
         timeout_seconds: longest wait for a message.
@@ -82,7 +105,7 @@ class PipelineStrategy(ParallelStrategy):
     strategy_name = "runner_pipeline"
 
     def __init__(
-        self, plan: RunPlan, options: EngineOptions, *, device: str = "cpu", timeout_seconds: float = 600.0
+        self, plan: Layout, options: EngineOptions, *, device: str = "cpu", timeout_seconds: float = 600.0
     ) -> None:
         super().__init__()
         self.plan = plan
@@ -165,9 +188,13 @@ class PipelineStrategy(ParallelStrategy):
         if self.engine is None:
             self.engine = self._build_engine(module)
             self.meter = MemoryMeter(self.engine)
+        else:
+            self.model_to_device()  # the end of the run before took it away
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
-            self.engine.attach_optimizer(self._apply_update)
+            optimizer = self.optimizers[0]
+            master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
+            self.engine.attach_optimizer(self._apply_update, master_of)
         self.setup_precision_plugin()
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
@@ -236,6 +263,8 @@ class PipelineStrategy(ParallelStrategy):
         self.last_step = finished[-1] if finished else None
         if self.last_step is not None:
             _tell_loss(closure, self.last_step.loss)
+            if self.last_step.skipped:
+                self.meter.skipped()
         if any(step.stop for step in finished):
             self.stopped = True
             assert self.lightning_module is not None
@@ -251,6 +280,12 @@ class PipelineStrategy(ParallelStrategy):
             callback.on_before_optimizer_step(trainer, self.lightning_module, optimizer)
         self.lightning_module.on_before_optimizer_step(optimizer)
         optimizer.step()
+
+    def predict(self, batch: StepBatch) -> Any:
+        """The last layer's output for a batch, on the ranks of the last stage; None on the others."""
+        if self.engine is None:
+            raise RuntimeError("the strategy is not set up")
+        return self.engine.predict(batch)
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
         """``(sum, weight)`` of the loss of one validation batch, over this rank's pipeline."""
@@ -324,7 +359,9 @@ class PipelineStrategy(ParallelStrategy):
         """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere."""
         assert self.engine is not None
         own = own_optimizer_state(optimizer, self.engine.stages) if self.replica == 0 else None
-        return gather_optimizer_state(self.gather_objects(own))
+        state = gather_optimizer_state(self.gather_objects(own))
+        scale = self.engine.update.scale
+        return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
@@ -362,12 +399,17 @@ class PipelineStrategy(ParallelStrategy):
         raise_problems(tensor_problems(whole, checkpoint["state_dict"]))
         for module in self.engine.stages.values():
             module.load_global_state(checkpoint["state_dict"])
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, MasterWeights):
+                optimizer.reset_masters()
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         assert self.engine is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             load_optimizer_state(optimizer, self.engine.stages, state)
+            if "loss_scale" in state:
+                self.engine.update.scale.load_state_dict(state["loss_scale"])
 
 
 class _Alone(Transport):

@@ -97,8 +97,12 @@ class StepClock(Callback):
         pl_module.log("samples_per_second", self._batch_size / self.walls[-1], batch_size=1)
         if span > 0:
             pl_module.log("bubble", 1.0 - times.compute / span, batch_size=1)
+        extra: dict[str, Any] = {"skipped": True} if finished.skipped else {}
+        if finished.loss_scale is not None:
+            pl_module.log("loss_scale", finished.loss_scale, batch_size=1)
+            extra["loss_scale"] = finished.loss_scale
         if self._log is not None:
-            self._log.write(step=finished.step + 1, loss=finished.loss, seconds=self.walls[-1])
+            self._log.write(step=finished.step + 1, loss=finished.loss, seconds=self.walls[-1], **extra)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start()

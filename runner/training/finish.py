@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runner.config.precision import PRECISIONS
 from runner.config.resolve import to_container
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
@@ -23,15 +24,17 @@ from runner.schedule.render.events import Event
 from runner.schedule.render.svg import timeline_svg
 from runner.schedule.render.trace import timeline_trace
 from runner.strategy.pipeline import PipelineStrategy
+from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import Checkpoints, StepClock
 from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step, timed_events
 from runner.training.module import LayersModule
 
-__all__ = ["WEIGHTS_FILE", "finish"]
+__all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "weights.safetensors"
+AVERAGE_FILE = "averaged_weights.safetensors"
 
 
 def finish(
@@ -42,16 +45,21 @@ def finish(
     plan: RunPlan,
     clock: StepClock,
     checkpoints: Checkpoints,
+    average: WeightAveraging | None = None,
 ) -> None:
     """Every rank calls this after the last step; rank 0 writes."""
     strategy = trainer.strategy
     assert isinstance(strategy, PipelineStrategy)
     measures = strategy.gather_objects(_own_measures(strategy, clock))
     weights = with_all_names(strategy.lightning_module_state_dict(), module.ties)
+    averages = average.whole(strategy) if average is not None else {}
     if measures is None:
         return
     save_file(_apart(weights), run_dir / WEIGHTS_FILE)
     artifacts = {"weights": WEIGHTS_FILE, "steps": "steps.jsonl"}
+    if averages:
+        save_file(_apart(averages), run_dir / AVERAGE_FILE)
+        artifacts["averaged_weights"] = AVERAGE_FILE
     if checkpoints.newest is not None:
         artifacts["checkpoint"] = str(checkpoints.newest.relative_to(run_dir))
     for name in ("tensorboard", "csv"):
@@ -114,7 +122,8 @@ def _measured(
 ) -> RunRecord:
     from runner.record import read_steps
 
-    losses = [line["loss"] for line in read_steps(Path(config.run_dir or "."))]
+    lines = read_steps(Path(config.run_dir or "."))
+    losses = [line["loss"] for line in lines]
     earlier = record.step_seconds["all"]  # of the run that this one continues
     seconds = step_seconds([*earlier, *walls.values()])
     predicted = {key: value for key, value in record.step_seconds.items() if key == "predicted"}
@@ -135,8 +144,17 @@ def _measured(
         bytes_moved=_bytes_moved(measures),
         peak_memory_bytes=record.peak_memory_bytes
         | {"measured": [rank.peak_memory_bytes for rank in measures], "kind": strategy.meter.kind},
-        extras=record.extras | _tokens_per_second(config, plan, median),
+        extras=record.extras | _tokens_per_second(config, plan, median) | _skipped(config, lines),
     )
+
+
+def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The steps (from 1) that changed no weight, and the loss scale at the end, where steps may be skipped."""
+    scales = [line["loss_scale"] for line in lines if "loss_scale" in line]
+    if not scales and config.trainer.on_nonfinite != "skip":
+        return {}
+    skipped = {"skipped_steps": [line["step"] for line in lines if line.get("skipped")]}
+    return skipped | ({"loss_scale": scales[-1]} if scales else {})
 
 
 def _flops_per_step(config: RunConfig, plan: RunPlan) -> float:
@@ -147,7 +165,7 @@ def _flops_per_step(config: RunConfig, plan: RunPlan) -> float:
 
 
 def _mfu(config: RunConfig, plan: RunPlan, flops: float, median: float | None) -> float | None:
-    peak = config.hardware.flops.get(config.precision.name)
+    peak = config.hardware.flops.get(PRECISIONS[config.precision.name].arithmetic)
     if not peak or not median:
         return None
     return flops / median / (peak * plan.layout["world_size"])

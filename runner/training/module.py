@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -10,6 +11,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
 from runner.model.data import LossFunction
@@ -55,7 +57,8 @@ class LayersModule(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         trained = [parameter for parameter in self.stages.parameters() if parameter.requires_grad]
-        optimizer = build_optimizer(self._config.optimizer, trained)
+        masters = PRECISIONS[self._config.precision.name].master_weights
+        optimizer = build_optimizer(self._config.optimizer, trained, master_weights=masters)
         section, peak = self._config.lr_scheduler, self._config.optimizer.lr
         scheduler = build_scheduler(section, optimizer, peak, self._config.trainer.max_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -69,13 +72,27 @@ class LayersModule(pl.LightningModule):
     def validation_step(self, batch: StepBatch, batch_idx: int) -> None:
         self._validation.append(self.engine_strategy.evaluate(batch))
 
+    test_step = validation_step
+
+    def predict_step(self, batch: StepBatch, batch_idx: int) -> Any:
+        """The last layer's output, on the ranks of the last stage; None on the others."""
+        return self.engine_strategy.predict(batch)
+
     def on_validation_epoch_end(self) -> None:
-        """The mean over the validation set's samples, over all replicas."""
+        loss = self._mean_loss()
+        if loss is not None:
+            self.val_losses.append([self.trainer.global_step, loss])
+            self.log("val_loss", loss, prog_bar=True, batch_size=1)
+
+    def on_test_epoch_end(self) -> None:
+        loss = self._mean_loss()
+        if loss is not None:
+            self.log("test_loss", loss, prog_bar=True, batch_size=1)
+
+    def _mean_loss(self) -> float | None:
+        """The mean over the set's samples, over all replicas."""
         sums, self._validation = self._validation, []
         total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
         # Every rank of a pipeline has the same sums, so that their mean over all ranks is the mean over replicas.
         total = self.engine_strategy.reduce(total.to(self.engine_strategy.root_device), reduce_op="sum")
-        if total[1] > 0:
-            loss = float(total[0] / total[1])
-            self.val_losses.append([self.trainer.global_step, loss])
-            self.log("val_loss", loss, prog_bar=True, batch_size=1)
+        return float(total[0] / total[1]) if total[1] > 0 else None

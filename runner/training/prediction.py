@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
 from runner.engine.gradients import StageGradients
 from runner.engine.probe import message_seconds, seconds_per_action, update_seconds
+from runner.engine.update import Update
 from runner.engine.window import StepBatch
 from runner.model.device import device_memory_bytes
 from runner.model.layers import StageModule
 from runner.optim.build import build_optimizer, measure_step_seconds_per_byte
+from runner.optim.master import MasterWeights
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan, StageSeconds
 from runner.profile import ModelProfile
@@ -38,7 +41,9 @@ def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelP
     engine = strategy.engine
     assert engine is not None
     measured = engine.rehearse(batch, _REHEARSED_WINDOWS)
-    crossing = max((row.output_bytes for row in strategy.plan.profile.layers), default=0)
+    plan = strategy.plan
+    assert isinstance(plan, RunPlan)
+    crossing = max((row.output_bytes for row in plan.profile.layers), default=0)
     own: dict[str, Any] = {
         "stages": {
             stage: (
@@ -52,7 +57,7 @@ def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelP
         "reduce": {stage: _reduce_seconds(engine, stage) for stage in sorted(engine.stages)},
     }
     ranks = strategy.all_gather_objects(own)
-    seconds = _combine(ranks, strategy.plan.schedule.stages, strategy.plan.layout["data"])
+    seconds = _combine(ranks, plan.schedule.stages, plan.layout["data"])
     return make_plan(config, profile, stage_seconds=seconds, device_memory_bytes=device_memory_bytes(config))
 
 
@@ -78,23 +83,32 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
     """Seconds of scaling, clipping, update and clearing of one stage, on a copy where that is small."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    masters = PRECISIONS[config.precision.name].master_weights
     if not trained:
         return 0.0
     if num_bytes > _MOST_BYTES_TO_COPY:
         dtype, device = engine.options.dtype, engine.transport.device
-        return measure_step_seconds_per_byte(config.optimizer, dtype, device) * num_bytes
+        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
+        return per_byte * num_bytes
     copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in trained]
-    gradients = StageGradients((str(number), copy) for number, copy in enumerate(copies))
-    optimizer = build_optimizer(config.optimizer, copies)
+    gradients = {0: StageGradients((str(number), copy) for number, copy in enumerate(copies))}
+    optimizer = build_optimizer(config.optimizer, copies, master_weights=masters)
+    trainer = config.trainer
+    update = Update(
+        gradients=gradients,
+        pipeline=(0,),
+        transport=engine.transport,
+        clip_norm=trainer.grad_clip_norm,
+        clip_value=trainer.grad_clip_value,
+        scaling=None,
+    )
+    update.attach(optimizer.step, optimizer.master_of if isinstance(optimizer, MasterWeights) else None)
 
-    def update() -> None:
-        gradients.divide(1.0)
-        if config.trainer.grad_clip_norm is not None:
-            gradients.squares()
-        optimizer.step()
-        gradients.zero()
+    def step() -> None:
+        update.agree_finite()
+        update.apply(1.0)
 
-    return update_seconds(update)
+    return update_seconds(step)
 
 
 def _reduce_seconds(engine: Engine, stage: int) -> float:

@@ -14,20 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
+from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
+from runner.engine.loss_scale import LossScale
 from runner.engine.window import StepBatch, split_microbatches
+from runner.errors import RunFailedError
 from runner.model.boundary import map_tensors
 from runner.model.data import LossFunction, load_datasets, load_loss, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import StageModule, build_stage, load_layers, mix_seed
-from runner.model.precision import dtype_of, to_precision
+from runner.model.precision import autocast_of, dtype_of, to_precision
 from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
+from runner.optim.master import MasterWeights
 from runner.plan.batches import replica_slice
 from runner.profile import read_profile
 from runner.record import RunRecord, StepLog
 from runner.training.loading import make_loader
+from runner.training.scaling import loss_scaling
 from runner.training.trace_files import gradients_of, traced_steps, weights_of, write_trace
 
 __all__ = ["run_reference"]
@@ -40,19 +46,21 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     sources = load_layers(config.model, config.seed)
     model = build_stage(sources, 0, len(sources) - 1).to(device=device, dtype=dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = build_optimizer(config.optimizer, trained)
+    precision = PRECISIONS[config.precision.name]
+    optimizer = build_optimizer(config.optimizer, trained, master_weights=precision.master_weights)
+    scale = LossScale(loss_scaling(config))
     scheduler = build_scheduler(config.lr_scheduler, optimizer, config.optimizer.lr, config.trainer.max_steps)
     loss = load_loss(config.loss)
     traced = traced_steps(config, read_profile(run_dir))
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
-            total, weight = _accumulate(config, model, loss, trained, _microbatches(config, batch), step, dtype)
-            for parameter in trained:
-                if parameter.grad is not None:
-                    parameter.grad.div_(weight)
-            if config.trainer.grad_clip_norm is not None:
-                _clip(trained, config.trainer.grad_clip_norm)
-            optimizer.step()
+            batches = _microbatches(config, batch)
+            total, weight = _accumulate(config, model, loss, trained, batches, step, scale.of_sum)
+            if _all_finite(total, trained):
+                _update(config, optimizer, trained, weight * scale.of_sum)
+                scale.succeeded()
+            elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
+                raise RunFailedError(f"step {step}: the loss or a gradient is not finite")
             scheduler.step()
             log.write(step=step + 1, loss=total / weight, seconds=0.0)
             if step + 1 in traced:
@@ -112,9 +120,11 @@ def _accumulate(
     trained: Sequence[Parameter],
     replicas: Sequence[Sequence[tuple[Any, Any, int]]],
     step: int,
-    dtype: torch.dtype,
+    loss_scale: float,
 ) -> tuple[float, float]:
-    """``(loss sum, weight)`` of a step; its summed gradients are in the parameters."""
+    """``(loss sum, weight)`` of a step; its summed gradients, scaled like the loss, are in the parameters."""
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+    device = device_type(config)
     totals: list[list[float]] = []
     gradients: list[list[Tensor | None]] = []
     for replica, microbatches in enumerate(replicas):
@@ -124,9 +134,10 @@ def _accumulate(
         for number, (inputs, targets, samples) in enumerate(microbatches, replica * len(microbatches)):
             if not samples:
                 continue
-            output = model(to_precision(inputs, dtype), _seeding(config.seed, step, number))
+            with torch.autocast(device, autocast, enabled=autocast is not None):
+                output = model(to_precision(inputs, dtype), _seeding(config.seed, step, number))
             total, weight = loss_sum(loss(to_precision(output, torch.float32), targets), samples)
-            total.backward()  # type: ignore[no-untyped-call]
+            (total * loss_scale).backward()  # type: ignore[no-untyped-call]
             totals[-1][0] += float(total.detach().double())
             totals[-1][1] += float(weight)
         gradients.append([parameter.grad for parameter in trained])
@@ -143,6 +154,28 @@ def _seeding(seed: int, step: int, microbatch: int) -> Callable[[int], None]:
         torch.manual_seed(mix_seed(seed, step, microbatch, layer))
 
     return before
+
+
+def _all_finite(loss: float, trained: Sequence[Parameter]) -> bool:
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    return math.isfinite(loss) and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+
+def _update(config: RunConfig, optimizer: Optimizer, trained: Sequence[Parameter], divisor: float) -> None:
+    """Means out of sums, clipped, applied: to fp32 masters in fp32, where the weights have them."""
+    updated = list(trained)
+    if isinstance(optimizer, MasterWeights):
+        updated = [optimizer.master_of(parameter) for parameter in trained]
+        for parameter, master in zip(trained, updated, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+    for parameter in updated:
+        if parameter.grad is not None:
+            parameter.grad.div_(divisor)
+            if config.trainer.grad_clip_value is not None:
+                parameter.grad.clamp_(-config.trainer.grad_clip_value, config.trainer.grad_clip_value)
+    if config.trainer.grad_clip_norm is not None:
+        _clip(updated, config.trainer.grad_clip_norm)
+    optimizer.step()
 
 
 def _clip(trained: Sequence[Parameter], most: float) -> None:

@@ -23,13 +23,14 @@ from runner.model.chain import model_layers
 from runner.model.data import Datasets, load_datasets, load_loss
 from runner.model.device import device_memory_bytes, device_type
 from runner.model.layers import LayerSource
-from runner.model.precision import dtype_of
+from runner.model.precision import autocast_of, dtype_of
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile, read_profile
 from runner.record import RunRecord, StepLog
 from runner.strategy.checkpoint_file import CheckpointError
 from runner.strategy.pipeline import PipelineStrategy
+from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
     BeforeFirstStep,
     Checkpoints,
@@ -45,6 +46,7 @@ from runner.training.module import LayersModule
 from runner.training.prediction import measured_plan
 from runner.training.random_state import random_state
 from runner.training.resume import History, Progress, read_progress
+from runner.training.scaling import loss_scaling
 
 __all__ = ["run_rank"]
 
@@ -89,7 +91,9 @@ def run_rank(
         plans.append(_predict(strategy, config, profile, run_dir, first_batch(loaders[0])))
         clock.start()
 
+    average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
     callbacks: list[Callback] = [
+        *([average] if average is not None else []),
         BeforeFirstStep(predict),
         clock,
         ValidateAtEnd(),
@@ -99,7 +103,7 @@ def run_rank(
     ]
     trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
     trainer.fit(module, *loaders, ckpt_path=config.resume)
-    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints)
+    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
 
 
 def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
@@ -189,6 +193,10 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         dtype=dtype_of(config.precision.name),
         seed=config.seed,
         clip_norm=config.trainer.grad_clip_norm,
+        clip_value=config.trainer.grad_clip_value,
+        autocast=autocast_of(config.precision.name),
+        scaling=loss_scaling(config),
+        skip_nonfinite=config.trainer.on_nonfinite == "skip",
         compile=config.compile,
     )
     timeout = config.launcher.step_timeout_seconds

@@ -16,6 +16,7 @@ from runner.engine.window import StepBatch, split_microbatches
 from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.ties import find_ties
+from runner.optim.master import MasterWeights
 from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
@@ -40,11 +41,12 @@ def make_engine(
     pipeline: int,
     data: int,
     count: int,
-    clip_norm: float | None = None,
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     prepare: Callable[[StageModule, int], None] | None = None,
+    masters: bool = False,
+    **options: object,
 ) -> Engine:
     """The engine of one rank; rank = position * data + replica.
 
@@ -76,11 +78,17 @@ def make_engine(
         stages=stages,
         loss=loss,
         transport=transport,
-        options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, clip_norm=clip_norm),
+        options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, **options),  # type: ignore[arg-type]
         tied=tied,
     )
-    parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]
-    engine.attach_optimizer(optimizer(parameters).step if parameters else lambda: None)
+    parameters = list(dict.fromkeys(parameter for stage in stages.values() for parameter in stage.parameters()))
+    if not parameters:
+        engine.attach_optimizer(lambda: None, (lambda weight: weight) if masters else None)
+    elif masters:
+        wrapped = MasterWeights(parameters, optimizer)
+        engine.attach_optimizer(wrapped.step, wrapped.master_of)
+    else:
+        engine.attach_optimizer(optimizer(parameters).step)
     return engine
 
 

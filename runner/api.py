@@ -1,0 +1,251 @@
+"""The pipeline from a user's own script, with Lightning's own Trainer::
+
+    class Model(pl.LightningModule):
+        def layers(self):                      # modules in order, or callables that make them
+            return [lambda: nn.Linear(8, 32), nn.ReLU, lambda: nn.Linear(32, 4)]
+
+        def loss(self, output, target):        # a mean over its samples, or (sum, weight)
+            return nn.functional.cross_entropy(output, target)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    strategy = PipelineStrategy(stages=2, schedule="1f1b", microbatches=4)
+    pl.Trainer(strategy=strategy, devices=2, accelerator="cpu", max_epochs=3).fit(Model(), loader)
+
+Start it with ``python`` or ``torchrun``. See docs/lightning.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from torch import nn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from runner.engine.engine import EngineOptions
+from runner.engine.loss_scale import LossScaling
+from runner.errors import Problem, raise_problems
+from runner.memory.solve.values import ActivationPlan, Segment
+from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
+from runner.model.precision import autocast_of, dtype_of
+from runner.model.ties import find_ties
+from runner.plan.partition import Partition, partition_problems, uniform
+from runner.plan.topology import Topology
+from runner.schedule import registry
+from runner.schedule.lower import lower
+from runner.schedule.values import Program, Schedule
+from runner.strategy import pipeline
+from runner.training.averaging import WeightAveraging
+from runner.training.steps import ModuleSteps
+
+__all__ = ["PipelineStrategy", "WeightAveraging"]
+
+# Lightning's precision flags and the runner's names for them.
+_PRECISIONS = {
+    "32-true": "fp32",
+    "32": "fp32",
+    "bf16-true": "bf16",
+    "bf16-mixed": "bf16_mixed",
+    "16-mixed": "fp16_mixed",
+}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Who computes what; the part of a plan that needs no prediction."""
+
+    topology: Topology
+    schedule: Schedule
+    program: Program
+    partition: Partition = ()
+    activations: ActivationPlan = ActivationPlan(())
+
+
+class PipelineStrategy(pipeline.PipelineStrategy):
+    """``Trainer(strategy=PipelineStrategy(stages=2, microbatches=4), devices=2)``.
+
+    The Trainer's ``precision`` and ``gradient_clip_val`` are the engine's; accumulation is the schedule's micro-batches
+    alone. The batch size of a DataLoader is that of a step and replica, which ``microbatches`` divides further.
+
+    Args:
+        stages: ranks of one pipeline, each with consecutive layers.
+        schedule: by name, e.g. ``gpipe``, ``1f1b``.
+        microbatches: per optimizer step and replica.
+        data: replicas of the pipeline; ``stages * data`` processes run.
+        boundaries: first layer of each stage after the first; default: equal numbers of layers.
+        chunks: stages per rank where the schedule has several.
+        skip_nonfinite: skip a step whose loss or gradients are not finite, instead of ending the run.
+        scaling: of the loss, for ``precision="16-mixed"``.
+        timeout_seconds: longest wait for a message.
+
+    Raises:
+        RequestError: there is no such schedule for these numbers.
+    """
+
+    def __init__(
+        self,
+        *,
+        stages: int,
+        schedule: str = "1f1b",
+        microbatches: int = 1,
+        data: int = 1,
+        boundaries: Sequence[int] | None = None,
+        chunks: int | None = None,
+        skip_nonfinite: bool = False,
+        scaling: LossScaling | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        wanted: dict[str, Any] = {"ranks": stages, "microbatches": microbatches, "chunks": chunks}
+        raise_problems(registry.problems_of(schedule, file=None, **wanted))
+        order = registry.build(schedule, file=None, **wanted)
+        topology = Topology.grid(stages, data, placement=order.placement)
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # what seed_everything leaves for other processes
+        options = EngineOptions(microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite)
+        super().__init__(_Layout(topology, order, lower(order)), options, timeout_seconds=timeout_seconds)
+        self.num_nodes = 1  # the Trainer sets it
+        self._data = data
+        self._boundaries = list(boundaries) if boundaries is not None else None
+        self._scaling = scaling or LossScaling()
+        self._sources: Sequence[LayerSource] = ()
+
+    # What the Trainer asks for while it is made
+
+    @property
+    def is_distributed(self) -> bool:
+        """Lightning then gives every DataLoader a DistributedSampler: one order for all ranks of a pipeline."""
+        return True
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self._data, "rank": self.replica}
+
+    @property
+    @override
+    def root_device(self) -> torch.device:
+        assert self.parallel_devices is not None
+        return self.parallel_devices[self.local_rank]
+
+    def set_world_ranks(self) -> None:
+        assert self.cluster_environment is not None
+        processes = len(self.parallel_devices or ())
+        self.cluster_environment.set_global_rank(self.node_rank * processes + self.local_rank)
+        self.cluster_environment.set_world_size(self.num_nodes * processes)
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+
+    @override
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        if not self.cluster_environment.creates_processes_externally:
+            processes = len(self.parallel_devices or ())
+            self._launcher = _SubprocessScriptLauncher(self.cluster_environment, processes, self.num_nodes)
+
+    # What a run starts with
+
+    @override
+    def connect(self, model: pl.LightningModule) -> None:
+        """Make a LightningModule with ``layers()`` and ``loss`` one that the pipeline can run."""
+        if not isinstance(model, pipeline.PipelineModule):
+            self._adapt(model)
+        super().connect(model)
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        if self.engine is None:
+            self._device_type = self.root_device.type
+            self.options = replace(self.options, **_trainer_options(trainer, self._scaling))
+        super().setup(trainer)
+
+    @override
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        result = super().optimizer_step(optimizer, closure, model, **kwargs)
+        if self.last_step is not None and self.lightning_module is not None:
+            self.lightning_module.log("loss", self.last_step.loss, prog_bar=True, batch_size=1)
+            if self.last_step.grad_norm is not None:
+                self.lightning_module.log("grad_norm", self.last_step.grad_norm, batch_size=1)
+        return result
+
+    def _adapt(self, model: pl.LightningModule) -> None:
+        raise_problems(_module_problems(model))
+        self._sources = layers_of(model, self.options.seed, type(model).__name__)
+        num_stages = self.plan.schedule.stages
+        name = "uniform" if self._boundaries is None else "manual"
+        raise_problems(partition_problems(name, self._boundaries, num_stages, len(self._sources)))
+        partition = _cut(len(self._sources), num_stages, self._boundaries)
+        kept = ActivationPlan(tuple((Segment(first, last),) for first, last in partition))
+        self.plan = replace(self.plan, partition=partition, activations=kept)  # type: ignore[type-var]  # the _Layout
+
+        def build_stages(cuts: Partition, stages: Sequence[int]) -> Mapping[int, StageModule]:
+            built = {stage: build_stage(self._sources, *cuts[stage]) for stage in stages}
+            model.pipeline_stages = nn.ModuleDict({str(stage): module for stage, module in built.items()})
+            self._sources = ()
+            return built
+
+        loss: Any = model.loss
+        # Past nn.Module's own attributes, which would take a loss module for one more child.
+        model.__dict__.update(loss_function=loss, build_stages=build_stages, ties=find_ties(self._sources))
+        ModuleSteps(self, model).bind()
+
+
+def _trainer_options(trainer: pl.Trainer, scaling: LossScaling) -> dict[str, Any]:
+    """The engine's options that the Trainer was given.
+
+    Raises:
+        RequestError: the engine cannot do what was asked for.
+    """
+    accumulated, precision = trainer.accumulate_grad_batches, str(trainer.precision)
+    problems = []
+    if accumulated != 1:
+        why = "The schedule accumulates over the micro-batches of each batch"
+        fix = f"PipelineStrategy(microbatches={accumulated}) and batches {accumulated} times as large"
+        problems.append(Problem("Trainer.accumulate_grad_batches", accumulated, "must be 1", why, fix))
+    if precision not in _PRECISIONS:
+        rule = f"must be one of {', '.join(_PRECISIONS)}"
+        problems.append(Problem("Trainer.precision", precision, rule, fix="precision=bf16-mixed"))
+    raise_problems(problems)
+    name, most = _PRECISIONS[precision], trainer.gradient_clip_val
+    by_value = str(trainer.gradient_clip_algorithm or "norm").rpartition(".")[2].lower() == "value"
+    limit = float(most) if most else None
+    return {
+        "dtype": dtype_of(name),
+        "autocast": autocast_of(name),
+        "scaling": scaling if name == "fp16_mixed" else None,
+        "clip_value": limit if by_value else None,
+        "clip_norm": None if by_value else limit,
+    }
+
+
+def _module_problems(model: pl.LightningModule) -> list[Problem]:
+    name = type(model).__name__
+    problems = []
+    layers = getattr(model, "layers", None)
+    if not callable(layers) or isinstance(layers, nn.Module):
+        why = "A pipeline cuts a model between layers: def layers(self) returns them in order"
+        problems.append(Problem(name, type(layers).__name__, "must have a method layers()", why))
+    if not callable(getattr(model, "loss", None)):
+        why = "The last stage computes it: def loss(self, output, target) returns a mean over samples, or (sum, weight)"
+        problems.append(Problem(name, None, "must have a method loss(output, target)", why))
+    if not model.automatic_optimization:
+        why = "The engine runs forward and backward together and owns the optimizer step"
+        problems.append(Problem(f"{name}.automatic_optimization", False, "must be true", why))
+    return problems
+
+
+def _cut(num_layers: int, num_stages: int, boundaries: Sequence[int] | None) -> Partition:
+    """First and last layer of each stage: as told, or in equal numbers."""
+    if boundaries is None:
+        return uniform(num_layers, num_stages)
+    firsts = [0, *boundaries]
+    return tuple((first, end - 1) for first, end in zip(firsts, [*firsts[1:], num_layers], strict=True))
+

@@ -1,0 +1,36 @@
+"""What each ``precision=`` keeps in which number format. Formats are torch's names; nothing here needs torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PRECISIONS", "Precision"]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Number formats of one run. The loss is computed in fp32 in each of them.
+
+    Args:
+        weights: of weights, their gradients and, unless ``autocast`` says otherwise, activations.
+        autocast: format that torch.autocast computes matrix products in; None = the weights' own.
+        master_weights: the optimizer keeps fp32 weights and states and rounds the weights after each step.
+        loss_scaling: the loss is scaled dynamically, because small gradients underflow in this format.
+        arithmetic: key of ``hardware.flops`` whose peak the matrix products can reach.
+    """
+
+    weights: str
+    autocast: str | None = None
+    master_weights: bool = False
+    loss_scaling: bool = False
+    arithmetic: str = "fp32"
+
+
+PRECISIONS: dict[str, Precision] = {
+    "fp32": Precision("float32"),
+    "bf16": Precision("bfloat16", arithmetic="bf16"),
+    "bf16_master": Precision("bfloat16", master_weights=True, arithmetic="bf16"),
+    "bf16_mixed": Precision("float32", autocast="bfloat16", arithmetic="bf16"),
+    "fp16": Precision("float16", master_weights=True, loss_scaling=True, arithmetic="fp16"),
+    "fp16_mixed": Precision("float32", autocast="float16", loss_scaling=True, arithmetic="fp16"),
+}

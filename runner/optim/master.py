@@ -1,0 +1,88 @@
+"""fp32 master weights around any of torch's optimizers, for models whose own weights have 16 bits.
+
+The wrapped optimizer updates the masters; each step ends by rounding them to the weights. Gradients come to the
+masters in fp32, scaled and clipped there: whoever steps sets ``master_of(parameter).grad`` before.
+
+Source: Micikevicius et al. 2018, "Mixed Precision Training", section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+__all__ = ["MASTER", "MasterWeights"]
+
+MASTER = "master"
+"""Key of a parameter's master weight in the optimizer's state."""
+
+
+class MasterWeights(Optimizer):
+    """An optimizer over 16-bit parameters whose state holds their fp32 masters beside the wrapped optimizer's.
+
+    Its ``param_groups`` are the model's own parameters, so that learning-rate schedulers and checkpoints by parameter
+    name need not know of masters: ``state[parameter]`` is ``{"master": fp32 weight, …}``.
+
+    Args:
+        parameters: the model's.
+        build: makes the wrapped optimizer over the masters, in one group.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], build: Callable[[list[Tensor]], Optimizer]) -> None:
+        masters = [Parameter(parameter.detach().to(torch.float32, copy=True)) for parameter in parameters]
+        inner = build(list(masters))
+        super().__init__(parameters, dict(inner.defaults))
+        self._inner = inner
+        self._pairs = list(zip(parameters, masters, strict=True))
+        self._masters = dict(self._pairs)
+        self._publish()
+
+    def master_of(self, parameter: Tensor) -> Parameter:
+        """The fp32 weight that ``parameter`` is rounded from."""
+        return self._masters[parameter]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the masters from their own ``grad``, then the weights; gradients of the weights are not read."""
+        result = closure() if closure is not None else None
+        self._set_inner_settings()
+        self._inner.step()
+        for parameter, master in self._pairs:
+            parameter.copy_(master)
+        self._publish()
+        return result
+
+    @torch.no_grad()
+    def reset_masters(self) -> None:
+        """Take the masters from the weights, after somebody else has set those; states stay."""
+        for parameter, master in self._pairs:
+            master.copy_(parameter)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Like torch's, in full precision: torch would round every state to the weights' format."""
+        settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
+        for group, saved in zip(self.param_groups, settings, strict=True):
+            group.update(saved)
+        inner = {number: dict(entries) for number, entries in state_dict["state"].items()}
+        for number, (_, master) in enumerate(self._pairs):
+            if number in inner:
+                with torch.no_grad():
+                    master.copy_(inner[number].pop(MASTER))
+        kept = {number: entries for number, entries in inner.items() if entries}
+        self._inner.load_state_dict({"state": kept, "param_groups": self._inner.state_dict()["param_groups"]})
+        self._set_inner_settings()
+        self._publish()
+
+    def _set_inner_settings(self) -> None:
+        """Schedulers set the learning rate in this optimizer's groups; the wrapped one has to follow."""
+        for own, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            inner.update({key: value for key, value in own.items() if key != "params"})
+
+    def _publish(self) -> None:
+        for parameter, master in self._pairs:
+            self.state[parameter] = {MASTER: master.detach(), **self._inner.state.get(master, {})}

@@ -1,0 +1,97 @@
+"""An exponential moving average of the weights, stage by stage: each rank averages its own, without any message.
+
+Lightning's WeightAveraging copies the whole module before the stages exist; this one follows the engine's stages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.nn import Parameter
+
+from runner.strategy.pipeline import PipelineStrategy
+
+__all__ = ["AVERAGE", "WeightAveraging"]
+
+AVERAGE = "averaged_weights"
+"""Key of the averages in a checkpoint, by global parameter name."""
+
+
+class WeightAveraging(Callback):
+    """``average = decay * average + (1 - decay) * weights`` in fp32 after every step, from the weights at the start.
+
+    Validation within a fit uses the averages; the weights stay the trained ones. Buffers and frozen parameters are not
+    averaged. A step that was skipped counts as one that changed nothing.
+
+    Args:
+        decay: in (0, 1).
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 < decay < 1:
+            raise ValueError(f"decay must lie in (0, 1), got {decay}")
+        self._decay = decay
+        self._weights: dict[str, Parameter] = {}
+        self._averages: dict[str, Tensor] = {}
+        self._loaded: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        strategy = _strategy(trainer)
+        assert strategy.engine is not None
+        for module in strategy.engine.stages.values():
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    self._weights[module.global_name(name)] = parameter
+        for name, parameter in self._weights.items():
+            start = self._loaded.get(name, parameter.detach())
+            self._averages[name] = start.to(device=parameter.device, dtype=torch.float32, copy=True)
+        if strategy.meter is not None:
+            strategy.meter.hold(sum(value.numel() * value.element_size() for value in self._averages.values()))
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        for name, parameter in self._weights.items():
+            self._averages[name].lerp_(parameter.detach().float(), 1.0 - self._decay)
+
+    @torch.no_grad()
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        for name, average in self._averages.items():
+            parameter = self._weights[name]
+            self._kept[name] = parameter.detach().clone()
+            parameter.copy_(average)
+
+    @torch.no_grad()
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for name, weight in self._kept.items():
+            self._weights[name].copy_(weight)
+        self._kept.clear()
+
+    def whole(self, strategy: PipelineStrategy) -> dict[str, Tensor]:
+        """The whole model's averages by global name, on rank 0; empty elsewhere. Every rank calls this."""
+        own = {name: value.cpu() for name, value in self._averages.items()} if strategy.replica == 0 else {}
+        return {name: value for part in strategy.gather_objects(own) or [] for name, value in part.items()}
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[AVERAGE] = self.whole(_strategy(trainer))
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._loaded = dict(checkpoint.get(AVERAGE, {}))
+
+
+def _strategy(trainer: pl.Trainer) -> PipelineStrategy:
+    strategy = trainer.strategy
+    if not isinstance(strategy, PipelineStrategy):
+        raise TypeError(f"WeightAveraging follows a PipelineStrategy's stages, not a {type(strategy).__name__}'s")
+    return strategy

@@ -1,0 +1,88 @@
+"""A user's LightningModule in a pipeline: its steps hand batches to the engine, whatever it defined for one process."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from runner.engine.window import StepBatch
+from runner.model.boundary import flatten, num_samples
+
+if TYPE_CHECKING:
+    from runner.strategy.pipeline import PipelineStrategy
+
+__all__ = ["ModuleSteps"]
+
+
+class ModuleSteps:
+    """``training_step``, ``validation_step``, ``test_step`` and ``predict_step`` of one module in one pipeline.
+
+    Batches are ``(input, target)``. ``val_loss`` and ``test_loss`` are means over the samples of all replicas, logged
+    on every rank. A prediction is the last layer's output for the batch on the ranks of the last stage, None on others.
+    """
+
+    def __init__(self, strategy: PipelineStrategy, model: pl.LightningModule) -> None:
+        self._strategy = strategy
+        self._model = model
+        self._sums: list[tuple[float, float]] = []
+
+    def bind(self) -> None:
+        """Put the steps in place of the module's own. Its other hooks stay and run as ever."""
+        own = {
+            "training_step": self.training_step,
+            "validation_step": self.evaluation_step,
+            "test_step": self.evaluation_step,
+            "predict_step": self.predict_step,
+            "on_validation_epoch_end": self._ending("val_loss", self._model.on_validation_epoch_end),
+            "on_test_epoch_end": self._ending("test_loss", self._model.on_test_epoch_end),
+        }
+        self._model.__dict__.update(own)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self._strategy.hand_over(self._part(batch))
+
+    def evaluation_step(self, batch: Any, batch_idx: int) -> None:
+        self._sums.append(self._strategy.evaluate(self._part(batch)))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+        return self._strategy.predict(self._part((inputs, None)))
+
+    def _part(self, batch: Any) -> StepBatch:
+        """What this rank's stages need of a batch that every rank has loaded."""
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TypeError(f"a batch must be (input, target), not a {type(batch).__name__}")
+        inputs, targets = batch
+        stages, last = self._strategy.stages, self._strategy.plan.schedule.stages - 1
+        return StepBatch(
+            inputs=inputs if 0 in stages else None,
+            targets=targets if last in stages else None,
+            samples=num_samples(inputs),
+            checksum=_checksum(inputs),
+        )
+
+    def _ending(self, name: str, own: Callable[[], None]) -> Callable[[], None]:
+        def on_epoch_end() -> None:
+            sums, self._sums = self._sums, []
+            total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
+            # Each rank of a pipeline has the same sums, so that the quotient over all ranks is that over replicas.
+            total = self._strategy.reduce(total.to(self._strategy.root_device), reduce_op="sum")
+            if total[1] > 0:
+                self._model.log(name, float(total[0] / total[1]), prog_bar=True, batch_size=1)
+            own()
+
+        return on_epoch_end
+
+
+def _checksum(inputs: Any) -> int:
+    """Of the first and the last sample: enough to tell whether two ranks have shuffled alike."""
+    value = 0
+    for tensor in flatten(inputs)[0]:
+        ends = tensor.detach()[[0, -1]] if tensor.dim() and len(tensor) else tensor.detach()
+        value = zlib.crc32(bytes(ends.contiguous().cpu().view(-1).view(torch.uint8).tolist()), value)
+    return value
