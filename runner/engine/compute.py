@@ -32,16 +32,25 @@ class Compute:
         dtype: of the model's input.
         autocast: format of the forwards' matrix products; None where it is the weights' own.
         seed: what random layers are seeded from, with step, micro-batch and layer.
+        on_losses: called when a window's last loss is known, on the last stage's rank.
     """
 
     def __init__(
-        self, rank: RankContext, *, loss: LossFunction, dtype: torch.dtype, autocast: torch.dtype | None, seed: int
+        self,
+        rank: RankContext,
+        *,
+        loss: LossFunction,
+        dtype: torch.dtype,
+        autocast: torch.dtype | None,
+        seed: int,
+        on_losses: Callable[[Window], None],
     ) -> None:
         self._rank = rank
         self._loss = loss
         self._dtype = dtype
         self._autocast = autocast
         self._seed = seed
+        self._on_losses = on_losses
 
     @contextmanager
     def with_loss(self, wrap: Callable[[LossFunction], LossFunction]) -> Iterator[None]:
@@ -74,6 +83,10 @@ class Compute:
                 self._rank.buffers.put("input", stage, microbatch, value)  # for the message: what the stage was given
                 raise
         self._rank.timeline.compute("F", stage, microbatch, start, time.perf_counter())
+        if stage == self._rank.view.num_stages - 1 and window.targets is not None:
+            window.losses_to_come -= 1
+            if not window.losses_to_come:
+                self._on_losses(window)
         if stage + 1 in self._rank.stages:
             self._rank.buffers.put("input", stage + 1, microbatch, map_tensors(_as_leaf, output))
         if window.training:
@@ -153,8 +166,7 @@ class Compute:
         if stage == self._rank.view.num_stages - 1:
             return None
         if stage + 1 not in self._rank.stages:
-            for handle, _ in self._rank.buffers.take("sent", stage, microbatch):
-                handle.wait()
+            self._rank.buffers.take("sent", stage, microbatch).wait()
         incoming = self._rank.buffers.take("gradient", stage, microbatch)
         if isinstance(incoming, Incoming):
             incoming.wait(self._rank.timeline)

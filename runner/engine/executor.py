@@ -38,6 +38,7 @@ class Executor:
         dtype: of the model's input.
         autocast: format of the forwards' matrix products; None where it is the weights' own.
         seed: what random layers are seeded from, with step, micro-batch and layer.
+        on_losses: called once per window with targets on the last stage's rank, when the last loss is known.
         on_step: called once per window, when every stage of this rank came to its STEP.
     """
 
@@ -52,6 +53,7 @@ class Executor:
         dtype: torch.dtype,
         autocast: torch.dtype | None = None,
         seed: int,
+        on_losses: Callable[[Window], None],
         on_step: Callable[[Window], None],
     ) -> None:
         self.view = view
@@ -63,7 +65,7 @@ class Executor:
         self._on_step = on_step
         self._stepped: set[int] = set()
         self._rank = RankContext(view, stages, transport)
-        self._compute = Compute(self._rank, loss=loss, dtype=dtype, autocast=autocast, seed=seed)
+        self._compute = Compute(self._rank, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=on_losses)
         self._messages = Messages(self._rank)
         self._handlers: dict[Op, Callable[[Window, Action], None]] = {
             Op.F: self._compute.forward,
@@ -97,7 +99,7 @@ class Executor:
     def run(
         self, window: Window, actions: Sequence[Action], failed: Callable[[int, Action, Exception], Exception]
     ) -> None:
-        """Execute ``actions`` in order.
+        """Execute ``actions``, a part of a window's, in order.
 
         Args:
             failed: makes the error to raise when the action at an index fails.
@@ -111,7 +113,20 @@ class Executor:
                     self._handlers[action.op](window, action)
             except Exception as error:
                 raise failed(index, action, error) from error
+
+    def require_empty(self) -> None:
+        """At the end of a window nothing of it is alive.
+
+        Raises:
+            RuntimeError: something is.
+        """
         self._rank.buffers.require_empty()
+
+    def abandon(self, window: Window, in_flight: Sequence[Action]) -> None:
+        """Drop what the beginning of a window has made, and the messages that are under way because of it."""
+        for action in in_flight:
+            self._messages.receive(window, action)
+        self._messages.abandon()
 
     def drain(self) -> None:
         """Wait for the messages still under way; afterwards nothing is alive."""

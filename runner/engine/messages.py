@@ -18,7 +18,7 @@ from runner.engine.window import BoundarySpec, Window
 from runner.model.boundary import flatten
 from runner.schedule.values import COMPUTE, Action, Op, Payload
 
-__all__ = ["Incoming", "Messages"]
+__all__ = ["Incoming", "Messages", "Outgoing"]
 
 _CHANNELS = {Payload.ACTIVATION: Channel.ACTIVATION, Payload.GRADIENT: Channel.GRADIENT}
 
@@ -37,6 +37,14 @@ class Incoming:
         for handle in self.handles:
             handle.wait()
         timeline.current.waiting += time.perf_counter() - start
+
+
+class Outgoing(list[tuple[Handle, Tensor]]):
+    """Messages that may not have left yet."""
+
+    def wait(self) -> None:
+        for handle, _ in self:
+            handle.wait()
 
 
 class Messages:
@@ -88,6 +96,15 @@ class Messages:
         while self._sends:
             self._sends.popleft()[0].wait()
 
+    def abandon(self) -> None:
+        """Wait for all that is under way, either way, and drop it with everything else that waits for its use."""
+        for value in self._rank.buffers.clear():
+            if isinstance(value, Incoming):
+                value.wait(self._rank.timeline)
+            elif isinstance(value, Outgoing):
+                value.wait()
+        self.drain()
+
     def send(self, window: Window, action: Action) -> None:
         """Start sending a stage's output, or the gradient of its input."""
         stage, microbatch, payload = action.stage, number_of(action), action.payload
@@ -105,7 +122,7 @@ class Messages:
         else:
             tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
         assert payload is not None
-        sent = []
+        sent = Outgoing()
         for tensor in tensors:
             message = tensor.contiguous()
             if window.training:
@@ -113,7 +130,7 @@ class Messages:
             sent.append((self._rank.transport.send(message, peer, _CHANNELS[payload]), message))
         self._keep_until_sent(window, action, sent)
 
-    def _keep_until_sent(self, window: Window, action: Action, sent: list[tuple[Handle, Tensor]]) -> None:
+    def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
         """Own messages until they have left, without waiting for a peer that is still computing.
 
         An activation has arrived when its gradient comes back: its backward lets it go. Of the other messages the last

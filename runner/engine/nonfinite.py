@@ -181,8 +181,8 @@ def _all_finite(value: Any) -> bool:
 
 
 def replayed(window: Window) -> Window:
-    """The same window, not yet run."""
-    return Window(
+    """The same window, not yet run; its loss is known already and is not told again."""
+    again = Window(
         step=window.step,
         training=True,
         sizes=window.sizes,
@@ -191,3 +191,5 @@ def replayed(window: Window) -> Window:
         targets=window.targets,
         loss_scale=window.loss_scale,
     )
+    again.losses_to_come = -1
+    return again

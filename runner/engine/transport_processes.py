@@ -6,12 +6,13 @@ Gloo tells channels apart by tags. NCCL has no tags, so that each channel gets a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runner.engine.transport import Channel, Handle, Transport
+from runner.engine.transport import Channel, Gathering, Handle, Transport
 
 __all__ = ["ProcessTransport"]
 
@@ -46,10 +47,19 @@ class ProcessTransport(Transport):
     def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
         return _checked(dist.all_reduce(tensor, group=self._groups[tuple(group)], async_op=True))
 
-    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
+    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
         parts = [torch.empty_like(tensor) for _ in group]
-        dist.all_gather(parts, tensor, group=self._groups[tuple(group)])
-        return parts
+        return _Gathering(_checked(dist.all_gather(parts, tensor, self._groups[tuple(group)], async_op=True)), parts)
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    handle: Handle
+    parts: list[Tensor]
+
+    def wait(self) -> list[Tensor]:
+        self.handle.wait()
+        return self.parts
 
 
 def _checked(work: dist.Work | None) -> Handle:

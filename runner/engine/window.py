@@ -46,6 +46,7 @@ class Window:
         loss: float64 ``[sum, weight, stop]``: of the loss over the micro-batches, on the last stage and, after STEP,
             everywhere; and how many ranks asked to stop.
         loss_scale: what the loss is multiplied by before its backward.
+        losses_to_come: micro-batches with samples whose loss is not in ``loss`` yet.
         outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
     """
 
@@ -57,7 +58,17 @@ class Window:
     targets: Sequence[Any] | None
     loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
     loss_scale: float = 1.0
+    losses_to_come: int = 0
     outputs: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.losses_to_come = sum(size > 0 for size in self.sizes)
+
+    def begin_again(self, loss_scale: float) -> None:
+        """Forget the losses so far; how many ranks asked to stop is known as before."""
+        self.loss[:2] = 0.0
+        self.loss_scale = loss_scale
+        self.__post_init__()
 
     def key(self, microbatch: int) -> tuple[bool, int, int]:
         """What a boundary's shapes may depend on."""
