@@ -27,6 +27,7 @@ from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
 from runner.profile import ModelProfile
 from runner.schedule import registry
+from runner.schedule.fuse import fuse_backwards
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule
 
@@ -226,11 +227,13 @@ def _schedule_problems(config: RunConfig) -> list[Problem]:
 
 
 def _schedule(config: RunConfig) -> Schedule:
+    """What runs: the schedule asked for, with I and W in one where nobody waits for I."""
     asked = config.schedule
-    return registry.build(
+    built = registry.build(
         asked.name,
         ranks=config.parallelism.pipeline,
         microbatches=asked.microbatches,
         chunks=asked.chunks,
         file=asked.file,
     )
+    return fuse_backwards(built)
