@@ -13,13 +13,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from runner.engine.context import RankContext, number_of
 from runner.engine.messages import Incoming
-from runner.engine.split_backward import backward_input, backward_weight
 from runner.engine.window import Window
 from runner.memory.apply.recompute import ChangedBuffers
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import mix_seed
 from runner.model.profile import to_precision
+from runner.model.split_backward import backward_input, backward_weight
 from runner.schedule.values import Action
 
 __all__ = ["Compute"]

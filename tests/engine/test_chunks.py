@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 from covering import covering
-from layouts import make_engine, part_of, train_in_threads
+from layouts import train_in_threads
 from orders import in_order, looping, zigzag
 from reference import train
 from torch import nn
 from torch.nn import functional
 
-from runner.engine.transport_threads import ThreadTransport, run_ranks
-from runner.model.layers import layers_of
-from runner.model.ties import find_ties, with_all_names
 from runner.schedule.fuse import fuse_backwards
-from runner.schedule.values import Action, Op, Schedule
-from runner.zoo import gpt
+from runner.schedule.values import Schedule
 
 adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 PLACEMENTS: dict[str, Callable[[int, int], tuple[int, ...]]] = {"looping": looping, "zigzag": zigzag}
