@@ -69,6 +69,7 @@ class Executor:
         self._messages = Messages(self._rank)
         self._handlers: dict[Op, Callable[[Window, Action], None]] = {
             Op.F: self._compute.forward,
+            Op.R: self._compute.recompute,
             Op.B: self._compute.backward,
             Op.I: self._compute.backward_input,
             Op.W: self._compute.backward_weight,
@@ -104,6 +105,7 @@ class Executor:
         Args:
             failed: makes the error to raise when the action at an index fails.
         """
+        self._compute.recomputed = {(a.stage, a.microbatch) for a in actions if a.op is Op.R}
         for index, action in enumerate(actions):
             self.current = action
             try:
