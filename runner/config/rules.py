@@ -130,6 +130,10 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
     yield from _at_least("schedule.microbatches", schedule.microbatches, 1)
     yield from _at_least("schedule.chunks", schedule.chunks, 1)
     yield from _at_least("schedule.memory_limit", schedule.memory_limit, 1)
+    if schedule.post_validation and config.trainer.ema_decay is not None:
+        why = "The average would take in weights that may yet be taken back"
+        fix = "schedule.post_validation=false"
+        yield Problem("schedule.post_validation", True, "does not go with trainer.ema_decay", why, fix)
     if schedule.steps not in (None, 1):
         why = f"Windows overlap in asynchronous schedules only, which are {_NOT_YET}"
         yield Problem("schedule.steps", schedule.steps, "must be null or 1", why, "schedule.steps=null")

@@ -88,6 +88,7 @@ class ScheduleConfig:
     microbatches: int = 1  # per optimizer step and data replica
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
     file: str | None = None  # from_file: a schedule in torch's CSV form
+    post_validation: bool = False  # ranks update before all have agreed to it, and take it back where one objects
     memory_limit: int | None = None  # zb_auto: micro-batches a rank may keep between F and W; null = its ranks
     steps: int | None = None  # windows drawn by `runner schedule`
 

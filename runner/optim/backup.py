@@ -66,8 +66,9 @@ class OptimizerBackup:
         return inner.state
 
     def _copy(self, value: Tensor) -> Tensor:
-        copy = self._copies.setdefault(id(value), torch.empty_like(value))
-        return copy.copy_(value)
+        if id(value) not in self._copies:
+            self._copies[id(value)] = torch.empty_like(value)
+        return self._copies[id(value)].copy_(value)
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -177,7 +177,14 @@ def _assemble(
         figures=figures,
         in_flight=in_flight,
         activations=activations,
-        memory=predict_memory(program, profile, figures, batch_samples=replica_samples, temporaries=temporaries),
+        memory=predict_memory(
+            program,
+            profile,
+            figures,
+            batch_samples=replica_samples,
+            temporaries=temporaries,
+            backup=config.schedule.post_validation,
+        ),
         time=predict_time(
             schedule,
             profile,
@@ -186,6 +193,7 @@ def _assemble(
             data=data,
             link=link,
             stage_seconds=stage_seconds,
+            post_validation=config.schedule.post_validation,
         ),
         memory_limit_bytes=limit,
         advice=notes,

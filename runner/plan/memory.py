@@ -10,7 +10,7 @@ with a first or last stage hold the batch of a whole step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ def predict_memory(
     *,
     batch_samples: int,
     temporaries: int = _ADAM_TEMPORARIES,
+    backup: bool = False,
 ) -> MemoryPrediction:
     """Each pipeline rank's memory at its peak.
 
@@ -53,6 +54,7 @@ def predict_memory(
         figures: of each stage, from the same profile.
         batch_samples: samples of one optimizer step on one replica.
         temporaries: see :func:`optimizer_temporaries`.
+        backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
     """
     schedule = program.schedule
     batch = -(-(profile.input_bytes + profile.target_bytes) * batch_samples // profile.samples)
@@ -61,6 +63,9 @@ def predict_memory(
         stages = schedule.stages_of(rank)
         has_data = 0 in stages or schedule.stages - 1 in stages
         states = _states([figures[stage] for stage in stages], profile, batch if has_data else 0)
+        if backup:
+            trained = states.gradients  # a gradient is as large as its weight
+            states = replace(states, buffers=states.buffers + trained + states.optimizer)
         held = [figures[stage] for stage in stages]
         step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
         step_bytes += _wide_gradients(held, profile)

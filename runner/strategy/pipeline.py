@@ -38,6 +38,7 @@ from runner.model.compiled import compile_layers
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
+from runner.optim.backup import OptimizerBackup
 from runner.optim.master import MasterWeights
 from runner.plan.partition import Partition
 from runner.plan.topology import Topology
@@ -184,7 +185,8 @@ class PipelineStrategy(WholeCheckpointStrategy):
             self.setup_optimizers(trainer)
             optimizer = self.optimizers[0]
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
-            self.engine.attach_optimizer(self._apply_update, master_of)
+            backup = OptimizerBackup(optimizer) if self.options.post_validation else None
+            self.engine.attach_optimizer(self._apply_update, master_of, backup)
         self.setup_precision_plugin()
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
@@ -260,6 +262,12 @@ class PipelineStrategy(WholeCheckpointStrategy):
             assert self.lightning_module is not None
             self.lightning_module.trainer.should_stop = True
         return result
+
+    @override
+    def on_train_end(self) -> None:
+        """The last step's weights are final before anybody takes them for the run's result."""
+        if self.engine is not None:
+            self.engine.drain()
 
     def _apply_update(self) -> None:
         """The engine's gradients are final: Lightning's hook, then the optimizer."""

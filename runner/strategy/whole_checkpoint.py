@@ -40,6 +40,7 @@ class WholeCheckpointStrategy(CollectiveStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The whole model's weights by global name, on rank 0; empty elsewhere."""
         assert self.engine is not None
+        self.engine.settle()
         own: dict[str, Tensor] = {}
         if self.replica == 0:
             for module in self.engine.stages.values():
@@ -51,6 +52,7 @@ class WholeCheckpointStrategy(CollectiveStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere."""
         assert self.engine is not None
+        self.engine.settle()
         own = own_optimizer_state(optimizer, self.engine.stages) if self.replica == 0 else None
         state = gather_optimizer_state(self.gather_objects(own))
         scale = self.engine.update.scale

@@ -98,6 +98,9 @@ class StepClock(Callback):
         if span > 0:
             pl_module.log("bubble", 1.0 - times.compute / span, batch_size=1)
         extra: dict[str, Any] = {"skipped": True} if finished.skipped else {}
+        if engine.taken_back:
+            extra["taken_back"] = [{"step": b.step + 1, "skipped": b.skipped} for b in engine.taken_back]
+            engine.taken_back.clear()
         if finished.loss_scale is not None:
             pl_module.log("loss_scale", finished.loss_scale, batch_size=1)
             extra["loss_scale"] = finished.loss_scale

@@ -198,6 +198,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         scaling=loss_scaling(config),
         skip_nonfinite=config.trainer.on_nonfinite == "skip",
         compile=config.compile,
+        post_validation=config.schedule.post_validation,
     )
     timeout = config.launcher.step_timeout_seconds
     return PipelineStrategy(plan, options, device=device_type(config), timeout_seconds=timeout)
