@@ -205,10 +205,11 @@ def _partition(
 ) -> tuple[Partition, tuple[str, ...]]:
     """The stages' layers. Where no partition fits, the plan shows the one balanced by time, and says so."""
     name, boundaries = config.partition.name, config.partition.boundaries
+    stages, placement = schedule.stages, schedule.placement[0]
     try:
-        return partition(name, profile, schedule.stages, boundaries=boundaries, limit=limit), ()
+        return partition(name, profile, stages, boundaries=boundaries, limit=limit, placement=placement), ()
     except NothingFitsError as error:
-        layers = partition(name, profile, schedule.stages)
+        layers = partition(name, profile, stages, placement=placement)
         return layers, (f"{error.problems[0].rule}; shown is the one balanced by time alone",)
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 from runner.errors import Problem, RequestError
+from runner.plan.balance import balance_ranks
 from runner.plan.batches import split_sizes
+from runner.plan.cuts import Partition, StageLimit
 from runner.profile import ModelProfile
 
 __all__ = [
@@ -27,23 +28,11 @@ __all__ = [
     "uniform",
 ]
 
-Partition = tuple[tuple[int, int], ...]  # per stage: first and last layer, both inclusive
-
 _OPTIONS = ("uniform", "parameters", "profile", "manual")
 
 
 class NothingFitsError(RequestError):
     """No partition keeps every stage under its limit."""
-
-
-class StageLimit(Protocol):
-    """Which layers a stage may hold. Layers are first .. last, both inclusive."""
-
-    def fits(self, first: int, last: int, stage: int) -> bool:
-        """Whether this stage may hold these layers."""
-
-    def hopeless(self, first: int, last: int, stage: int) -> bool:
-        """Whether neither these layers nor these and more before ``first`` fit: lets the search stop early."""
 
 
 def partition(
@@ -53,6 +42,7 @@ def partition(
     *,
     boundaries: Sequence[int] | None = None,
     limit: StageLimit | None = None,
+    placement: Sequence[int] | None = None,
 ) -> Partition:
     """The stages' layers under the partition policy ``name``.
 
@@ -62,6 +52,7 @@ def partition(
         stages: number of stages, over all chunks.
         boundaries: manual: first layer of each stage after the first.
         limit: profile: which layers a stage may hold; none = any.
+        placement: profile, parameters: rank of each stage, where ranks hold several: their sums are balanced, too.
 
     Raises:
         RequestError: if there is no such partition; see :func:`partition_problems`.
@@ -76,12 +67,14 @@ def partition(
     if name == "manual":
         return _from_ends([*(boundaries or ()), num_layers])
     if name == "parameters":
-        found = min_max([float(layer.num_parameters) for layer in profile.layers], stages)
+        limit, costs = None, [float(layer.num_parameters) for layer in profile.layers]
     else:
-        found = min_max(_seconds(profile), stages, limit=limit)
+        costs = _seconds(profile)
+    found = min_max(costs, stages, limit=limit)
     if found is None:
         raise NothingFitsError([_nothing_fits(name, stages)])
-    return found
+    shared = placement is not None and len(set(placement)) < stages
+    return balance_ranks(costs, found, placement, limit) if shared and placement is not None else found
 
 
 def partition_problems(name: str, boundaries: Sequence[int] | None, stages: int, num_layers: int) -> list[Problem]:

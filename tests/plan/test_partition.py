@@ -131,3 +131,32 @@ def test_no_partition_under_the_limit_is_said() -> None:
     limit = Capacity([1] * 4, [1, 1])
     with pytest.raises(RequestError, match="keeps every stage under the memory limit"):
         partition("profile", model([layer()] * 4), 2, limit=limit)
+
+
+@pytest.mark.parametrize("placement", [(0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 2, 1, 0)], ids=["v2", "looping2", "v3"])
+@given(seconds=st.lists(st.integers(1, 9), min_size=6, max_size=9))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_ranks_that_share_stages_are_balanced(placement, seconds):
+    """Never worse than the stages alone, and mostly the best there is."""
+    profile = model([layer(forward_seconds=float(each), backward_seconds=0.0) for each in seconds])
+    busiest = [max(rank_sums(seconds, cut, placement)) for cut in every_partition(len(seconds), len(placement))]
+    alone = partition("profile", profile, len(placement))
+    together = partition("profile", profile, len(placement), placement=placement)
+    found = max(rank_sums(seconds, together, placement))
+    assert min(busiest) <= found <= max(rank_sums(seconds, alone, placement))
+    assert found <= 1.34 * min(busiest)
+
+
+def test_a_v_of_equal_stages_would_be_uneven():
+    seconds = [4, 3, 7, 4, 4, 4]
+    profile = model([layer(forward_seconds=float(each), backward_seconds=0.0) for each in seconds])
+    assert partition("profile", profile, 4) == ((0, 1), (2, 2), (3, 4), (5, 5))  # 11 and 15
+    together = partition("profile", profile, 4, placement=(0, 1, 1, 0))
+    assert sorted(rank_sums(seconds, together, (0, 1, 1, 0))) == [12, 14]
+
+
+def rank_sums(seconds, layers, placement):
+    sums = [0.0] * (max(placement) + 1)
+    for rank, cost in zip(placement, stage_costs(seconds, layers), strict=True):
+        sums[rank] += cost
+    return sums
