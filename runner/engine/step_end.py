@@ -141,6 +141,7 @@ class StepEnd:
     def _speculate(self, window: Window, loss: float) -> Verdict:
         """Update at once if this rank's own gradients allow it; the norm is not known yet."""
         assert self.backup is not None
+        self._update.announce()
         own = self._update.own_verdict()
         allowed = own.finite and own.factor == 1.0
         self._pending = _Pending(window, loss, allowed, self._update.scale.state_dict())

@@ -72,7 +72,7 @@ class Update:
         self._master_of = master_of
 
     def open(self, weight: float) -> None:
-        """Turn sums into means of the unscaled loss's gradients, and start telling the other ranks how they are.
+        """Turn sums into means of the unscaled loss's gradients.
 
         With master weights all of it happens in fp32. Gradients that are not finite stay as they are.
         """
@@ -86,6 +86,9 @@ class Update:
                     gradients.clamp(self._clip_value)
             if self._clip_norm is not None:
                 self._own += [square for stage in sorted(self._final) for square in self._final[stage].squares()]
+
+    def announce(self) -> None:
+        """Start telling the other ranks how this one's gradients are, before waiting for theirs."""
         if len(self._pipeline) > 1:
             self._gathering = self._transport.start_all_gather(self._message(), self._pipeline)
 
@@ -95,11 +98,11 @@ class Update:
 
     def verdict(self) -> Verdict:
         """On the gradients of all ranks of the pipeline, the same on each of them; waits for the last of them."""
-        if self._gathering is None:
+        if len(self._pipeline) == 1:
             return self._judge([self._own])
-        opinions = [part.tolist() for part in self._gathering.wait()]
-        self._gathering = None
-        return self._judge(opinions)
+        gathering, self._gathering = self._gathering, None
+        parts = gathering.wait() if gathering else self._transport.all_gather(self._message(), self._pipeline)
+        return self._judge([part.tolist() for part in parts])
 
     def apply(self, factor: float, step: Callable[[], None] | None = None) -> None:
         """Scale the gradients by what clipping says, and update the weights.
