@@ -32,6 +32,22 @@ LAYOUTS = [  # schedule, pipeline, data, micro-batches, clipping, precision
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["zb_h2", "zb_v"])
+def test_post_validation_gives_the_same_bits(tmp_path, schedule):
+    """Some steps are clipped, and so are taken back; checkpoints lie between them."""
+    overrides = [
+        f"schedule={schedule}", "parallelism.pipeline=2", "schedule.microbatches=4", "data.kwargs.samples=21",
+        "data.batch_size=8", "trainer.grad_clip_norm=0.9", "checkpoint.every=2", "schedule.post_validation=true",
+    ]  # fmt: skip
+    record, weights = result(make_directory(tmp_path), *overrides)
+    losses, state = plain_result(
+        samples=21, replicas=1, by_replica=True, count=4, clip_norm=0.9, dtype=torch.float32
+    )
+    assert record["loss"] == losses
+    assert_same_weights(weights, state)
+
+
 @pytest.mark.parametrize(("schedule", "pipeline", "data", "count", "clip_norm", "precision"), LAYOUTS)
 def test_equal(tmp_path, schedule, pipeline, data, count, clip_norm, precision):
     overrides = [
