@@ -6,8 +6,8 @@ order of one process.
 
 from __future__ import annotations
 
-from runner.schedule.generators.naive import naive
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
+from runner.schedule.generators.naive import naive
 from runner.schedule.values import Schedule
 
 __all__ = ["gpipe"]
