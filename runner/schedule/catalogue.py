@@ -130,7 +130,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ),
     ScheduleSpec(
         name="looped_bfs",
-        description="breadth first: all micro-batches through a chunk before the next, each chunk's weights in one stretch",
+        description="breadth first: all micro-batches through a chunk, then the next; weights are used in one stretch",
         source="Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023; torch's ScheduleLoopedBFS",
         formulas=_looped("T"),
         generate=lambda request: looped_bfs(request.ranks, request.microbatches, request.chunks or 2),

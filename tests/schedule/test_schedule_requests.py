@@ -36,7 +36,7 @@ def test_alias() -> None:
         (
             {"name": "1f1b", "chunks": 2},
             "schedule.chunks",
-            "must be 1 or null. There is no other 1f1b of 4 ranks; nearest is 1. ",
+            "must be 1 or null. There is no other 1f1b of 4 ranks",
         ),
         ({"name": "dapple", "file": "x.csv"}, "schedule.file", "applies to schedule=from_file only"),
         ({"name": "from_file"}, "schedule.file", "schedule.file = null: must name a file"),
@@ -79,10 +79,11 @@ def _file(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "from_file"])
 def test_csv_round_trip(name: str, tmp_path: Path) -> None:
-    schedule = build(name, ranks=4, microbatches=6)
-    again = build("from_file", ranks=4, microbatches=6, file=_file(tmp_path, to_csv(schedule)))
+    schedule = build(name, ranks=4, microbatches=8)
+    again = build("from_file", ranks=4, microbatches=8, file=_file(tmp_path, to_csv(schedule)))
+    assert again.chunks == schedule.chunks
     assert again.actions == schedule.actions
     assert again.placement == schedule.placement
     assert to_csv(again) == to_csv(schedule)
