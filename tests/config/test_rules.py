@@ -52,7 +52,7 @@ def told(*overrides: str) -> list[str]:
         ("schedule.microbatches=0", "schedule.microbatches = 0: must be at least 1. Try schedule.microbatches=1."),
         ("schedule.chunks=0", "schedule.chunks = 0: must be at least 1. Try schedule.chunks=1."),
         ("schedule.steps=2", f"schedule.steps = 2: must be null or 1. Windows overlap in asynchronous schedules only, which are {_NOT_YET}. Try schedule.steps=null."),
-        ("schedule.post_validation=true trainer.ema_decay=0.9", "schedule.post_validation = True: does not go with trainer.ema_decay. The average would take in weights that may yet be taken back. Try schedule.post_validation=false."),
+        ("schedule.post_validation=true trainer.ema_decay=0.9", "schedule.post_validation = true: does not go with trainer.ema_decay. The average would take in weights that may yet be taken back. Try schedule.post_validation=false."),
         ("schedule=from_file", "schedule.file = null: must name a file. The schedule is read from it. Try schedule.file=PATH."),
         ("schedule.file=a.csv", "schedule.file = a.csv: belongs to schedule=from_file. The schedule 1f1b is generated. Try schedule=from_file."),
         ("partition.boundaries=[1]", "partition.boundaries = [1]: belong to partition=manual. The partition uniform finds them itself. Try partition=manual."),
