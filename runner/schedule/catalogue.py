@@ -22,8 +22,8 @@ from runner.schedule.values import Schedule
 __all__ = ["CATALOGUE"]
 
 _ANY_CHUNKS = Legal("at least 1", lambda ranks, chunks: True)
-_TWO_CHUNKS = Legal("2, one down and one up the V", lambda ranks, chunks: chunks == 2)
-_EVEN_CHUNKS = Legal("even, two for each wave", lambda ranks, chunks: chunks % 2 == 0)
+_TWO_CHUNKS = Legal("2 or null, one down and one up the V", lambda ranks, chunks: chunks == 2)
+_EVEN_CHUNKS = Legal("even or null, two for each wave", lambda ranks, chunks: chunks % 2 == 0)
 
 _LOOPED_SLOTS = "((v - 1) * max(T, D) + T + D - 1)"
 _EQUAL = "F == I == W and B == I + W"
@@ -130,7 +130,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ),
     ScheduleSpec(
         name="looped_bfs",
-        description="breadth first: all micro-batches through a chunk, then the next; each chunk's weights in one stretch",
+        description="breadth first: all micro-batches through a chunk, then the next; weights are used in one stretch",
         source="Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023; torch's ScheduleLoopedBFS",
         formulas=_looped("T"),
         generate=lambda request: looped_bfs(request.ranks, request.microbatches, request.chunks or 2),
@@ -172,7 +172,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         name="v_half",
         description="a V with half of 1f1b's activations and about its bubble",
         source="Qi et al., Pipeline Parallelism with Controllable Memory, 2024",
-        formulas=_zero_bubble("(7 * D - (7 if D % 2 else 4)) * F / 4", "D // 2 + 1", "", f"T >= D and {_EQUAL}"),
+        formulas=_zero_bubble("(7 * D - (7 if D % 2 else 4)) * F / 4", "D // 2 + 1", "", f"T > D and {_EQUAL}"),
         generate=lambda request: v_half(request.ranks, request.microbatches),
         default_chunks=2,
         chunks=_TWO_CHUNKS,
@@ -181,7 +181,12 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         name="v_min",
         description="a V with a third of 1f1b's activations, the least there is; suffers where F, I and W differ",
         source="Qi et al., Pipeline Parallelism with Controllable Memory, 2024",
-        formulas=_zero_bubble("(4 * D - (5 if D % 3 else 3)) * F / 2", "(D + 4) // 3", "", f"T >= D and {_EQUAL}"),
+        formulas=_zero_bubble(
+            "(4 * D - (5 if D % 3 else 3)) * F / 2",
+            "(D + 4) // 3 - (D % 3 == 2 and r % 3 == 0)",
+            "",
+            f"T >= D and {_EQUAL}",
+        ),
         generate=lambda request: v_min(request.ranks, request.microbatches),
         default_chunks=2,
         chunks=_TWO_CHUNKS,

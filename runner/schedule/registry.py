@@ -152,7 +152,8 @@ def _illegal(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
             continue
         near = _nearest(legal, request.ranks, value)
         choices = f"nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}"
-        why = f"There is no other {spec.name} of {request.ranks} ranks; {choices}"
+        ranks = "one rank" if request.ranks == 1 else f"{request.ranks} ranks"
+        why = f"There is no other {spec.name} of {ranks}; {choices}"
         problems.append(Problem(path, value, f"must be {legal.rule}", why, f"{path}={near[0]}"))
     return problems
 

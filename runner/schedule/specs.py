@@ -94,7 +94,7 @@ class ScheduleSpec:
     formulas: Formulas | None
     generate: Callable[[ScheduleRequest], Schedule] = field(repr=False)
     default_chunks: int | None = 1
-    chunks: Legal = Legal("1", lambda ranks, chunks: chunks == 1)
+    chunks: Legal = Legal("1 or null", lambda ranks, chunks: chunks == 1)
     microbatches: Legal = Legal("at least 1", lambda ranks, microbatches: True)
     one_rank: bool = False
     constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RequestError
-from runner.schedule import ALIASES, NAMES, SPECS, Costs, Schedule, build, check, problems_of, simulate
+from runner.schedule import ALIASES, NAMES, SPECS, Costs, build, check, problems_of, simulate
 from runner.schedule.registry import NOT_AVAILABLE
 from runner.schedule.render import to_csv
 
@@ -33,7 +33,11 @@ def test_alias() -> None:
         ({"name": "1f1b", "ranks": 0}, "parallelism.pipeline", "parallelism.pipeline = 0: must be at least 1."),
         ({"name": "1f1b", "microbatches": -1}, "schedule.microbatches", "must be at least 1. Try schedule.microb"),
         ({"name": "1f1b", "chunks": 0}, "schedule.chunks", "must be at least 1"),
-        ({"name": "1f1b", "chunks": 2}, "schedule.chunks", "must be 1. There is no other 1f1b of 4 ranks; nearest is 1. Try schedule.chunks=1."),
+        (
+            {"name": "1f1b", "chunks": 2},
+            "schedule.chunks",
+            "must be 1 or null. There is no other 1f1b of 4 ranks",
+        ),
         ({"name": "dapple", "file": "x.csv"}, "schedule.file", "applies to schedule=from_file only"),
         ({"name": "from_file"}, "schedule.file", "schedule.file = null: must name a file"),
         ({"name": "from_file", "file": "x.csv", "ranks": 1}, "parallelism.pipeline", "must be at least 2"),
@@ -41,7 +45,7 @@ def test_alias() -> None:
         ({"name": "zb_h2", "microbatches": 3}, "schedule.microbatches", "nearest is 7. Try schedule.microbatches=7."),
         ({"name": "dualpipe_v", "microbatches": 7}, "schedule.microbatches", "must be at least 2 D. There is no other"),
         ({"name": "interleaved_1f1b", "microbatches": 9}, "schedule.microbatches", "nearest are 8 and 10. Try sched"),
-        ({"name": "hanayo", "chunks": 3}, "schedule.chunks", "must be even, two for each wave. There is no other hana"),
+        ({"name": "hanayo", "chunks": 3}, "schedule.chunks", "must be even or null, two for each wave. There is no "),
         ({"name": "hanayo", "chunks": 1}, "schedule.chunks", "nearest is 2. Try schedule.chunks=2."),
         ({"name": "v_min", "chunks": 4}, "schedule.chunks", "nearest is 2. Try schedule.chunks=2."),
         ({"name": "zb_h1", "memory_limit": 3}, "schedule.memory_limit", "applies to schedule=zb_auto only"),
@@ -75,10 +79,11 @@ def _file(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
+@pytest.mark.parametrize("name", [name for name in SPECS if name != "from_file"])
 def test_csv_round_trip(name: str, tmp_path: Path) -> None:
-    schedule = build(name, ranks=4, microbatches=6)
-    again = build("from_file", ranks=4, microbatches=6, file=_file(tmp_path, to_csv(schedule)))
+    schedule = build(name, ranks=4, microbatches=8)
+    again = build("from_file", ranks=4, microbatches=8, file=_file(tmp_path, to_csv(schedule)))
+    assert again.chunks == schedule.chunks
     assert again.actions == schedule.actions
     assert again.placement == schedule.placement
     assert to_csv(again) == to_csv(schedule)
@@ -164,9 +169,10 @@ def test_importing_is_light() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_large_schedules_are_simulated_quickly() -> None:
-    schedule: Schedule = build("1f1b", ranks=64, microbatches=128)
+@pytest.mark.parametrize(("name", "span"), [("1f1b", (512 + 63) * 3), ("zb_v", 512 * 3 + 31.5)])
+def test_large_schedules_are_simulated_quickly(name: str, span: float) -> None:
+    schedule = build(name, ranks=64, microbatches=512)
     begin = time.process_time()
     found = simulate(schedule, Costs())
-    assert time.process_time() - begin < 4.0  # about 0.15 s; linear, where a quadratic walk takes minutes
-    assert found.makespan == (128 + 63) * 3
+    assert time.process_time() - begin < 6.0  # about 0.4 and 1.3 s; linear, where a quadratic walk takes minutes
+    assert found.makespan == span

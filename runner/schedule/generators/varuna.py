@@ -1,7 +1,7 @@
 """Varuna's static order: activations are recomputed just in time for their gradient, except on the last rank.
 
 Source: Athlur et al., Varuna, 2022, and its schedule generator: a free rank prefers a backward to a recomputation to a
-forward, played with B = 2 F and R = F. What the paper does at run time, a forward where a gradient is late, is left out.
+forward, played with B = 2 F and R = F. What the paper does at run time, a forward where a gradient is late, is left.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ def _rule(limit: int, forward_first: bool, patient: bool, taper: int) -> Urgency
             warm_up = max(1, limit - taper * rank)
             if full or (not clock.backwards[rank] and clock.forwards[rank] >= warm_up):
                 return None
-        if action.op is Op.W and patient and not full:
-            if clock.next_arrival(rank) < clock.now + clock.duration(action):
-                return None
+        may_wait = action.op is Op.W and patient and not full
+        if may_wait and clock.next_arrival(rank) < clock.now + clock.duration(action):
+            return None
         return order[action.op], action.microbatch or 0
 
     return urgency

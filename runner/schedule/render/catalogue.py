@@ -11,8 +11,8 @@ from runner.schedule.specs import Formulas, ScheduleSpec
 __all__ = ["catalogue_json", "catalogue_text"]
 
 _LEGEND = (
-    "D ranks with equal stages, T micro-batches, v chunks per rank, rank r; F, B, I and W are the durations of a rank's\n"
-    "whole share: forward, backward, gradient of the input, gradient of the weights. Messages take no time."
+    "D ranks with equal stages, T micro-batches, v chunks per rank, rank r; F, B, I and W are the durations of a\n"
+    "rank's whole share: forward, backward, gradient of the input, gradient of the weights. Messages take no time."
 )
 
 
