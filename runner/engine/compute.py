@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -62,9 +62,7 @@ class Compute:
         start = time.perf_counter()
         with self._rank.transport.exclusive(), torch.set_grad_enabled(window.training):
             try:
-                with torch.autocast(
-                    self._rank.transport.device.type, self._autocast, enabled=self._autocast is not None
-                ):
+                with self._autocasting():
                     output = module(
                         enter_graph(value), self._seed_layers(window, microbatch) if window.training else None
                     )
@@ -80,6 +78,11 @@ class Compute:
             self._rank.buffers.put("graph", stage, microbatch, (value, output))
         elif stage < self._rank.view.num_stages - 1 and stage + 1 not in self._rank.stages:
             self._rank.buffers.put("output", stage, microbatch, output)
+
+    def _autocasting(self) -> AbstractContextManager[object]:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._rank.transport.device.type, self._autocast)
 
     def _input(self, window: Window, stage: int, microbatch: int) -> Any:
         if stage == 0:
