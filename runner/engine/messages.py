@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from runner.engine.context import RankContext, number_of
@@ -72,9 +71,8 @@ class Messages:
         stage, microbatch = action.stage, number_of(action)
         if not window.sizes[microbatch]:
             return True
-        if action.payload is Payload.ACTIVATION:
-            return (stage, *window.key(microbatch)) in self._specs
-        return self._rank.buffers.has("graph", stage, microbatch)
+        known = self._specs if action.payload is Payload.ACTIVATION else self._announced
+        return (stage, *window.key(microbatch)) in known
 
     def was_posted(self, action: Action) -> bool:
         """Whether a receive was posted before its turn; it is forgotten."""
@@ -100,8 +98,7 @@ class Messages:
                 if window.training
                 else (self._rank.buffers.take("output", stage, microbatch))
             )
-            self._announce((stage, *window.key(microbatch)), value, peer)
-            tensors = [tensor.detach() for tensor in flatten(value)[0]]
+            tensors = self._announce((stage, *window.key(microbatch)), value, peer)
         else:
             tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
         assert payload is not None
@@ -126,30 +123,34 @@ class Messages:
             self._sends.popleft()[0].wait()
         self._sends += sent
 
-    def _announce(self, key: tuple[int, bool, int, int], value: Any, peer: int) -> None:
+    def _announce(self, key: tuple[int, bool, int, int], value: Any, peer: int) -> list[Tensor]:
         """Tell the receiver a boundary's shapes the first time; later they must be the same.
+
+        Returns:
+            the boundary's tensors, without their history.
 
         Raises:
             RuntimeError: the same input shapes gave another output shape.
         """
-        spec = BoundarySpec.of(value)
+        tensors, structure = flatten(value)
         known = self._announced.get(key)
         if known is None:
-            self._rank.transport.send_bytes(spec.to_bytes(), peer, Channel.SPEC)
-            self._announced[key] = spec
-        elif known != spec:
+            known = BoundarySpec.of(tensors, structure)
+            self._rank.transport.send_bytes(known.to_bytes(), peer, Channel.SPEC)
+            self._announced[key] = known
+        elif not known.describes(tensors, structure):
             raise RuntimeError(
-                f"stage {key[0]} gave {spec.tensors} where inputs of the same shape gave {known.tensors} before: "
-                "shapes between stages may depend on the input's shape only"
+                f"stage {key[0]} gave {BoundarySpec.of(tensors, structure).tensors} where inputs of the same shape "
+                f"gave {known.tensors} before: shapes between stages may depend on the input's shape only"
             )
+        return [tensor.detach() for tensor in tensors]
 
     def receive(self, window: Window, action: Action) -> None:
         """Post the receive of a stage's input, or of the gradient of its output."""
         stage, microbatch, payload = action.stage, number_of(action), action.payload
         if not window.sizes[microbatch]:
             return
-        peer = self._peer(action)
-        spec = None
+        peer, spec = self._peer(action), None
         if payload is Payload.ACTIVATION:
             key = (stage, *window.key(microbatch))
             if key not in self._specs:
@@ -157,9 +158,7 @@ class Messages:
             spec = self._specs[key]
             tensors = spec.allocate(self._rank.transport.device)
         else:
-            output = self._rank.buffers.peek("graph", stage, microbatch)[1]
-            needed = [t for t in flatten(output)[0] if t.requires_grad]
-            tensors = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in needed]
+            tensors = self._announced[stage, *window.key(microbatch)].allocate_gradients(self._rank.transport.device)
         assert payload is not None
         handles = [self._rank.transport.receive(tensor.detach(), peer, _CHANNELS[payload]) for tensor in tensors]
         kind = "input" if payload is Payload.ACTIVATION else "gradient"

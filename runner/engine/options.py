@@ -26,6 +26,8 @@ class EngineOptions:
         skip_nonfinite: a step whose loss or gradients are not finite is skipped, on every rank, instead of ending the
             run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
         compile: the layers are compiled.
+        link_delay_seconds: added to every message between ranks, for experiments.
+        link_bytes_per_second: what messages are slowed down to, for experiments; None: not.
     """
 
     microbatches: int
@@ -37,6 +39,8 @@ class EngineOptions:
     scaling: LossScaling | None = None
     skip_nonfinite: bool = False
     compile: bool = False
+    link_delay_seconds: float = 0.0
+    link_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True)

@@ -66,31 +66,50 @@ class Window:
 
 @dataclass(frozen=True)
 class BoundarySpec:
-    """Shapes of what crosses one boundary: announced once, then known to both ends."""
+    """Shapes of what crosses one boundary: announced once, then known to both ends.
+
+    Args:
+        structure: how the tensors are put together.
+        tensors: shape, dtype and requires_grad of each.
+    """
 
     structure: Structure
-    tensors: tuple[tuple[tuple[int, ...], str, bool], ...]  # shape, dtype, requires_grad
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
 
     @classmethod
-    def of(cls, value: Any) -> BoundarySpec:
-        tensors, structure = flatten(value)
-        specs = ((tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors)
-        return cls(structure, tuple(specs))
+    def of(cls, tensors: Sequence[Tensor], structure: Structure) -> BoundarySpec:
+        """Of a flattened boundary."""
+        return cls(structure, tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors))
+
+    def describes(self, tensors: Sequence[Tensor], structure: Structure) -> bool:
+        """Whether a flattened boundary has these shapes; compares without building another."""
+        return (
+            len(tensors) == len(self.tensors)
+            and all(
+                tensor.shape == shape and tensor.dtype == dtype and tensor.requires_grad == grad
+                for tensor, (shape, dtype, grad) in zip(tensors, self.tensors, strict=True)
+            )
+            and structure == self.structure
+        )
 
     def to_bytes(self) -> bytes:
-        return json.dumps([self.structure, self.tensors]).encode()
+        tensors = [(shape, str(dtype).removeprefix("torch."), grad) for shape, dtype, grad in self.tensors]
+        return json.dumps([self.structure, tensors]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BoundarySpec:
         structure, tensors = json.loads(data)
-        return cls(structure, tuple((tuple(shape), dtype, grad) for shape, dtype, grad in tensors))
+        return cls(structure, tuple((tuple(shape), getattr(torch, dtype), grad) for shape, dtype, grad in tensors))
 
     def allocate(self, device: torch.device) -> list[Tensor]:
         """Empty tensors of these shapes, leaves that require gradients where the sender's do."""
         return [
-            torch.empty(shape, dtype=getattr(torch, dtype), device=device).requires_grad_(grad)
-            for shape, dtype, grad in self.tensors
+            torch.empty(shape, dtype=dtype, device=device, requires_grad=grad) for shape, dtype, grad in self.tensors
         ]
+
+    def allocate_gradients(self, device: torch.device) -> list[Tensor]:
+        """Empty tensors for the gradients of those that require them."""
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, grad in self.tensors if grad]
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
         return unflatten(tensors, self.structure)
