@@ -18,6 +18,7 @@ __all__ = [
     "PROFILE_FILE",
     "Recomputation",
     "SecondsSource",
+    "SharedWeight",
     "SplitBackward",
     "profile_from_json",
     "read_profile",
@@ -108,6 +109,21 @@ class LayerProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedWeight:
+    """A weight that several layers count as theirs.
+
+    Args:
+        layers: their indices, each once.
+        weight_bytes: of it.
+        gradient_bytes: of its gradient; 0 where it is frozen.
+    """
+
+    layers: tuple[int, ...]
+    weight_bytes: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """A whole model: its layers in order, and the loss as one more layer without parameters.
 
@@ -123,6 +139,7 @@ class ModelProfile:
         tokens_per_sample: for tokens/s; None where a sample is not a sequence of tokens.
         master_bytes_per_gradient_byte: of fp32 master weights; 0 where the optimizer updates the weights themselves.
             A step with masters makes gradients as wide as they are, and drops them.
+        shared: weights of several layers; a rank holds one for all of its layers.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -135,6 +152,7 @@ class ModelProfile:
     optimizer_seconds_per_byte: float
     tokens_per_sample: int | None = None
     master_bytes_per_gradient_byte: float = 0.0
+    shared: tuple[SharedWeight, ...] = ()
 
     def to_json(self) -> str:
         """The profile as one JSON document; numbers in full precision."""
@@ -145,7 +163,8 @@ def profile_from_json(text: str) -> ModelProfile:
     """The inverse of :meth:`ModelProfile.to_json`. Raises TypeError or KeyError where it is no profile."""
     document = json.loads(text)
     layers = tuple(_layer(layer) for layer in document.pop("layers"))
-    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), **document)
+    shared = tuple(SharedWeight(**{**each, "layers": tuple(each["layers"])}) for each in document.pop("shared", ()))
+    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), shared=shared, **document)
 
 
 def _layer(document: dict[str, Any]) -> LayerProfile:

@@ -301,12 +301,14 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
 
 
 def _machine(config: RunConfig) -> Iterator[Problem]:
-    hardware, launcher = config.hardware, config.launcher
+    hardware, launcher, transport = config.hardware, config.launcher, config.transport
     for precision, flops in hardware.flops.items():
         yield from _positive(f"hardware.flops.{precision}", flops, "1e12")
     yield from _positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
     yield from _positive("hardware.link_bytes_per_second", hardware.link_bytes_per_second, "1e9")
     yield from _not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
+    yield from _not_negative("transport.delay_seconds", transport.delay_seconds)
+    yield from _positive("transport.bytes_per_second", transport.bytes_per_second, "1e9")
     yield from _positive("launcher.rendezvous_timeout_seconds", launcher.rendezvous_timeout_seconds, "60")
     yield from _positive("launcher.step_timeout_seconds", launcher.step_timeout_seconds, "600")
     for key in ("F", "B", "I", "W", "comm"):

@@ -33,6 +33,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "TrainerConfig",
+    "TransportConfig",
     "ZeroConfig",
 ]
 
@@ -208,6 +209,14 @@ class CostConfig:
 
 
 @dataclass
+class TransportConfig:
+    """A link slower than the machine's, for experiments: messages between ranks are held back."""
+
+    delay_seconds: float = 0.0  # added to every message
+    bytes_per_second: float | None = None  # of a link in one direction; null = its own speed
+
+
+@dataclass
 class LauncherConfig:
     name: str = "local"
     rendezvous_timeout_seconds: float = 60.0  # until all ranks have met
@@ -255,6 +264,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     cost: CostConfig = field(default_factory=CostConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)

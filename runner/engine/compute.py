@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -114,11 +114,16 @@ class Compute:
     def _run(self, window: Window, stage: int, microbatch: int, value: Any, *, counts: bool) -> Any:
         """A stage's output for its input; of the last stage its loss, which the window's may count."""
         module, seed = self._rank.stages[stage], self._seed_layers(window, microbatch) if window.training else None
-        with torch.autocast(self._rank.transport.device.type, self._autocast, enabled=self._autocast is not None):
+        with self._autocasting():
             output = module(enter_graph(value), seed)
         if stage == self._rank.view.num_stages - 1:
             output = self._lose(window, microbatch, output, counts=counts)
         return output
+
+    def _autocasting(self) -> AbstractContextManager[object]:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._rank.transport.device.type, self._autocast)
 
     def _input(self, window: Window, stage: int, microbatch: int) -> Any:
         if stage == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
+from runner.launch.allocator import allocator_variables
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
 from runner.launch.rank import STORE_FD_VARIABLE, TRAIN_ENTRY
 from runner.launch.supervise import Ending, ProcessSpec, name_of_signal, supervise
@@ -72,6 +74,7 @@ def run_ranks(launch: Launch) -> Outcome:
 
 def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
     environment = {
+        **allocator_variables(os.environ),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(launch.world_size),

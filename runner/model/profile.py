@@ -35,10 +35,11 @@ from runner.model.precision import autocast_of, cast_module, dtype_of, to_precis
 from runner.model.profile_cache import cached_profile
 from runner.model.saved_scan import scan_forward
 from runner.model.split_scan import split_figures
+from runner.model.ties import find_ties
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
-from runner.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile, SharedWeight
 
 __all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision"]
 
@@ -179,7 +180,22 @@ def profile_layers(
         optimizer_bytes_per_gradient_byte=0.0,
         optimizer_seconds_per_byte=0.0,
         tokens_per_sample=_tokens_per_sample(targets),
+        shared=_shared_weights(sources, dtype),
     )
+
+
+def _shared_weights(sources: Sequence[LayerSource], dtype: torch.dtype) -> tuple[SharedWeight, ...]:
+    given = {source.index: source for source in sources if source.given is not None}
+    found = []
+    for tie in find_ties(sources):
+        source = given[tie.layers[0]]
+        assert source.given is not None
+        weight = next(
+            p for name, p in source.given.named_parameters(remove_duplicate=False) if source.full_name(name) == tie.name
+        )
+        num_bytes = weight.numel() * (dtype.itemsize if weight.is_floating_point() else weight.element_size())
+        found.append(SharedWeight(tie.layers, num_bytes, num_bytes if weight.requires_grad else 0))
+    return tuple(found)
 
 
 def _refuse_hidden_ties(source: LayerSource, module: nn.Module, owners: WeakIdKeyDictionary) -> None:

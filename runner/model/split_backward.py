@@ -229,7 +229,7 @@ def _weights_of(graph: _Graph, product: _Node) -> Iterator[tuple[_Node, Callable
         if operand not in WEIGHT_OPERANDS[type(product).__name__]:
             continue
         views: list[_Node] = []
-        while type(node).__name__ in _VIEWS and graph.uses[node] == 1:
+        while _is_passed(node) and graph.uses[node] == 1:
             views.append(node)
             node = node.next_functions[0][0]
         if type(node).__name__ != _ACCUMULATE:
@@ -243,3 +243,15 @@ def _weights_of(graph: _Graph, product: _Node) -> Iterator[tuple[_Node, Callable
             return None if formula is None else _Contribution(formula, views, (-last._sequence_nr(), operand))
 
         yield node, make
+
+
+def _is_passed(node: _Node) -> bool:
+    """Whether a weight reaches its product through ``node`` without being needed by anything else.
+
+    Besides views, a :class:`torch.autograd.Function` of the weight alone that saves no tensors: its backward can run
+    at W.
+    """
+    if type(node).__name__ in _VIEWS:
+        return True
+    of_function = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return of_function and not node._raw_saved_tensors and all(other is None for other, _ in node.next_functions[1:])

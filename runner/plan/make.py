@@ -165,6 +165,7 @@ def _assemble(
     figures = stage_figures(costs, layers)
     program = lower(schedule)
     link = machine.link or Link(config.hardware.link_latency_seconds, config.hardware.link_bytes_per_second)
+    link = link.slowed(config.transport.delay_seconds, config.transport.bytes_per_second)
     if link.bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
         notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
     return RunPlan(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from runner.plan.rank_walk import RankWalk
 from runner.plan.stages import LayerRanges, StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
-from runner.profile import ModelProfile
+from runner.profile import ModelProfile, SharedWeight
 from runner.schedule.values import Op, Program, Schedule
 
 __all__ = [
@@ -194,15 +194,22 @@ class StageMemoryLimit:
 
 
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:
-    """What a rank holds all the time."""
-    gradients = sum(stage.gradient_bytes for stage in stages)
+    """What a rank holds all the time; of a weight that several of its layers share, one."""
+    spare = [(weight, _spare_copies(weight, stages)) for weight in profile.shared]
+    gradients = sum(stage.gradient_bytes for stage in stages) - sum(n * weight.gradient_bytes for weight, n in spare)
     return MemoryParts(
-        weights=sum(stage.weight_bytes for stage in stages),
+        weights=sum(stage.weight_bytes for stage in stages) - sum(n * weight.weight_bytes for weight, n in spare),
         gradients=gradients,
         optimizer=round(profile.optimizer_bytes_per_gradient_byte * gradients),
         activations=0,
         buffers=batch_bytes,
     )
+
+
+def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
+    """How often these stages' layers count a weight that is there once."""
+    uses = sum(stage.first <= layer <= stage.last for layer in weight.layers for stage in stages)
+    return max(0, uses - 1)
 
 
 def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:

@@ -94,6 +94,12 @@ class Link:
         transfer = num_bytes / self.bytes_per_second if self.bytes_per_second else 0.0
         return self.latency_seconds + transfer if num_bytes else 0.0
 
+    def slowed(self, delay_seconds: float, bytes_per_second: float | None) -> Link:
+        """Behind another link, which a message passes first."""
+        speeds = [speed for speed in (self.bytes_per_second, bytes_per_second) if speed]
+        seconds_per_byte = sum(1 / speed for speed in speeds)
+        return Link(self.latency_seconds + delay_seconds, 1 / seconds_per_byte if speeds else None)
+
 
 @dataclass(frozen=True, slots=True)
 class TimePrediction:

@@ -26,17 +26,20 @@ _TWO_CHUNKS = Legal("2 or null, one down and one up the V", lambda ranks, chunks
 _EVEN_CHUNKS = Legal("even or null, two for each wave", lambda ranks, chunks: chunks % 2 == 0)
 
 _LOOPED_SLOTS = "((v - 1) * max(T, D) + T + D - 1)"
+_V_HALF_IDLE = "(7 * D - (7 if D % 2 else 4)) * F / 4"
+_V_MIN_IDLE = "(4 * D - (5 if D % 3 else 3)) * F / 2"
 _EQUAL = "F == I == W and B == I + W"
 
 
 def _pipeline(peak: str) -> Formulas:
     """Of gpipe, 1f1b and its relatives, which differ in memory alone."""
-    return Formulas("(T + D - 1) * (F + B)", "(D - 1) / (T + D - 1)", peak)
+    return Formulas("(T + D - 1) * (F + B)", "(D - 1) / (T + D - 1)", peak, "(D - 1) * (F + B)")
 
 
 def _looped(peak: str) -> Formulas:
     """Of both looping schedules; with T >= D the bubble is (D - 1) / (v T + D - 1)."""
-    return Formulas(f"{_LOOPED_SLOTS} * (F + B) / v", f"1 - v * T / {_LOOPED_SLOTS}", peak)
+    idle = f"({_LOOPED_SLOTS} / v - T) * (F + B)"
+    return Formulas(f"{_LOOPED_SLOTS} * (F + B) / v", f"1 - v * T / {_LOOPED_SLOTS}", peak, idle)
 
 
 def _zero_bubble(extra: str, peak: str, inner_idle: str, when: str) -> Formulas:
@@ -88,7 +91,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         name="naive",
         description="one micro-batch at a time through all ranks and back",
         source="the baseline of every pipeline paper",
-        formulas=Formulas("T * D * (F + B)", "(D - 1) / D", "1"),
+        formulas=Formulas("T * D * (F + B)", "(D - 1) / D", "1", "T * (D - 1) * (F + B)"),
         generate=lambda request: naive(request.ranks, request.microbatches),
         one_rank=True,
     ),
@@ -172,7 +175,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         name="v_half",
         description="a V with half of 1f1b's activations and about its bubble",
         source="Qi et al., Pipeline Parallelism with Controllable Memory, 2024",
-        formulas=_zero_bubble("(7 * D - (7 if D % 2 else 4)) * F / 4", "D // 2 + 1", "", f"T > D and {_EQUAL}"),
+        formulas=_zero_bubble(_V_HALF_IDLE, "D // 2 + 1", _V_HALF_IDLE, f"T > D and {_EQUAL}"),
         generate=lambda request: v_half(request.ranks, request.microbatches),
         default_chunks=2,
         chunks=_TWO_CHUNKS,
@@ -182,10 +185,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         description="a V with a third of 1f1b's activations, the least there is; suffers where F, I and W differ",
         source="Qi et al., Pipeline Parallelism with Controllable Memory, 2024",
         formulas=_zero_bubble(
-            "(4 * D - (5 if D % 3 else 3)) * F / 2",
-            "(D + 4) // 3 - (D % 3 == 2 and r % 3 == 0)",
-            "",
-            f"T >= D and {_EQUAL}",
+            _V_MIN_IDLE, "(D + 4) // 3 - (D % 3 == 2 and r % 3 == 0)", _V_MIN_IDLE, f"T >= D and {_EQUAL}"
         ),
         generate=lambda request: v_min(request.ranks, request.microbatches),
         default_chunks=2,

@@ -45,14 +45,14 @@ class Formulas:
         bubble_ratio: idle / total rank time over the span.
         peak_activations: on rank r, in micro-batches of its whole share.
         inner_idle: most idle time of a rank between its first and its last action: what is left of the bubble where
-            steps run into each other. Empty where no source counts it.
+            steps run into each other.
         when: what the durations and T must satisfy for all of these; ``True``: nothing.
     """
 
     span: str
     bubble_ratio: str
     peak_activations: str
-    inner_idle: str = ""
+    inner_idle: str
     when: str = "True"
 
 

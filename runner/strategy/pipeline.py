@@ -11,6 +11,7 @@ one in its SIGTERM handler.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, cast, runtime_checkable
@@ -30,7 +31,9 @@ from runner.engine.memory_meter import MemoryMeter
 from runner.engine.ties import holder_groups, tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_alone import AloneTransport
+from runner.engine.transport_delayed import DelayedTransport
 from runner.engine.transport_processes import ProcessTransport
+from runner.engine.transport_sockets import SocketTransport
 from runner.engine.window import StepBatch
 from runner.memory.apply.install import install
 from runner.memory.solve.values import ActivationPlan
@@ -229,7 +232,17 @@ class PipelineStrategy(WholeCheckpointStrategy):
         pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
         positions = range(len(pipelines[0]))
         replicas = [topology.data_group(position) for position in positions]
-        return ProcessTransport(self.root_device, [*pipelines, *replicas, *holders])
+        transport = self._undelayed([*pipelines, *replicas, *holders])
+        delay, speed = self.options.link_delay_seconds, self.options.link_bytes_per_second
+        if not delay and speed is None:
+            return transport
+        return DelayedTransport(transport, delay_seconds=delay, bytes_per_second=speed)
+
+    def _undelayed(self, groups: Sequence[Sequence[int]]) -> Transport:
+        """Sockets where one launcher started all ranks on this machine, which has no accelerator; else a backend's."""
+        if self._device_type == "cpu" and int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == self.world_size:
+            return SocketTransport(groups, timeout_seconds=self._timeout.total_seconds())
+        return ProcessTransport(self.root_device, groups)
 
     # A step
 

@@ -199,6 +199,8 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         skip_nonfinite=config.trainer.on_nonfinite == "skip",
         compile=config.compile,
         post_validation=config.schedule.post_validation,
+        link_delay_seconds=config.transport.delay_seconds,
+        link_bytes_per_second=config.transport.bytes_per_second,
     )
     timeout = config.launcher.step_timeout_seconds
     return PipelineStrategy(plan, options, device=device_type(config), timeout_seconds=timeout)

@@ -161,6 +161,15 @@ def test_schedule_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(name in shown for name in options("schedule", (shipped_conf(),)))
 
 
+def test_the_list_of_schedules_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "--list", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert {"zb_v", "gpipe", "from_file"} <= {entry["name"] for entry in entries}
+    keys = {"name", "aliases", "kind", "data_unit", "description", "default_chunks", "constraints", "formulas", "source"}
+    assert all(set(entry) == keys for entry in entries)
+
+
+
 def test_plan_prints_the_document_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "model=mlp", "parallelism.pipeline=2", "schedule.microbatches=4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -102,6 +102,8 @@ def told(*overrides: str) -> list[str]:
         ("hardware.flops.fp32=0", "hardware.flops.fp32 = 0.0: must be a finite number above 0. Try hardware.flops.fp32=1e12."),
         ("hardware.memory_bytes=0", "hardware.memory_bytes = 0.0: must be a finite number above 0. Try hardware.memory_bytes=8e9."),
         ("hardware.link_bytes_per_second=-1", "hardware.link_bytes_per_second = -1.0: must be a finite number above 0. Try hardware.link_bytes_per_second=1e9."),
+        ("transport.delay_seconds=-1", "transport.delay_seconds = -1.0: must be a finite number, 0 or above. Try transport.delay_seconds=0."),
+        ("transport.bytes_per_second=0", "transport.bytes_per_second = 0.0: must be a finite number above 0. Try transport.bytes_per_second=1e9."),
         ("hardware.link_latency_seconds=-1", "hardware.link_latency_seconds = -1.0: must be a finite number, 0 or above. Try hardware.link_latency_seconds=0."),
         ("launcher.rendezvous_timeout_seconds=0", "launcher.rendezvous_timeout_seconds = 0.0: must be a finite number above 0. Try launcher.rendezvous_timeout_seconds=60."),
         ("launcher.step_timeout_seconds=0", "launcher.step_timeout_seconds = 0.0: must be a finite number above 0. Try launcher.step_timeout_seconds=600."),

@@ -48,10 +48,15 @@ def exchange(transport: SocketTransport, rank: int, peer: int) -> None:
 
 def kinds(transport: SocketTransport, rank: int, peer: int) -> None:
     """Channels do not mix, and every kind of tensor arrives."""
-    sent = [torch.tensor(3.5), torch.ones(2, 3, dtype=torch.bfloat16), torch.tensor([1 + 2j]), torch.tensor([True])]
-    for tensor, channel in zip(sent, (Channel.ACTIVATION, Channel.GRADIENT, Channel.HEADER, Channel.TOTALS), strict=True):
+    sent = {
+        Channel.ACTIVATION: torch.tensor(3.5),
+        Channel.GRADIENT: torch.ones(2, 3, dtype=torch.bfloat16),
+        Channel.HEADER: torch.tensor([1 + 2j]),
+        Channel.TOTALS: torch.tensor([True]),
+    }
+    for channel, tensor in sent.items():
         transport.send(tensor, peer, channel).wait()
-    for tensor, channel in reversed(list(zip(sent, list(Channel)[:3] + [Channel.TOTALS], strict=True))):
+    for channel, tensor in reversed(sent.items()):
         received = torch.empty_like(tensor)
         transport.receive(received, peer, channel).wait()
         assert torch.equal(received, tensor)

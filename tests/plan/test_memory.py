@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from orders import in_order
 from plan_profiles import layer, model
 
 from runner.plan.memory import (
@@ -14,7 +15,7 @@ from runner.plan.memory import (
 from runner.plan.partition import uniform
 from runner.plan.stages import stage_figures
 from runner.plan.values import MemoryParts, MemoryPrediction
-from runner.profile import ModelProfile
+from runner.profile import ModelProfile, SharedWeight, SplitBackward
 from runner.schedule import registry
 from runner.schedule.lower import lower
 from runner.schedule.values import Action, Op, Schedule
@@ -119,3 +120,26 @@ def test_hopeless_is_never_said_of_what_fits() -> None:
         for first in range(6):
             for last in range(first, 6):
                 assert not (bound.fits(first, last, 0) and bound.hopeless(first, last, 0))
+
+
+def test_a_weight_of_two_layers_is_held_once_by_a_rank_and_once_by_each_of_two() -> None:
+    shared = (SharedWeight((0, 3), weight_bytes=40, gradient_bytes=40),)
+    profile = model([layer()] * 4, shared=shared)
+    figures = stage_figures(profile, uniform(4, 4))
+    for placement, weights in (((0, 1, 1, 0), [40, 80]), ((0, 1, 0, 1), [80, 80])):
+        schedule = in_order(placement, 2)
+        parts = predict_memory(lower(schedule), profile, figures, batch_samples=2, temporaries=0).parts
+        assert [part.weights for part in parts] == weights
+        assert [part.gradients for part in parts] == weights
+        assert [part.optimizer for part in parts] == [2 * each for each in weights]
+
+
+def test_a_split_backward_leaves_what_the_profile_says() -> None:
+    """A layer leaves 36 to W, of its input 10, and the whole gradient of its output, 10."""
+    split = SplitBackward(deferred_bytes=36, input_bytes=10, gradient_bytes=10, transient_bytes=12)
+    profile = model([layer(split=split)] * 4)
+    (figures,) = stage_figures(profile, ((0, 3),))
+    assert figures.deferred_bytes == 4 * (36 + 10) + 3 * 10
+    # In the first layer's I: its own 30, its output's gradient and its 12; of the second 46 (its input is the first's
+    # output, still counted there), of the third and fourth 56 each. The loss holds nothing.
+    assert figures.input_backward_peak_bytes == 30 + 10 + 12 + 46 + 2 * 56 - 4 * 30

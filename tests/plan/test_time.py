@@ -100,3 +100,10 @@ def test_hardware_without_the_precision_is_refused() -> None:
     hardware = HardwareConfig(name="made_up", flops={"fp32": 100.0})
     with pytest.raises(RequestError, match=r"hardware = made_up: states no FLOP/s for precision bf16 \(stated: fp32\)"):
         with_estimated_seconds(model([layer()]), hardware, "bf16")
+
+
+def test_an_injected_link_is_passed_before_the_machine_s() -> None:
+    link = Link(1.0, 100.0).slowed(0.5, 50.0)
+    assert link.seconds(100) == pytest.approx(1.0 + 1.0 + 0.5 + 2.0)
+    assert Link().slowed(0.25, None) == Link(0.25, None)
+    assert Link(0.0, 10.0).slowed(0.0, None) == Link(0.0, 10.0)

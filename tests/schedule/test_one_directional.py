@@ -184,8 +184,7 @@ def _follows(formulas: Formulas, schedule: Schedule, costs: Costs) -> None:
     assert found.bubble_ratio == pytest.approx(_closed(formulas.bubble_ratio, schedule, costs)), where
     peaks = [_closed(formulas.peak_activations, schedule, costs, rank) for rank in range(schedule.ranks)]
     assert found.peak_activations == pytest.approx(peaks), where
-    if formulas.inner_idle:
-        assert max(found.inner_idle) == pytest.approx(_closed(formulas.inner_idle, schedule, costs)), where
+    assert max(found.inner_idle) == pytest.approx(_closed(formulas.inner_idle, schedule, costs)), where
 
 
 def _runs(schedule: Schedule) -> None:

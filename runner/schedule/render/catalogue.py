@@ -17,8 +17,8 @@ _LEGEND = (
 
 
 def catalogue_json() -> list[dict[str, Any]]:
-    """One entry per schedule. ``formulas`` is null where an order is searched for or the user's own; ``inner_idle``
-    where no source counts it; ``when`` where the formulas hold always."""
+    """One entry per schedule. ``formulas`` is null where an order is searched for or the user's own, ``when`` where the
+    formulas hold always."""
     return [
         {
             "name": spec.name,
@@ -53,7 +53,7 @@ def _entry(spec: ScheduleSpec) -> str:
 
 
 def _formulas(formulas: Formulas) -> dict[str, str | None]:
-    return {name: None if formula in ("", "True") else formula for name, formula in asdict(formulas).items()}
+    return {name: None if formula == "True" else formula for name, formula in asdict(formulas).items()}
 
 
 def _aliases(spec: ScheduleSpec) -> list[str]:
