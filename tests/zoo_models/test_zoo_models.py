@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from runner.engine.loss_scale import LossScaling
 from runner.engine.transport_threads import run_ranks
 from runner.model.chain import segments_of
 from runner.model.layers import mix_seed
+from runner.model.precision import cast_module, to_precision
 from runner.model.ties import find_ties, with_all_names
 from runner.model.trace import trace
 
@@ -33,12 +34,11 @@ ENGINE: dict[str, dict[str, object]] = {
     "fp16": {"dtype": torch.float16, "masters": True, "scaling": SCALING},
     "fp16_mixed": {"autocast": torch.float16, "scaling": SCALING},
 }
-MATRIX = {
-    "precision": list(ENGINE),
-    "name": list(ZOO),
-    "schedule": ["gpipe", "1f1b"],
-    "pipeline": [2, 3],
-}
+LAYOUTS = {"name": list(ZOO), "schedule": ["gpipe", "1f1b"], "pipeline": [2, 3]}
+CASES = [
+    *covering({"precision": ["fp32"], **LAYOUTS}, strength=1, seed=0),
+    *covering({"precision": [name for name in ENGINE if name != "fp32"], **LAYOUTS}, strength=1, seed=1),
+]
 # What the order of a weight's gradients, in two stages apart, may change: steps of the format it is summed in.
 TOLERANCE = {
     "fp32": {"rtol": 1e-4, "atol": 1e-6},
@@ -70,6 +70,14 @@ def in_one_process(case: Case, batches, validation, precision: str, count: int =
     return losses, model, validate(plain, model, case.loss, validation, count)
 
 
+@cache
+def traced(case: Case, dtype: torch.dtype, pipeline: int):
+    """The model's segments as a request of this precision has them."""
+    model = made(case)
+    programs = trace(cast_module(model, dtype), to_precision(batch_of(case, 3, 99)[0], dtype), "zoo")
+    return segments_of(model, programs, None, wanted=pipeline - 1)
+
+
 def copied(chain):
     """A rank's own copy of all layers; what is tied in the one is tied in the other."""
     modules = deepcopy([layer.given for layer in chain])
@@ -83,8 +91,7 @@ def in_a_pipeline(
     case: Case, batches, validation, precision: str, schedule: str, pipeline: int, count: int = COUNT, **options
 ):
     """Losses by rank, all weights under all their names, and the validation loss."""
-    model = made(case)
-    chain = segments_of(model, trace(model, batch_of(case, 3, 99)[0], "zoo"), None, wanted=pipeline - 1)
+    chain = traced(case, ENGINE[precision].get("dtype", torch.float32), pipeline)
     chains = [copied(chain) for _ in range(pipeline)]
 
     def run(transport):
@@ -127,7 +134,7 @@ def check(case: Case, precision: str, schedule: str, pipeline: int, batches, val
     assert found_validation == pytest.approx(expected_validation, rel=loss_tolerance)
 
 
-@pytest.mark.parametrize(list(MATRIX), covering(MATRIX, strength=2, seed=1))
+@pytest.mark.parametrize(["precision", *LAYOUTS], CASES)
 def test_a_pipeline_equals_one_process(precision, name, schedule, pipeline):
     case = ZOO[name]
     batches = [batch_of(case, SAMPLES, seed) for seed in range(STEPS)]
