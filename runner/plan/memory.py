@@ -3,8 +3,9 @@
 The walk mirrors what the engine holds: a boundary input from the moment its receive is posted to the end of
 its micro-batch's backward, what autograd saved from forward to backward, the gradient of a boundary from when
 its receive is posted to the end of the backward that uses it, the gradient of an input until its message has
-left (the next one to leave finds it gone). Gradients are one persistent flat buffer, reduced in place. Ranks
-with a first or last stage hold the batch of a whole step.
+left (the next one to leave finds it gone). Receives that follow a compute action are posted before it. Gradients
+are one persistent flat buffer, reduced in place. The ranks of the first and the last stage hold a whole step's inputs
+and targets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import cache, cached_property
 from runner.plan.stages import LayerRanges, StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile
-from runner.schedule.values import Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
 
 __all__ = [
     "StageMemoryLimit",
@@ -53,12 +54,11 @@ def predict_memory(
         temporaries: see :func:`optimizer_temporaries`.
     """
     schedule = program.schedule
-    batch = -(-(profile.input_bytes + profile.target_bytes) * batch_samples // profile.samples)
     parts = []
     for rank, actions in enumerate(program.actions):
         stages = schedule.stages_of(rank)
-        has_data = 0 in stages or schedule.stages - 1 in stages
-        states = _states([figures[stage] for stage in stages], profile, batch if has_data else 0)
+        batch = _batch_bytes(profile, schedule, rank, batch_samples)
+        states = _states([figures[stage] for stage in stages], profile, batch)
         held = [figures[stage] for stage in stages]
         step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
         step_bytes += _wide_gradients(held, profile)
@@ -107,11 +107,10 @@ class StageMemoryLimit:
         cls, profile: ModelProfile, schedule: Schedule, rank_limit_bytes: int, *, batch_samples: int, temporaries: int
     ) -> StageMemoryLimit:
         """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
-        batch = -(-(profile.input_bytes + profile.target_bytes) * batch_samples // profile.samples)
         limits = [rank_limit_bytes] * schedule.stages
         for rank in range(schedule.ranks):
             stages = schedule.stages_of(rank)
-            held = batch if 0 in stages or schedule.stages - 1 in stages else 0
+            held = _batch_bytes(profile, schedule, rank, batch_samples)
             for stage in stages:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
         return cls(profile, in_flight_microbatches(schedule), tuple(limits), temporaries)
@@ -135,6 +134,14 @@ class StageMemoryLimit:
     def _states(self, figures: StageFigures) -> int:
         optimizer = self.profile.optimizer_bytes_per_gradient_byte * figures.gradient_bytes
         return figures.weight_bytes + figures.gradient_bytes + round(optimizer)
+
+
+def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
+    """What a rank holds of a step's batch: inputs with the first stage, targets with the last."""
+    stages = schedule.stages_of(rank)
+    inputs = profile.input_bytes if 0 in stages else 0
+    targets = profile.target_bytes if schedule.stages - 1 in stages else 0
+    return -(-(inputs + targets) * samples // profile.samples)
 
 
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:
@@ -173,12 +180,17 @@ class _RankWalk:
         self._activations = 0
         self._held = 0  # boundary tensors
         self._leaving: dict[int, int] = {}  # stage -> bytes of its last gradient message, still on its way
+        self._forwarded: set[tuple[int, int | None]] = set()
         self._peak = (0, 0, 0)  # activations, held, optimizer temporaries: at the moment when their sum was largest
 
     def peak(self, actions: Sequence[Action]) -> MemoryParts:
         """The parts at the peak over these actions."""
-        for action in actions:
-            self._play(action)
+        posted = 0
+        for index, action in enumerate(actions):
+            if action.op in COMPUTE:
+                posted = self._post_ahead(actions, max(posted, index + 1))
+            if index >= posted or action.op is not Op.RECV:
+                self._play(action)
         activations, held, step = self._peak
         states = self._states
         return MemoryParts(
@@ -189,10 +201,25 @@ class _RankWalk:
             buffers=states.buffers + held,
         )
 
+    def _post_ahead(self, actions: Sequence[Action], start: int) -> int:
+        """Post the receives before the next compute; the index after the last one. A gradient's shape is known by F."""
+        posted = start
+        for index in range(start, len(actions)):
+            action = actions[index]
+            if action.op in COMPUTE:
+                break
+            if action.op is Op.RECV:
+                if action.payload is Payload.GRADIENT and (action.stage, action.microbatch) not in self._forwarded:
+                    break
+                self._play(action)
+                posted = index + 1
+        return posted
+
     def _play(self, action: Action) -> None:
         figures = self._figures[action.stage]
         if action.op is Op.F:
             self._see(figures.forward_peak_bytes)
+            self._forwarded.add((action.stage, action.microbatch))
             self._activations += figures.saved_bytes
         elif action.op is Op.B or action.op is Op.I:
             self._backward(action, figures)

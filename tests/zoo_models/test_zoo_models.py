@@ -134,7 +134,7 @@ def check(case: Case, precision: str, schedule: str, pipeline: int, batches, val
     assert found_validation == pytest.approx(expected_validation, rel=loss_tolerance)
 
 
-@pytest.mark.parametrize(["precision", *LAYOUTS], CASES)
+@pytest.mark.parametrize(("precision", *LAYOUTS), CASES)
 def test_a_pipeline_equals_one_process(precision, name, schedule, pipeline):
     case = ZOO[name]
     batches = [batch_of(case, SAMPLES, seed) for seed in range(STEPS)]
