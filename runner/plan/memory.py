@@ -90,12 +90,14 @@ class StageMemoryLimit:
         profile: of the largest micro-batch.
         in_flight: per stage.
         limit_bytes: per stage: its rank's limit / the rank's stages, without what the rank holds anyway.
+        held_bytes: per stage: the part of what its rank holds anyway that counts for it.
         temporaries: see :func:`optimizer_temporaries`.
     """
 
     profile: ModelProfile
     in_flight: tuple[int, ...]
     limit_bytes: tuple[int, ...]
+    held_bytes: tuple[int, ...]
     temporaries: int = _ADAM_TEMPORARIES
 
     @cached_property
@@ -108,28 +110,43 @@ class StageMemoryLimit:
     ) -> StageMemoryLimit:
         """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
         limits = [rank_limit_bytes] * schedule.stages
+        parts = [0] * schedule.stages
         for rank in range(schedule.ranks):
             stages = schedule.stages_of(rank)
             held = _batch_bytes(profile, schedule, rank, batch_samples)
             for stage in stages:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
-        return cls(profile, in_flight_microbatches(schedule), tuple(limits), temporaries)
+                parts[stage] = max(parts[stage], held // len(stages))
+        return cls(profile, in_flight_microbatches(schedule), tuple(limits), tuple(parts), temporaries)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
+        return self._own_peak(first, last, stage) <= self.limit_bytes[stage]
+
+    def hopeless(self, first: int, last: int, stage: int) -> bool:
+        """Whether what only grows with more layers is already over the limit."""
+        return self._own_floor(first, last, stage) > self.limit_bytes[stage]
+
+    def peak_bytes(self, first: int, last: int, stage: int) -> int:
+        """The stage's peak with these layers, and its part of what its rank holds anyway."""
+        return self.held_bytes[stage] + self._own_peak(first, last, stage)
+
+    def floor_bytes(self, first: int, last: int, stage: int) -> int:
+        """No more than :meth:`peak_bytes` of these layers, or of these and more before ``first``."""
+        return self.held_bytes[stage] + self._own_floor(first, last, stage)
+
+    def _own_peak(self, first: int, last: int, stage: int) -> int:
         figures = self._figures(first, last)
-        states = self._states(figures)
         per_microbatch = figures.saved_bytes + figures.input_bytes
         others = (self.in_flight[stage] - 1) * per_microbatch + 2 * figures.input_bytes
         forward = others + figures.forward_peak_bytes
         backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
         step = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
-        return states + max(forward, backward, step) <= self.limit_bytes[stage]
+        return self._states(figures) + max(forward, backward, step)
 
-    def hopeless(self, first: int, last: int, stage: int) -> bool:
-        """Whether what only grows with more layers is already over the limit."""
+    def _own_floor(self, first: int, last: int, stage: int) -> int:
         figures = self._figures(first, last)
-        return self._states(figures) + self.in_flight[stage] * figures.saved_bytes > self.limit_bytes[stage]
+        return self._states(figures) + self.in_flight[stage] * figures.saved_bytes
 
     def _states(self, figures: StageFigures) -> int:
         optimizer = self.profile.optimizer_bytes_per_gradient_byte * figures.gradient_bytes

@@ -27,7 +27,7 @@ SMALL = [
 LAYOUTS = {
     "single": [],
     "naive": ["schedule=naive", "parallelism.pipeline=2"],
-    "gpipe": ["schedule=gpipe", "parallelism.pipeline=2", "trainer.grad_clip_norm=0.1"],
+    "gpipe": ["schedule=gpipe", "parallelism.pipeline=2", "trainer.grad_clip_norm=0.1", "partition=memory"],
     "1f1b": ["schedule=1f1b", "parallelism.pipeline=3"],
     "bf16": ["parallelism.pipeline=2", "precision=bf16"],
     "data": ["parallelism.data=2"],
