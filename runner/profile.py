@@ -18,6 +18,7 @@ __all__ = [
     "PROFILE_FILE",
     "Recomputation",
     "SecondsSource",
+    "SplitBackward",
     "profile_from_json",
     "read_profile",
 ]
@@ -47,6 +48,22 @@ class Recomputation:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitBackward:
+    """A layer whose backward is parted into I, the gradient of its input, and W, those of its weights.
+
+    Args:
+        deferred_bytes: what I leaves to W, without the layer's input and the gradient of its output.
+        input_bytes, gradient_bytes: what W needs of the layer's input, of the gradient of its output.
+        transient_bytes: peak while I runs above (saved + the gradient of its output), like that of a backward.
+    """
+
+    deferred_bytes: int
+    input_bytes: int
+    gradient_bytes: int
+    transient_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerProfile:
     """One layer's cost for one micro-batch of :attr:`ModelProfile.samples` samples. Sizes are bytes.
 
@@ -67,6 +84,7 @@ class LayerProfile:
         unsaved_forward_bytes: peak of a forward that saves nothing, its output included; None = not known, read as
             that of the ordinary forward.
         recomputation: by the name of what is kept; ``""`` = nothing. Empty = not known, everything is made again.
+        split: its backward in two parts; None = not known, read as if W needed all that B does.
     """
 
     name: str
@@ -86,6 +104,7 @@ class LayerProfile:
     saves_output: bool = True
     unsaved_forward_bytes: int | None = None
     recomputation: Mapping[str, Recomputation] = field(default_factory=dict)
+    split: SplitBackward | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +150,10 @@ def profile_from_json(text: str) -> ModelProfile:
 
 def _layer(document: dict[str, Any]) -> LayerProfile:
     made_again = {name: Recomputation(**figures) for name, figures in document.pop("recomputation", {}).items()}
-    return LayerProfile(**document, recomputation=made_again)
+    split = document.pop("split", None)
+    return LayerProfile(
+        **document, recomputation=made_again, split=SplitBackward(**split) if split is not None else None
+    )
 
 
 def read_profile(run_dir: Path) -> ModelProfile:

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
-from runner.engine.executor import RankView
 from runner.engine.transport_processes import ProcessTransport
 from runner.engine.window import StepBatch
 from runner.model.layers import build_stage, layers_of

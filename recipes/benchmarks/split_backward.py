@@ -22,8 +22,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from runner.engine.split_backward import PendingWeights, backward_input, backward_weight
 from runner.model.layers import build_stage, layers_of
+from runner.model.split_backward import PendingWeights, backward_input, backward_weight
 from runner.zoo import gpt
 
 VOCABULARY, TOKENS, WIDTH, BLOCKS, HEADS, SAMPLES = 512, 128, 256, 8, 4, 4

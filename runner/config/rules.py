@@ -129,6 +129,7 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
     schedule = config.schedule
     yield from _at_least("schedule.microbatches", schedule.microbatches, 1)
     yield from _at_least("schedule.chunks", schedule.chunks, 1)
+    yield from _at_least("schedule.memory_limit", schedule.memory_limit, 1)
     if schedule.steps not in (None, 1):
         why = f"Windows overlap in asynchronous schedules only, which are {_NOT_YET}"
         yield Problem("schedule.steps", schedule.steps, "must be null or 1", why, "schedule.steps=null")
@@ -152,11 +153,6 @@ def _partition(config: RunConfig) -> Iterator[Problem]:
         why = "A manual partition cuts where you say"
         yield Problem(path, None, "must be given", why, f"{path}={_example(stages)}")
         return
-    if len(boundaries) != stages - 1:
-        rule = f"must have {stages - 1} entries"
-        yield Problem(
-            path, boundaries, rule, f"There are {stages} stages, one more than cuts", f"{path}={_example(stages)}"
-        )
     if any(first >= second for first, second in zip([0, *boundaries], boundaries, strict=False)):
         ordered = sorted({each for each in boundaries if each > 0})
         why = "Each is the first layer of a stage, and layer 0 starts the first"

@@ -88,6 +88,7 @@ class ScheduleConfig:
     microbatches: int = 1  # per optimizer step and data replica
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
     file: str | None = None  # from_file: a schedule in torch's CSV form
+    memory_limit: int | None = None  # zb_auto: micro-batches a rank may keep between F and W; null = its ranks
     steps: int | None = None  # windows drawn by `runner schedule`
 
 
@@ -196,7 +197,7 @@ class HardwareConfig:
 
 @dataclass
 class CostConfig:
-    """Costs for `runner schedule`, in one unit: of one rank's whole share of a micro-batch."""
+    """Costs for `runner schedule` and `schedule=zb_auto`, in one unit: of one rank's whole share of a micro-batch."""
 
     F: float = 1.0
     B: float = 2.0

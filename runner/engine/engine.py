@@ -13,78 +13,31 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runner.engine.executor import Executor, RankView
+from runner.engine.chains import Chains
+from runner.engine.context import RankView
+from runner.engine.executor import Executor
 from runner.engine.failure import explain_failure
 from runner.engine.gradients import StageGradients
-from runner.engine.loss_scale import LossScaling
 from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
+from runner.engine.options import EngineOptions, FinishedStep
 from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
-from runner.engine.transport import Channel, Handle, Transport
+from runner.engine.transport import Transport
 from runner.engine.update import Update
 from runner.engine.window import StepBatch, Window, join_microbatches, split_microbatches
 from runner.errors import RunFailedError
-from runner.model.boundary import flatten, num_samples
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.plan.batches import split_sizes
 from runner.schedule.values import Action, Op, Program
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What a run fixes for its engine.
-
-    Args:
-        microbatches: per optimizer step and replica.
-        dtype: of weights and, without ``autocast``, activations.
-        seed: of random layers.
-        clip_norm: largest global gradient norm, or None.
-        clip_value: largest element of a gradient, or None.
-        autocast: format of the forwards' matrix products, or None.
-        scaling: of the loss, or None.
-        skip_nonfinite: a step whose loss or gradients are not finite is skipped, on every rank, instead of ending the
-            run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
-        compile: the layers are compiled.
-    """
-
-    microbatches: int
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    autocast: torch.dtype | None = None
-    scaling: LossScaling | None = None
-    skip_nonfinite: bool = False
-    compile: bool = False
-
-
-@dataclass(frozen=True)
-class FinishedStep:
-    """One optimizer step's result, the same on every rank.
-
-    Args:
-        loss: mean over the step's samples (Σ sum / Σ weight).
-        grad_norm: global norm before clipping; None where nothing clips.
-        stop: some rank asked to stop after this step; all ranks learn it with the same step.
-        skipped: the loss or a gradient was not finite, and the weights are those of the step before.
-        loss_scale: that this step's loss was scaled with; None where losses are not scaled.
-    """
-
-    step: int
-    loss: float
-    grad_norm: float | None
-    stop: bool = False
-    skipped: bool = False
-    loss_scale: float | None = None
 
 
 class Engine:
@@ -129,11 +82,9 @@ class Engine:
             clip_value=options.clip_value,
             scaling=options.scaling,
         )
-        self._signatures: dict[tuple[object, ...], int] = {}
         self._step = 0
         self._stop_requested = False
         self._finished: list[FinishedStep] = []
-        self._passing: dict[Channel, tuple[Handle, Tensor]] = {}
         self._executor = Executor(
             view=view,
             stages=self.stages,
@@ -145,9 +96,7 @@ class Engine:
             seed=options.seed,
             on_step=self._finish_step,
         )
-        placement = training.schedule.placement[0]
-        self._down = _chain(placement[0], len(view.pipeline), +1)
-        self._up = _chain(placement[-1], len(view.pipeline), -1)
+        self._chains = Chains(view, training.schedule.placement[0], transport)
 
     @property
     def timeline(self) -> Timeline:
@@ -199,7 +148,7 @@ class Engine:
         self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
         window = self._open(batch, training=False)
         self._run(window, self._programs[False].actions[self.view.position])
-        self._pass_totals(window.loss)
+        self._chains.totals(window.loss)
         self.drain()
         for module in self.stages.values():
             module.train()
@@ -244,9 +193,7 @@ class Engine:
     def drain(self) -> None:
         """Finish what is under way; afterwards the engine holds no activation and no message."""
         self._executor.drain()
-        for handle, _ in self._passing.values():
-            handle.wait()
-        self._passing.clear()
+        self._chains.drain()
 
     # One window
 
@@ -266,7 +213,9 @@ class Engine:
 
     def _open(self, batch: StepBatch, training: bool) -> Window:
         """Learn the step's sizes, from the batch or from the rank upstream, and pass them on."""
-        samples, signature, stop = self._header(batch, training)
+        samples, signature, stop = self._chains.header(
+            batch, step=self._step, training=training, stop=self._stop_requested, timeline=self.timeline
+        )
         if batch.samples is not None and batch.samples != samples:
             raise RunFailedError(
                 f"step {self._step}: this rank loaded {batch.samples} samples where the first stage loaded {samples}; "
@@ -290,64 +239,6 @@ class Engine:
     def _is_last(self) -> bool:
         return self.view.num_stages - 1 in self.stages
 
-    def _header(self, batch: StepBatch, training: bool) -> tuple[int, int, int]:
-        """Samples of the window, the signature of its input, and how many ranks want to stop: down the pipeline."""
-        previous, following = self._neighbours(self._down)
-        header = torch.zeros(6, dtype=torch.int64, device=self.transport.device)
-        if previous is None:
-            samples = batch.samples if batch.samples is not None else num_samples(batch.inputs)
-            checksum = -1 if batch.checksum is None else batch.checksum
-            values = [samples, self._signature(batch), int(training), self._step, 0, checksum]
-            header = torch.tensor(values, device=header.device)
-        else:
-            start = time.perf_counter()
-            self.transport.receive(header, previous, Channel.HEADER).wait()
-            self.timeline.current.waiting += time.perf_counter() - start
-        header[4] += int(self._stop_requested)
-        values = [int(value) for value in header.tolist()]
-        if values[2:4] != [int(training), self._step]:
-            raise RunFailedError(
-                f"rank {self.transport.rank} is at step {self._step} (training: {training}) where the rank before it "
-                f"is at step {values[3]} (training: {bool(values[2])}): the ranks' loops differ"
-            )
-        if batch.checksum is not None and batch.checksum != values[5]:
-            raise RunFailedError(
-                f"step {self._step}: rank {self.transport.rank} loaded other samples than the first stage: all ranks "
-                "of a pipeline must go through the data in one order"
-            )
-        if following is not None:
-            self._pass_on(header, following, Channel.HEADER)
-        return values[0], values[1], values[4]
-
-    def _signature(self, batch: StepBatch) -> int:
-        tensors, structure = flatten(batch.inputs)
-        shapes = tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
-        return self._signatures.setdefault((str(structure), *shapes), len(self._signatures))
-
-    def _neighbours(self, chain: Sequence[int]) -> tuple[int | None, int | None]:
-        """Global ranks before and after this one in a chain of positions."""
-        at = chain.index(self.view.position)
-        before = self.view.pipeline[chain[at - 1]] if at else None
-        after = self.view.pipeline[chain[at + 1]] if at + 1 < len(chain) else None
-        return before, after
-
-    def _pass_totals(self, totals: Tensor) -> None:
-        """Fill in ``[sum, weight, stop]``, known on the last stage, on every rank of the pipeline."""
-        previous, following = self._neighbours(self._up)
-        if previous is not None:
-            received = torch.empty_like(totals, device=self.transport.device)
-            self.transport.receive(received, previous, Channel.TOTALS).wait()
-            totals.copy_(received)
-        if following is not None:
-            self._pass_on(totals.to(self.transport.device), following, Channel.TOTALS)
-
-    def _pass_on(self, message: Tensor, peer: int, channel: Channel) -> None:
-        """Send without waiting for the peer, which may be a step behind; the message before has arrived by now."""
-        before = self._passing.pop(channel, None)
-        if before is not None:
-            before[0].wait()
-        self._passing[channel] = self.transport.send(message, peer, channel), message
-
     # STEP
 
     def _finish_step(self, window: Window) -> None:
@@ -357,7 +248,7 @@ class Engine:
             totals = window.loss.to(self.transport.device)
             self.transport.all_reduce(totals, self.view.replicas).wait()
             window.loss.copy_(totals)
-        self._pass_totals(window.loss)
+        self._chains.totals(window.loss)
         for handle in (*self._executor.reductions, *(each for g in self._tied for each in g.start(self.transport))):
             handle.wait()
         self._executor.reductions.clear()
@@ -408,11 +299,6 @@ class Engine:
         watcher.check_sums()
         self.update.clear()
         return first_over(watcher.found, self.transport, (self.view.pipeline, self.view.replicas))
-
-
-def _chain(start: int, length: int, direction: int) -> list[int]:
-    """Positions from ``start`` around the pipeline: the way of headers and totals."""
-    return [(start + direction * offset) % length for offset in range(length)]
 
 
 def _named_parameters(module: StageModule, left_out: set[int]) -> list[tuple[str, torch.nn.Parameter]]:

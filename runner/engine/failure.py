@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runner.engine.executor import RankView
+from runner.engine.context import RankView
 from runner.errors import RunFailedError, RunnerError
 from runner.model.layers import StageModule
 from runner.schedule.simulate import Costs

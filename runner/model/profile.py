@@ -34,6 +34,7 @@ from runner.model.live_tracker import LiveTracker
 from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
 from runner.model.saved_scan import scan_forward
+from runner.model.split_scan import split_figures
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
@@ -235,6 +236,7 @@ def _profile_call(
         saves_output=scan.saves_output,
         unsaved_forward_bytes=scan.peak_bytes,
         recomputation=scan.recomputation(float(forward_flops)),
+        split=split_figures(function, value, tracker),
     )
     for parameter in trained:
         parameter.grad = None

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from runner.config.schema import RunConfig
+from runner.model.chain import num_stages
 from runner.model.targets import import_target
 from runner.profile import ModelProfile, profile_from_json
 from runner.record import write_atomically
@@ -50,7 +51,7 @@ def _folder() -> Path:
 
 def _key(config: RunConfig) -> str:
     depends = {
-        "model": [config.model.target, config.model.kwargs, config.model.split_points, config.parallelism.pipeline],
+        "model": [config.model.target, config.model.kwargs, config.model.split_points, _cut(config)],
         "data": [config.data.target, config.data.kwargs],
         "loss": [config.loss.target, config.loss.kwargs],
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],
@@ -62,6 +63,11 @@ def _key(config: RunConfig) -> str:
         "sources": _digest_of_sources(),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _cut(config: RunConfig) -> list[int]:
+    """What the cut of a traced model depends on."""
+    return [config.parallelism.pipeline, num_stages(config)]
 
 
 def _processor() -> str:

@@ -19,6 +19,7 @@ from runner.plan.activations import (
 from runner.plan.advice import compare_without_pipeline, misfit
 from runner.plan.limits import memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
+from runner.plan.ordered import schedule_of, schedule_problems
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
@@ -26,7 +27,7 @@ from runner.plan.time import predict_time
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
 from runner.profile import ModelProfile
-from runner.schedule import registry
+from runner.schedule.fuse import fuse_backwards
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule
 
@@ -53,9 +54,9 @@ def plan_problems(
         world_size: ranks that were started already (torchrun, srun); None where the runner starts them.
         layer_names: their names; without them, names in the request are not looked up.
     """
-    problems = _schedule_problems(config)
+    problems = schedule_problems(config)
     if not problems:
-        schedule = _schedule(config)
+        schedule = fuse_backwards(schedule_of(config))
         given = config.partition
         problems += partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
         problems += split_backward_problems(config, schedule)
@@ -147,7 +148,7 @@ def _assemble(
     data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.microbatches
     replica_samples = batches.split_sizes(batch, data)[0]
     profile = for_samples(profile, batches.largest_microbatch(batch, data, microbatches))
-    schedule = _schedule(config)
+    schedule = fuse_backwards(schedule_of(config))  # what runs
     temporaries = optimizer_temporaries(config.optimizer.name)
     limit = memory_limit_bytes(
         config, local_ranks=machine.local_ranks or layout["world_size"], device_bytes=machine.device_memory_bytes
@@ -212,25 +213,3 @@ def _layout(config: RunConfig) -> dict[str, int]:
         "tensor": degrees.tensor,
         "world_size": world_size,
     }
-
-
-def _schedule_problems(config: RunConfig) -> list[Problem]:
-    asked = config.schedule
-    return registry.problems_of(
-        asked.name,
-        ranks=config.parallelism.pipeline,
-        microbatches=asked.microbatches,
-        chunks=asked.chunks,
-        file=asked.file,
-    )
-
-
-def _schedule(config: RunConfig) -> Schedule:
-    asked = config.schedule
-    return registry.build(
-        asked.name,
-        ranks=config.parallelism.pipeline,
-        microbatches=asked.microbatches,
-        chunks=asked.chunks,
-        file=asked.file,
-    )

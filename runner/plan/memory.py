@@ -10,14 +10,16 @@ and targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
+from runner.plan.rank_walk import RankWalk
 from runner.plan.stages import LayerRanges, StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile
-from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import Op, Program, Schedule
 
 __all__ = [
     "StageMemoryLimit",
@@ -62,7 +64,7 @@ def predict_memory(
         held = [figures[stage] for stage in stages]
         step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
         step_bytes += _wide_gradients(held, profile)
-        parts.append(_RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
+        parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
     return MemoryPrediction(tuple(parts))
 
 
@@ -80,6 +82,46 @@ def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
     return tuple(most)
 
 
+class Held(NamedTuple):
+    """Micro-batches of one stage at one moment: by what is kept of them."""
+
+    saved: int
+    deferred: int  # I is done, W is not
+    dropped: int  # F is done, R is not
+
+
+def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
+    """Per stage, what is held at its forwards, recomputations and backwards; a moment that another exceeds is left out.
+
+    The one that runs counts as saved.
+    """
+    moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
+    for actions in schedule.actions:
+        now = [Held(0, 0, 0)] * schedule.stages
+        for action in actions:
+            assert action.microbatch is not None  # a schedule holds compute only
+            at, (saved, deferred, dropped) = action.stage, now[action.stage]
+            again = schedule.is_recomputed(at, action.microbatch)
+            if action.op is Op.F:
+                moments[at].add(Held(saved + 1, deferred, dropped))
+                now[at] = Held(saved, deferred, dropped + 1) if again else Held(saved + 1, deferred, dropped)
+            elif action.op is Op.R:
+                now[at] = Held(saved + 1, deferred, dropped)
+                moments[at].add(now[at])
+            elif action.op is Op.W:
+                now[at] = Held(saved, deferred - 1, dropped)
+            else:
+                now[at] = Held(saved - 1, deferred + (action.op is Op.I), dropped - again)
+    return tuple(tuple(_largest(found)) for found in moments)
+
+
+def _largest(moments: set[Held]) -> Iterator[Held]:
+    """The moments that no other has at least as much of everything as."""
+    for one in sorted(moments):
+        if not any(one != other and all(a <= b for a, b in zip(one, other, strict=True)) for other in moments):
+            yield one
+
+
 @dataclass(frozen=True)
 class StageMemoryLimit:
     """Which layers fit a stage, by its own part of its rank's limit and its in-flight micro-batches.
@@ -88,14 +130,14 @@ class StageMemoryLimit:
 
     Args:
         profile: of the largest micro-batch.
-        in_flight: per stage.
+        in_flight: per stage: most at once, as (saved, left to W, outputs of forwards that are recomputed).
         limit_bytes: per stage: its rank's limit / the rank's stages, without what the rank holds anyway.
         held_bytes: per stage: the part of what its rank holds anyway that counts for it.
         temporaries: see :func:`optimizer_temporaries`.
     """
 
     profile: ModelProfile
-    in_flight: tuple[int, ...]
+    in_flight: tuple[tuple[Held, ...], ...]
     limit_bytes: tuple[int, ...]
     held_bytes: tuple[int, ...]
     temporaries: int = _ADAM_TEMPORARIES
@@ -117,7 +159,7 @@ class StageMemoryLimit:
             for stage in stages:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
                 parts[stage] = max(parts[stage], held // len(stages))
-        return cls(profile, in_flight_microbatches(schedule), tuple(limits), tuple(parts), temporaries)
+        return cls(profile, held_microbatches(schedule), tuple(limits), tuple(parts), temporaries)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
@@ -137,8 +179,7 @@ class StageMemoryLimit:
 
     def _own_peak(self, first: int, last: int, stage: int) -> int:
         figures = self._figures(first, last)
-        per_microbatch = figures.saved_bytes + figures.input_bytes
-        others = (self.in_flight[stage] - 1) * per_microbatch + 2 * figures.input_bytes
+        others = self._held(figures, stage) - figures.saved_bytes + figures.input_bytes
         forward = others + figures.forward_peak_bytes
         backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
         step = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
@@ -146,7 +187,17 @@ class StageMemoryLimit:
 
     def _own_floor(self, first: int, last: int, stage: int) -> int:
         figures = self._figures(first, last)
-        return self._states(figures) + self.in_flight[stage] * figures.saved_bytes
+        least = max(held.saved * figures.saved_bytes for held in self.in_flight[stage])
+        return self._states(figures) + least
+
+    def _held(self, figures: StageFigures, stage: int) -> int:
+        """Bytes of the stage's micro-batches when they are most."""
+        return max(
+            held.saved * (figures.saved_bytes + figures.input_bytes)
+            + held.deferred * (figures.deferred_bytes + figures.deferred_input_bytes)
+            + held.dropped * (figures.output_bytes + figures.input_bytes)
+            for held in self.in_flight[stage]
+        )
 
     def _states(self, figures: StageFigures) -> int:
         optimizer = self.profile.optimizer_bytes_per_gradient_byte * figures.gradient_bytes
@@ -181,96 +232,3 @@ def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> in
 def _temporary_bytes(figures: StageFigures, profile: ModelProfile, temporaries: int) -> int:
     width = profile.master_bytes_per_gradient_byte or 1.0
     return round(temporaries * width * figures.largest_parameter_bytes)
-
-
-class _RankWalk:
-    """One rank's live bytes, action by action."""
-
-    def __init__(
-        self, schedule: Schedule, rank: int, figures: Sequence[StageFigures], states: MemoryParts, step_bytes: int
-    ) -> None:
-        self._schedule = schedule
-        self._rank = rank
-        self._figures = figures
-        self._states = states
-        self._step_bytes = step_bytes
-        self._activations = 0
-        self._held = 0  # boundary tensors
-        self._leaving: dict[int, int] = {}  # stage -> bytes of its last gradient message, still on its way
-        self._forwarded: set[tuple[int, int | None]] = set()
-        self._peak = (0, 0, 0)  # activations, held, optimizer temporaries: at the moment when their sum was largest
-
-    def peak(self, actions: Sequence[Action]) -> MemoryParts:
-        """The parts at the peak over these actions."""
-        posted = 0
-        for index, action in enumerate(actions):
-            if action.op in COMPUTE:
-                posted = self._post_ahead(actions, max(posted, index + 1))
-            if index >= posted or action.op is not Op.RECV:
-                self._play(action)
-        activations, held, step = self._peak
-        states = self._states
-        return MemoryParts(
-            weights=states.weights,
-            gradients=states.gradients,
-            optimizer=states.optimizer + step,
-            activations=activations,
-            buffers=states.buffers + held,
-        )
-
-    def _post_ahead(self, actions: Sequence[Action], start: int) -> int:
-        """Post the receives before the next compute; the index after the last one. A gradient's shape is known by F."""
-        posted = start
-        for index in range(start, len(actions)):
-            action = actions[index]
-            if action.op in COMPUTE:
-                break
-            if action.op is Op.RECV:
-                if action.payload is Payload.GRADIENT and (action.stage, action.microbatch) not in self._forwarded:
-                    break
-                self._play(action)
-                posted = index + 1
-        return posted
-
-    def _play(self, action: Action) -> None:
-        figures = self._figures[action.stage]
-        if action.op is Op.F:
-            self._see(figures.forward_peak_bytes)
-            self._forwarded.add((action.stage, action.microbatch))
-            self._activations += figures.saved_bytes
-        elif action.op is Op.B or action.op is Op.I:
-            self._backward(action, figures)
-        elif action.op is Op.W:
-            self._see(0)
-            self._release(action, figures)
-        elif action.op is Op.RECV:
-            self._held += figures.input_bytes if action.payload is Payload.ACTIVATION else figures.output_bytes
-        elif action.op is Op.SEND and action.payload is Payload.GRADIENT:
-            self._held -= self._leaving.pop(action.stage, 0)
-            self._leaving[action.stage] = figures.input_bytes
-        elif action.op is Op.STEP:
-            self._see(0, step=self._step_bytes)
-
-    def _backward(self, action: Action, figures: StageFigures) -> None:
-        """B, or I, after which saved tensors and gradients stay for W. Both make the gradient of the input."""
-        self._see(figures.backward_peak_bytes)
-        self._held += figures.input_bytes
-        if action.op is Op.B:
-            self._release(action, figures)
-
-    def _release(self, action: Action, figures: StageFigures) -> None:
-        """What the end of a micro-batch's backward frees: what was saved, the input, the output's gradient."""
-        self._activations -= figures.saved_bytes
-        if not self._is_here(action.stage - 1, action):
-            self._held -= figures.input_bytes
-        self._held -= figures.output_bytes
-
-    def _is_here(self, stage: int, action: Action) -> bool:
-        """Whether a neighbouring stage lives on this rank too: its output is handed over, not received."""
-        assert action.microbatch is not None  # compute actions have one
-        return stage >= 0 and self._schedule.rank_of(stage, action.microbatch) == self._rank
-
-    def _see(self, extra_activations: int, *, step: int = 0) -> None:
-        seen = (self._activations + extra_activations, self._held, step)
-        if sum(seen) > sum(self._peak):
-            self._peak = seen

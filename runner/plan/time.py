@@ -49,7 +49,7 @@ def predict_time(
 def stage_costs(
     profile: ModelProfile, figures: Sequence[StageFigures], *, mean_samples: float, data: int, link: Link
 ) -> StageCosts:
-    """The simulator's costs, in seconds. A backward that is split costs half in I and half in W."""
+    """The simulator's costs, in seconds. A backward that is split costs half in I and half in W, a recompute an F."""
     ratio = mean_samples / profile.samples
     backward = [stage.backward_seconds * ratio for stage in figures]
     return StageCosts(
@@ -72,8 +72,8 @@ def _measured(costs: StageCosts, seconds: StageSeconds, stages: int) -> StageCos
     return StageCosts(
         F=seconds.forward,
         B=seconds.backward,
-        I=[each / 2 for each in seconds.backward],
-        W=[each / 2 for each in seconds.backward],
+        I=seconds.input_gradient or [each / 2 for each in seconds.backward],
+        W=seconds.weight_gradient or [each / 2 for each in seconds.backward],
         comm=(seconds.message,) * (stages - 1),
         reduce=seconds.reduce or costs.reduce,
         step=seconds.step,

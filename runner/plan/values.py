@@ -67,6 +67,7 @@ class StageSeconds:
 
     Args:
         forward, backward: of one micro-batch of the run's own size; the last stage's with the loss.
+        input_gradient, weight_gradient: the parts of a split backward; empty where none is split.
         step: optimizer step of the stage.
         message: from the moment that a boundary tensor is ready on one rank to when it can be used on the next.
         reduce: gradient all-reduce of the stage; empty where there is one replica.
@@ -77,6 +78,8 @@ class StageSeconds:
     step: tuple[float, ...]
     message: float = 0.0
     reduce: tuple[float, ...] = ()
+    input_gradient: tuple[float, ...] = ()
+    weight_gradient: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

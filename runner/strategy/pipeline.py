@@ -13,27 +13,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
-from runner.engine.executor import RankView
 from runner.engine.memory_meter import MemoryMeter
 from runner.engine.ties import holder_groups, tied_weights
 from runner.engine.transport import Transport
+from runner.engine.transport_alone import AloneTransport
 from runner.engine.transport_processes import ProcessTransport
 from runner.engine.window import StepBatch
-from runner.errors import raise_problems
 from runner.memory.apply.install import install
 from runner.memory.solve.values import ActivationPlan
 from runner.model.compiled import compile_layers
@@ -46,19 +44,11 @@ from runner.plan.topology import Topology
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.values import Program, Schedule
-from runner.strategy.checkpoint_file import read_checkpoint, write_checkpoint
-from runner.strategy.state import (
-    gather_optimizer_state,
-    load_optimizer_state,
-    own_optimizer_state,
-    tensor_problems,
-)
+from runner.strategy.whole_checkpoint import WholeCheckpointStrategy
 
 __all__ = ["Layout", "PipelineModule", "PipelineStrategy"]
 
 logger = logging.getLogger(__name__)
-
-Value = TypeVar("Value")
 
 
 @runtime_checkable
@@ -92,7 +82,7 @@ class Layout(Protocol):
     def activations(self) -> ActivationPlan: ...
 
 
-class PipelineStrategy(ParallelStrategy):
+class PipelineStrategy(WholeCheckpointStrategy):
     """Runs a :class:`PipelineModule` by a plan.
 
     Args:
@@ -231,7 +221,7 @@ class PipelineStrategy(ParallelStrategy):
 
     def _transport(self, ties: Sequence[Tie]) -> Transport:
         if self.world_size == 1:
-            return _Alone(self.root_device)
+            return AloneTransport(self.root_device)
         topology = self.plan.topology
         holders = holder_groups(ties, self.plan.partition, topology.holders)
         pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
@@ -301,79 +291,6 @@ class PipelineStrategy(ParallelStrategy):
         target = device or self.root_device
         return batch if target.type == "cpu" else move_data_to_device(batch, target)
 
-    # Collectives, outside steps only
-
-    @override
-    def barrier(self, name: str | None = None) -> None:
-        if dist.is_initialized() and self.world_size > 1:
-            dist.barrier()
-
-    @override
-    def broadcast(self, obj: Value, src: int = 0) -> Value:
-        if self.world_size == 1:
-            return obj
-        box = [obj]
-        dist.broadcast_object_list(box, src)
-        return box[0]
-
-    @override
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean") -> Any:
-        if self.world_size == 1 or not isinstance(tensor, Tensor):
-            return tensor
-        result = tensor.clone()
-        dist.all_reduce(result)
-        mean = reduce_op in (None, "mean", "avg", dist.ReduceOp.AVG)
-        return result / self.world_size if mean else result
-
-    def gather_objects(self, value: Value) -> list[Value] | None:
-        """Every rank's ``value`` by rank, on rank 0; None elsewhere."""
-        if self.world_size == 1:
-            return [value]
-        parts: list[Any] | None = [None] * self.world_size if self.global_rank == 0 else None
-        dist.gather_object(value, parts)
-        return parts
-
-    def all_gather_objects(self, value: Value) -> list[Value]:
-        """Every rank's ``value`` by rank, on every rank."""
-        if self.world_size == 1:
-            return [value]
-        parts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(parts, value)
-        return parts
-
-    # Checkpoints: whole, by global parameter names, whatever the layout
-
-    @override
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The whole model's weights by global name, on rank 0; empty elsewhere."""
-        assert self.engine is not None
-        own: dict[str, Tensor] = {}
-        if self.replica == 0:
-            for module in self.engine.stages.values():
-                own.update({name: value.detach().cpu() for name, value in module.global_state().items()})
-        parts = self.gather_objects(own)
-        return {name: value for part in parts or [] for name, value in part.items()}
-
-    @override
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere."""
-        assert self.engine is not None
-        own = own_optimizer_state(optimizer, self.engine.stages) if self.replica == 0 else None
-        state = gather_optimizer_state(self.gather_objects(own))
-        scale = self.engine.update.scale
-        return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
-
-    @override
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Rank 0 writes the file, whole or not at all."""
-        if self.is_global_zero:
-            write_checkpoint(checkpoint, Path(filepath))
-
-    @override
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """The file's tensors and plain values; it runs no code, whatever ``weights_only`` says."""
-        return read_checkpoint(Path(checkpoint_path))
-
     @override
     def on_train_start(self) -> None:
         """Progress is restored by now, which it was not in :meth:`setup`: the engine counts on from there."""
@@ -384,51 +301,6 @@ class PipelineStrategy(ParallelStrategy):
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         self.meter.watch(tensor for tensor in tensors if tensor.dim())  # a new run's step counters go unseen, too
-
-    @override
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take this rank's tensors.
-
-        Raises:
-            RequestError: on every rank, where names or shapes are not the model's.
-        """
-        assert self.engine is not None
-        own = {name: tensor for module in self.engine.stages.values() for name, tensor in module.global_state().items()}
-        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-        whole = {name: shape for part in self.all_gather_objects(shapes) for name, shape in part.items()}
-        raise_problems(tensor_problems(whole, checkpoint["state_dict"]))
-        for module in self.engine.stages.values():
-            module.load_global_state(checkpoint["state_dict"])
-        for optimizer in self.optimizers:
-            if isinstance(optimizer, MasterWeights):
-                optimizer.reset_masters()
-
-    @override
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        assert self.engine is not None
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            load_optimizer_state(optimizer, self.engine.stages, state)
-            if "loss_scale" in state:
-                self.engine.update.scale.load_state_dict(state["loss_scale"])
-
-
-class _Alone(Transport):
-    """The transport of a single rank: there is nobody to talk to."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.rank = 0
-        self.device = device
-
-    def send(self, tensor: Tensor, peer: int, channel: Any) -> Any:
-        raise RuntimeError("a single rank has no peer")
-
-    receive = send  # type: ignore[assignment]  # the same answer
-
-    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Any:
-        raise RuntimeError("a single rank has no replicas")
-
-    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
-        return [tensor]
 
 
 def _tell_loss(closure: Callable[[], Any], loss: float) -> None:

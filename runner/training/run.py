@@ -214,7 +214,7 @@ def _load_data(config: RunConfig, plan: RunPlan, rank: int) -> tuple[Datasets | 
     datasets = load_datasets(config.data) if any(_ends(plan, rank)) else None
     lengths = [(len(datasets.train), len(datasets.validation or ())) if datasets is not None else (0, 0)]
     if plan.topology.world_size > 1:
-        torch.distributed.broadcast_object_list(lengths, 0)
+        torch.distributed.broadcast_object_list(lengths, plan.topology.rank_of(0))
     return datasets, lengths[0]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from runner.config.schema import RunConfig
+from runner.engine.compute import Compute
 from runner.engine.engine import Engine
 from runner.engine.executor import Executor
 from runner.engine.gradients import StageGradients
@@ -26,13 +27,13 @@ def wrong_scale(config: RunConfig, run_dir: Path) -> None:
 
 def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
     """The second micro-batch's loss is reported, but has no gradient."""
-    right = Executor._lose
+    right = Compute._lose
 
-    def lose(self: Executor, window: Window, microbatch: int, output: Any) -> torch.Tensor:
+    def lose(self: Compute, window: Window, microbatch: int, output: Any) -> torch.Tensor:
         total = right(self, window, microbatch, output)
         return total * 0.0 if microbatch == 1 else total
 
-    Executor._lose = lose  # type: ignore[method-assign]
+    Compute._lose = lose  # type: ignore[method-assign]
     run_traced_rank(config, run_dir)
 
 

@@ -20,6 +20,8 @@ LAYOUTS = {
     "single": [],
     "gpipe": ["schedule=gpipe", "parallelism.pipeline=2"],
     "1f1b": ["schedule=1f1b", "parallelism.pipeline=2", "data.workers=2"],
+    "interleaved": ["schedule=interleaved_1f1b", "parallelism.pipeline=2"],
+    "zb_v": ["schedule=zb_v", "parallelism.pipeline=2"],
     "pipeline x data": ["schedule=1f1b", "parallelism.pipeline=2", "parallelism.data=2"],
 }
 
@@ -54,6 +56,20 @@ def test_the_layout_may_change_and_change_back(tmp_path: Path) -> None:
     done = train(back, *LAYOUTS["gpipe"], f"resume={checkpoint(single, 9)}", "lr_scheduler.total_steps=14")
     assert done.returncode == 0, done.stderr
     assert_same_run(whole, back)
+
+
+@pytest.mark.timeout(600)
+def test_the_schedule_may_change_and_with_it_who_holds_what(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    assert train(whole, *LAYOUTS["zb_v"]).returncode == 0
+    first = tmp_path / "first"
+    straight = ["schedule=1f1b", "parallelism.pipeline=2"]
+    done = train(first, *straight, "trainer.max_steps=9", "lr_scheduler.total_steps=14")
+    assert done.returncode == 0, done.stderr
+    then = tmp_path / "then"
+    done = train(then, *LAYOUTS["zb_v"], f"resume={checkpoint(first, 9)}", "lr_scheduler.total_steps=14")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(whole, then)
 
 
 @pytest.mark.timeout(600)

@@ -56,7 +56,6 @@ def told(*overrides: str) -> list[str]:
         ("schedule.file=a.csv", "schedule.file = a.csv: belongs to schedule=from_file. The schedule 1f1b is generated. Try schedule=from_file."),
         ("partition.boundaries=[1]", "partition.boundaries = [1]: belong to partition=manual. The partition uniform finds them itself. Try partition=manual."),
         ("partition=manual parallelism.pipeline=3", "partition.boundaries = null: must be given. A manual partition cuts where you say. Try partition.boundaries=[1,2]."),
-        ("partition=manual parallelism.pipeline=3 partition.boundaries=[1]", "partition.boundaries = [1]: must have 2 entries. There are 3 stages, one more than cuts. Try partition.boundaries=[1,2]."),
         ("partition=manual parallelism.pipeline=3 partition.boundaries=[4,2]", "partition.boundaries = [4, 2]: must grow from entry to entry, from 1 on. Each is the first layer of a stage, and layer 0 starts the first. Try partition.boundaries=[2,4]."),
         ("partition=manual parallelism.pipeline=2 partition.boundaries=[0]", "partition.boundaries = [0]: must grow from entry to entry, from 1 on."),
         ("zero.stage=1", f"zero.stage = 1: must be null. ZeRO is {_NOT_YET}. Try zero.stage=null."),

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
-from runner.engine.executor import RankView
 from runner.engine.ties import tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks

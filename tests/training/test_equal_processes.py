@@ -23,6 +23,10 @@ LAYOUTS = [  # schedule, pipeline, data, micro-batches, clipping, precision
             ("gpipe", 4, 2, 4, 0.05, "fp32"),
             ("1f1b", 2, 2, 7, 0.05, "bf16"),
             ("naive", 3, 1, 1, None, "bf16"),
+            ("interleaved_1f1b", 2, 2, 4, 0.05, "fp32"),
+            ("zb_v", 2, 1, 7, 0.05, "bf16"),
+            ("zb_h1", 4, 1, 4, 0.05, "fp32"),
+            ("varuna", 3, 1, 4, 0.05, "fp32"),
         ]
     ),
 ]

@@ -1,7 +1,7 @@
 """The backward of a stage in two parts: I, the gradient of its input, and W, those of its weights, later.
 
 The autograd graph of the stage is walked from its outputs. A weight that only products use (matrix products,
-convolutions, embeddings: :mod:`runner.engine.weight_formulas`), directly or through views, waits for W: I captures the
+convolutions, embeddings: :mod:`runner.model.weight_formulas`), directly or through views, waits for W: I captures the
 gradients of these products' outputs on its way, and W needs nothing but them and the products' other operands. All
 else belongs to I: the gradients that the stages before wait for, and the gradients of biases, norms and whatever no
 formula is known for, which cost little or could only be had by computing something twice.
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from runner.engine.weight_formulas import WEIGHT_OPERANDS, Formula, read_formula
+from runner.model.weight_formulas import WEIGHT_OPERANDS, Formula, read_formula
 
 __all__ = ["PendingWeights", "backward_input", "backward_weight"]
 

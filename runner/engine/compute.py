@@ -1,0 +1,232 @@
+"""The compute actions of one rank: F, R, B, I and W of its stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from runner.engine.context import RankContext, number_of
+from runner.engine.messages import Incoming
+from runner.engine.window import Window
+from runner.memory.apply.recompute import ChangedBuffers
+from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.data import LossFunction, loss_sum
+from runner.model.layers import mix_seed
+from runner.model.profile import to_precision
+from runner.model.split_backward import backward_input, backward_weight
+from runner.schedule.values import Action
+
+__all__ = ["Compute"]
+
+
+class Compute:
+    """Forwards and backwards; each takes its buffers and leaves others.
+
+    Args:
+        rank: what the parts of the executor share.
+        loss: the loss function, used by the last stage.
+        dtype: of the model's input.
+        autocast: format of the forwards' matrix products; None where it is the weights' own.
+        seed: what random layers are seeded from, with step, micro-batch and layer.
+    """
+
+    def __init__(
+        self, rank: RankContext, *, loss: LossFunction, dtype: torch.dtype, autocast: torch.dtype | None, seed: int
+    ) -> None:
+        self._rank = rank
+        self._loss = loss
+        self._dtype = dtype
+        self._autocast = autocast
+        self._seed = seed
+        self._changed = {stage: ChangedBuffers([module]) for stage, module in rank.stages.items()}
+        self.recomputed: Set[tuple[int, int | None]] = frozenset()  # stages and micro-batches whose graph R makes
+
+    @contextmanager
+    def with_loss(self, wrap: Callable[[LossFunction], LossFunction]) -> Iterator[None]:
+        """Use a wrapped loss function for a while."""
+        own, self._loss = self._loss, wrap(self._loss)
+        try:
+            yield
+        finally:
+            self._loss = own
+
+    def forward(self, window: Window, action: Action) -> None:
+        """``output = stage(input)``; on the last stage also the loss. Keeps the graph for the backward, or for R."""
+        stage, microbatch = action.stage, number_of(action)
+        if not window.sizes[microbatch]:
+            return
+        value = self._input(window, stage, microbatch)
+        again = window.training and (stage, microbatch) in self.recomputed
+        buffers = self._changed[stage].snapshot() if again else None
+        start = time.perf_counter()
+        with self._rank.transport.exclusive(), torch.set_grad_enabled(window.training):
+            try:
+                with saved_tensors_hooks(_drop, _never) if again else nullcontext():
+                    output = self._run(window, stage, microbatch, value, counts=True)
+            except Exception:
+                self._rank.buffers.put("input", stage, microbatch, value)  # for the message: what the stage was given
+                raise
+        self._rank.timeline.compute("F", stage, microbatch, start, time.perf_counter())
+        if stage + 1 in self._rank.stages:
+            self._rank.buffers.put("input", stage + 1, microbatch, map_tensors(_as_leaf, output))
+        if buffers is not None:
+            buffers.forget_unchanged()
+            self._rank.buffers.put("buffers", stage, microbatch, buffers)
+            output = map_tensors(_as_leaf, output)
+        if window.training:
+            self._rank.buffers.put("graph", stage, microbatch, (value, output))
+        elif stage < self._rank.view.num_stages - 1 and stage + 1 not in self._rank.stages:
+            self._rank.buffers.put("output", stage, microbatch, output)
+
+    def recompute(self, window: Window, action: Action) -> None:
+        """The forward again, with the same random numbers and buffers, for the graph that F did not keep."""
+        stage, microbatch = action.stage, number_of(action)
+        if not window.sizes[microbatch]:
+            return
+        value, _ = self._rank.buffers.peek("graph", stage, microbatch)
+        buffers = self._rank.buffers.take("buffers", stage, microbatch)
+        start = time.perf_counter()
+        with self._rank.transport.exclusive(), buffers.restored():
+            output = self._run(window, stage, microbatch, value, counts=False)
+        self._rank.timeline.compute("R", stage, microbatch, start, time.perf_counter())
+        self._rank.buffers.take("graph", stage, microbatch)
+        self._rank.buffers.put("graph", stage, microbatch, (value, output))
+
+    def _run(self, window: Window, stage: int, microbatch: int, value: Any, *, counts: bool) -> Any:
+        """A stage's output for its input; of the last stage its loss, which the window's may count."""
+        module, seed = self._rank.stages[stage], self._seed_layers(window, microbatch) if window.training else None
+        with torch.autocast(self._rank.transport.device.type, self._autocast, enabled=self._autocast is not None):
+            output = module(enter_graph(value), seed)
+        if stage == self._rank.view.num_stages - 1:
+            output = self._lose(window, microbatch, output, counts=counts)
+        return output
+
+    def _input(self, window: Window, stage: int, microbatch: int) -> Any:
+        if stage == 0:
+            assert window.inputs is not None
+            return to_precision(window.inputs[microbatch], self._dtype)
+        incoming = self._rank.buffers.take("input", stage, microbatch)
+        if not isinstance(incoming, Incoming):
+            return incoming
+        incoming.wait(self._rank.timeline)
+        assert incoming.spec is not None
+        return incoming.spec.rebuild(incoming.tensors)
+
+    def _lose(self, window: Window, microbatch: int, output: Any, *, counts: bool = True) -> Any:
+        """The micro-batch's loss as a sum, scaled; adds it to the window's. Without targets the output is kept."""
+        if window.targets is None:
+            window.outputs[microbatch] = output
+            return output
+        output = to_precision(output, torch.float32)
+        total, weight = loss_sum(self._loss(output, window.targets[microbatch]), window.sizes[microbatch])
+        if counts:
+            window.loss[0] += total.detach().double().cpu()
+            window.loss[1] += weight.double().cpu() if isinstance(weight, Tensor) else weight
+        return total if window.loss_scale == 1.0 else total * window.loss_scale
+
+    def backward(self, window: Window, action: Action) -> None:
+        """Gradients of the stage's weights, accumulated, and of its input, kept to be sent."""
+        stage, microbatch = action.stage, number_of(action)
+        if not window.sizes[microbatch]:
+            return
+        value, roots = self._take_graph(stage, microbatch)
+        gradients = self._output_gradients(stage, microbatch)
+        start = time.perf_counter()
+        with self._rank.transport.exclusive():
+            if roots:
+                torch.autograd.backward(roots, gradients)
+        self._rank.timeline.compute("B", stage, microbatch, start, time.perf_counter())
+        self._hand_on(stage, microbatch, value, [leaf.grad for leaf in value])
+
+    def backward_input(self, window: Window, action: Action) -> None:
+        """Gradients of the stage's input, kept to be sent; those of most weights are left to W."""
+        stage, microbatch = action.stage, number_of(action)
+        if not window.sizes[microbatch]:
+            return
+        value, roots = self._take_graph(stage, microbatch)
+        gradients = self._output_gradients(stage, microbatch)
+        start = time.perf_counter()
+        with self._rank.transport.exclusive():
+            produced, pending = backward_input(roots, gradients, value)
+        self._rank.timeline.compute("I", stage, microbatch, start, time.perf_counter())
+        self._rank.buffers.put("weight_gradients", stage, microbatch, pending)
+        self._hand_on(stage, microbatch, value, produced)
+
+    def backward_weight(self, window: Window, action: Action) -> None:
+        """What I left: the gradients of the stage's weights, accumulated."""
+        stage, microbatch = action.stage, number_of(action)
+        if not window.sizes[microbatch]:
+            return
+        pending = self._rank.buffers.take("weight_gradients", stage, microbatch)
+        start = time.perf_counter()
+        with self._rank.transport.exclusive():
+            backward_weight(pending)
+        self._rank.timeline.compute("W", stage, microbatch, start, time.perf_counter())
+
+    def _take_graph(self, stage: int, microbatch: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The leaves of a stage's input and the roots of its output: what requires gradients of both."""
+        value, output = self._rank.buffers.take("graph", stage, microbatch)
+        leaves = [tensor for tensor in flatten(value)[0] if tensor.requires_grad] if stage > 0 else []
+        return leaves, [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+
+    def _output_gradients(self, stage: int, microbatch: int) -> list[Tensor] | None:
+        """The gradients of a stage's output, from the stage after; None on the last one, whose output is the loss."""
+        if stage == self._rank.view.num_stages - 1:
+            return None
+        if stage + 1 not in self._rank.stages:
+            for handle, _ in self._rank.buffers.take("sent", stage, microbatch):
+                handle.wait()
+        incoming = self._rank.buffers.take("gradient", stage, microbatch)
+        if isinstance(incoming, Incoming):
+            incoming.wait(self._rank.timeline)
+            return incoming.tensors
+        received: list[Tensor] = incoming
+        return received
+
+    def _hand_on(self, stage: int, microbatch: int, value: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """Keep the gradients of a stage's input for the stage before; zeros where there is none."""
+        if stage == 0:
+            return
+        made = [torch.zeros_like(t) if g is None else g for t, g in zip(value, gradients, strict=True)]
+        kind = "gradient" if stage - 1 in self._rank.stages else "input_gradient"
+        self._rank.buffers.put(kind, stage - 1 if kind == "gradient" else stage, microbatch, made)
+
+    def _seed_layers(self, window: Window, microbatch: int) -> Callable[[int], None]:
+        """Random layers depend on (step, micro-batch over all replicas, layer), so that layouts agree."""
+        number = self._rank.view.first_microbatch + microbatch
+
+        def seed(layer: int) -> None:
+            _seed_generator(mix_seed(self._seed, window.step, number, layer), self._rank.transport.device)
+
+        return seed
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    """What the next stage of the same rank gets: no message, no graph across the border."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _seed_generator(seed: int, device: torch.device) -> None:
+    """Seed the generators that a layer on ``device`` can draw from.
+
+    ``torch.manual_seed`` would seed every accelerator's too, and record a stack trace for each that is not in use:
+    up to milliseconds a call, before every layer.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
+
+
+def _drop(tensor: Tensor) -> None:
+    """A forward whose graph R will make keeps nothing; otherwise it is the same forward."""
+
+
+def _never(dropped: None) -> Tensor:
+    raise RuntimeError("a forward that is recomputed has no backward of its own")

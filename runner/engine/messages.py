@@ -1,0 +1,170 @@
+"""The messages of one rank: sends and receives of activations and gradients, and whose they are until they left."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.engine.context import RankContext, number_of
+from runner.engine.timeline import Timeline
+from runner.engine.transport import Channel, Handle
+from runner.engine.window import BoundarySpec, Window
+from runner.model.boundary import flatten
+from runner.schedule.values import COMPUTE, Action, Op, Payload
+
+__all__ = ["Incoming", "Messages"]
+
+_CHANNELS = {Payload.ACTIVATION: Channel.ACTIVATION, Payload.GRADIENT: Channel.GRADIENT}
+
+
+@dataclass
+class Incoming:
+    """Tensors that are being received."""
+
+    handles: list[Handle]
+    tensors: list[Tensor]
+    spec: BoundarySpec | None = None
+
+    def wait(self, timeline: Timeline) -> None:
+        """Until they are there; the time counts as waiting."""
+        start = time.perf_counter()
+        for handle in self.handles:
+            handle.wait()
+        timeline.current.waiting += time.perf_counter() - start
+
+
+class Messages:
+    """SEND and RECV; the actions that need a message wait for it.
+
+    Args:
+        rank: what the parts of the executor share.
+    """
+
+    def __init__(self, rank: RankContext) -> None:
+        self.bytes_sent = dict.fromkeys(Payload, 0)
+        self._rank = rank
+        self._specs: dict[tuple[int, bool, int, int], BoundarySpec] = {}  # of each stage's input, by window key
+        self._announced: dict[tuple[int, bool, int, int], BoundarySpec] = {}  # of each stage's output
+        self._sends: deque[tuple[Handle, Tensor]] = deque()
+        self._posted: set[Action] = set()  # receives that were posted before their turn
+
+    def post_ahead(self, window: Window, actions: Sequence[Action], start: int) -> None:
+        """Post the receives that stand before the next compute, so that messages may arrive during this one.
+
+        Only as far as the shapes are known, and in order, as each channel is a FIFO.
+        """
+        for index in range(start, len(actions)):
+            action = actions[index]
+            if action.op in COMPUTE or (action.op is Op.RECV and not self._is_known(window, action)):
+                return
+            if action.op is Op.RECV:
+                self.receive(window, action)
+                self._posted.add(action)
+
+    def _is_known(self, window: Window, action: Action) -> bool:
+        """Whether the shapes of what an action receives are known."""
+        stage, microbatch = action.stage, number_of(action)
+        if not window.sizes[microbatch]:
+            return True
+        if action.payload is Payload.ACTIVATION:
+            return (stage, *window.key(microbatch)) in self._specs
+        return self._rank.buffers.has("graph", stage, microbatch)
+
+    def was_posted(self, action: Action) -> bool:
+        """Whether a receive was posted before its turn; it is forgotten."""
+        if action not in self._posted:
+            return False
+        self._posted.remove(action)
+        return True
+
+    def drain(self) -> None:
+        """Wait for the messages still under way."""
+        while self._sends:
+            self._sends.popleft()[0].wait()
+
+    def send(self, window: Window, action: Action) -> None:
+        """Start sending a stage's output, or the gradient of its input."""
+        stage, microbatch, payload = action.stage, number_of(action), action.payload
+        if not window.sizes[microbatch]:
+            return
+        peer = self._peer(action)
+        if payload is Payload.ACTIVATION:
+            value = (
+                self._rank.buffers.peek("graph", stage, microbatch)[1]
+                if window.training
+                else (self._rank.buffers.take("output", stage, microbatch))
+            )
+            self._announce((stage, *window.key(microbatch)), value, peer)
+            tensors = [tensor.detach() for tensor in flatten(value)[0]]
+        else:
+            tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
+        assert payload is not None
+        sent = []
+        for tensor in tensors:
+            message = tensor.contiguous()
+            if window.training:
+                self.bytes_sent[payload] += message.numel() * message.element_size()
+            sent.append((self._rank.transport.send(message, peer, _CHANNELS[payload]), message))
+        self._keep_until_sent(window, action, sent)
+
+    def _keep_until_sent(self, window: Window, action: Action, sent: list[tuple[Handle, Tensor]]) -> None:
+        """Own messages until they have left, without waiting for a peer that is still computing.
+
+        An activation has arrived when its gradient comes back: its backward lets it go. Of the other messages the last
+        one may still be on its way; the ones before were due before it was made.
+        """
+        if action.payload is Payload.ACTIVATION and window.training:
+            self._rank.buffers.put("sent", action.stage, number_of(action), sent)
+            return
+        while action.payload is Payload.GRADIENT and self._sends:
+            self._sends.popleft()[0].wait()
+        self._sends += sent
+
+    def _announce(self, key: tuple[int, bool, int, int], value: Any, peer: int) -> None:
+        """Tell the receiver a boundary's shapes the first time; later they must be the same.
+
+        Raises:
+            RuntimeError: the same input shapes gave another output shape.
+        """
+        spec = BoundarySpec.of(value)
+        known = self._announced.get(key)
+        if known is None:
+            self._rank.transport.send_bytes(spec.to_bytes(), peer, Channel.SPEC)
+            self._announced[key] = spec
+        elif known != spec:
+            raise RuntimeError(
+                f"stage {key[0]} gave {spec.tensors} where inputs of the same shape gave {known.tensors} before: "
+                "shapes between stages may depend on the input's shape only"
+            )
+
+    def receive(self, window: Window, action: Action) -> None:
+        """Post the receive of a stage's input, or of the gradient of its output."""
+        stage, microbatch, payload = action.stage, number_of(action), action.payload
+        if not window.sizes[microbatch]:
+            return
+        peer = self._peer(action)
+        spec = None
+        if payload is Payload.ACTIVATION:
+            key = (stage, *window.key(microbatch))
+            if key not in self._specs:
+                self._specs[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(peer, Channel.SPEC))
+            spec = self._specs[key]
+            tensors = spec.allocate(self._rank.transport.device)
+        else:
+            output = self._rank.buffers.peek("graph", stage, microbatch)[1]
+            needed = [t for t in flatten(output)[0] if t.requires_grad]
+            tensors = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in needed]
+        assert payload is not None
+        handles = [self._rank.transport.receive(tensor.detach(), peer, _CHANNELS[payload]) for tensor in tensors]
+        kind = "input" if payload is Payload.ACTIVATION else "gradient"
+        self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
+
+    def _peer(self, action: Action) -> int:
+        assert action.peer is not None
+        return self._rank.view.pipeline[action.peer]

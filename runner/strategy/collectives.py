@@ -1,0 +1,56 @@
+"""Collectives of all ranks, as Lightning asks for them: outside steps only."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from lightning.pytorch.strategies import ParallelStrategy
+from torch import Tensor
+from typing_extensions import override
+
+__all__ = ["CollectiveStrategy"]
+
+Value = TypeVar("Value")
+
+
+class CollectiveStrategy(ParallelStrategy):
+    """Collectives that are nothing on a single rank."""
+
+    @override
+    def barrier(self, name: str | None = None) -> None:
+        if dist.is_initialized() and self.world_size > 1:
+            dist.barrier()
+
+    @override
+    def broadcast(self, obj: Value, src: int = 0) -> Value:
+        if self.world_size == 1:
+            return obj
+        box = [obj]
+        dist.broadcast_object_list(box, src)
+        return box[0]
+
+    @override
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean") -> Any:
+        if self.world_size == 1 or not isinstance(tensor, Tensor):
+            return tensor
+        result = tensor.clone()
+        dist.all_reduce(result)
+        mean = reduce_op in (None, "mean", "avg", dist.ReduceOp.AVG)
+        return result / self.world_size if mean else result
+
+    def gather_objects(self, value: Value) -> list[Value] | None:
+        """Every rank's ``value`` by rank, on rank 0; None elsewhere."""
+        if self.world_size == 1:
+            return [value]
+        parts: list[Any] | None = [None] * self.world_size if self.global_rank == 0 else None
+        dist.gather_object(value, parts)
+        return parts
+
+    def all_gather_objects(self, value: Value) -> list[Value]:
+        """Every rank's ``value`` by rank, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        parts: list[Any] = [None] * self.world_size
+        dist.all_gather_object(parts, value)
+        return parts
