@@ -37,7 +37,7 @@ def own_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule])
 
 
 def own_buffers(stages: Mapping[int, StageModule]) -> dict[str, Tensor]:
-    """Persistent buffers of this rank by global name, on the CPU: what a forward may change, e.g. running statistics."""
+    """Persistent buffers of this rank by global name, on the CPU: what forwards may change, e.g. running statistics."""
     found = {}
     for module in stages.values():
         weights = {name for name, _ in module.named_parameters(remove_duplicate=False)}
