@@ -3,8 +3,9 @@
 The walk mirrors what the engine holds: a boundary input from the moment its receive is posted to the end of
 its micro-batch's backward, what autograd saved from forward to backward, the gradient of a boundary from when
 its receive is posted to the end of the backward that uses it, the gradient of an input until its message has
-left (the next one to leave finds it gone). Gradients are one persistent flat buffer, reduced in place. Ranks
-with a first or last stage hold the batch of a whole step.
+left (the next one to leave finds it gone). Receives that follow a compute action are posted before it. Gradients
+are one persistent flat buffer, reduced in place. The ranks of the first and the last stage hold a whole step's inputs
+and targets.
 """
 
 from __future__ import annotations
@@ -57,12 +58,11 @@ def predict_memory(
         backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
     """
     schedule = program.schedule
-    batch = -(-(profile.input_bytes + profile.target_bytes) * batch_samples // profile.samples)
     parts = []
     for rank, actions in enumerate(program.actions):
         stages = schedule.stages_of(rank)
-        has_data = 0 in stages or schedule.stages - 1 in stages
-        states = _states([figures[stage] for stage in stages], profile, batch if has_data else 0)
+        batch = _batch_bytes(profile, schedule, rank, batch_samples)
+        states = _states([figures[stage] for stage in stages], profile, batch)
         if backup:
             trained = states.gradients  # a gradient is as large as its weight
             states = replace(states, buffers=states.buffers + trained + states.optimizer)
@@ -137,12 +137,14 @@ class StageMemoryLimit:
         profile: of the largest micro-batch.
         in_flight: per stage: most at once, as (saved, left to W, outputs of forwards that are recomputed).
         limit_bytes: per stage: its rank's limit / the rank's stages, without what the rank holds anyway.
+        held_bytes: per stage: the part of what its rank holds anyway that counts for it.
         temporaries: see :func:`optimizer_temporaries`.
     """
 
     profile: ModelProfile
     in_flight: tuple[tuple[Held, ...], ...]
     limit_bytes: tuple[int, ...]
+    held_bytes: tuple[int, ...]
     temporaries: int = _ADAM_TEMPORARIES
 
     @cached_property
@@ -154,30 +156,44 @@ class StageMemoryLimit:
         cls, profile: ModelProfile, schedule: Schedule, rank_limit_bytes: int, *, batch_samples: int, temporaries: int
     ) -> StageMemoryLimit:
         """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
-        batch = -(-(profile.input_bytes + profile.target_bytes) * batch_samples // profile.samples)
         limits = [rank_limit_bytes] * schedule.stages
+        parts = [0] * schedule.stages
         for rank in range(schedule.ranks):
             stages = schedule.stages_of(rank)
-            held = batch if 0 in stages or schedule.stages - 1 in stages else 0
+            held = _batch_bytes(profile, schedule, rank, batch_samples)
             for stage in stages:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
-        return cls(profile, held_microbatches(schedule), tuple(limits), temporaries)
+                parts[stage] = max(parts[stage], held // len(stages))
+        return cls(profile, held_microbatches(schedule), tuple(limits), tuple(parts), temporaries)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
+        return self._own_peak(first, last, stage) <= self.limit_bytes[stage]
+
+    def hopeless(self, first: int, last: int, stage: int) -> bool:
+        """Whether what only grows with more layers is already over the limit."""
+        return self._own_floor(first, last, stage) > self.limit_bytes[stage]
+
+    def peak_bytes(self, first: int, last: int, stage: int) -> int:
+        """The stage's peak with these layers, and its part of what its rank holds anyway."""
+        return self.held_bytes[stage] + self._own_peak(first, last, stage)
+
+    def floor_bytes(self, first: int, last: int, stage: int) -> int:
+        """No more than :meth:`peak_bytes` of these layers, or of these and more before ``first``."""
+        return self.held_bytes[stage] + self._own_floor(first, last, stage)
+
+    def _own_peak(self, first: int, last: int, stage: int) -> int:
         figures = self._figures(first, last)
-        states = self._states(figures)
         others = self._held(figures, stage) - figures.saved_bytes + figures.input_bytes
         forward = others + figures.forward_peak_bytes
         backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
         step = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
-        return states + max(forward, backward, step) <= self.limit_bytes[stage]
+        return self._states(figures) + max(forward, backward, step)
 
-    def hopeless(self, first: int, last: int, stage: int) -> bool:
-        """Whether what only grows with more layers is already over the limit."""
+    def _own_floor(self, first: int, last: int, stage: int) -> int:
         figures = self._figures(first, last)
         least = max(held.saved * figures.saved_bytes for held in self.in_flight[stage])
-        return self._states(figures) + least > self.limit_bytes[stage]
+        return self._states(figures) + least
 
     def _held(self, figures: StageFigures, stage: int) -> int:
         """Bytes of the stage's micro-batches when they are most."""
@@ -191,6 +207,14 @@ class StageMemoryLimit:
     def _states(self, figures: StageFigures) -> int:
         optimizer = self.profile.optimizer_bytes_per_gradient_byte * figures.gradient_bytes
         return figures.weight_bytes + figures.gradient_bytes + round(optimizer)
+
+
+def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
+    """What a rank holds of a step's batch: inputs with the first stage, targets with the last."""
+    stages = schedule.stages_of(rank)
+    inputs = profile.input_bytes if 0 in stages else 0
+    targets = profile.target_bytes if schedule.stages - 1 in stages else 0
+    return -(-(inputs + targets) * samples // profile.samples)
 
 
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:

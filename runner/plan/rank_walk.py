@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from runner.plan.stages import StageFigures
 from runner.plan.values import MemoryParts
-from runner.schedule.values import Action, Op, Payload, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Schedule
 
 __all__ = ["RankWalk"]
 
@@ -34,12 +34,17 @@ class RankWalk:
         self._held = 0  # boundary tensors
         self._leaving: dict[int, int] = {}  # stage -> bytes of its last gradient message, still on its way
         self._inputs: dict[tuple[int, int], int] = {}  # stage, micro-batch -> of its input: W needs it, and it is held
+        self._forwarded: set[tuple[int, int]] = set()
         self._peak = (0, 0, 0)  # activations, held, optimizer temporaries: at the moment when their sum was largest
 
     def peak(self, actions: Sequence[Action]) -> MemoryParts:
         """The parts at the peak over these actions."""
-        for action in actions:
-            self._play(action)
+        posted = 0
+        for index, action in enumerate(actions):
+            if action.op in COMPUTE:
+                posted = self._post_ahead(actions, max(posted, index + 1))
+            if index >= posted or action.op is not Op.RECV:
+                self._play(action)
         activations, held, step = self._peak
         states = self._states
         return MemoryParts(
@@ -50,8 +55,27 @@ class RankWalk:
             buffers=states.buffers + held,
         )
 
+    def _post_ahead(self, actions: Sequence[Action], start: int) -> int:
+        """Post the receives before the next compute, as the executor does; the index after the last one.
+
+        The shape of a gradient is known once its forward has run.
+        """
+        posted = start
+        for index in range(start, len(actions)):
+            action = actions[index]
+            if action.op in COMPUTE:
+                break
+            if action.op is Op.RECV:
+                if action.payload is Payload.GRADIENT and _place(action) not in self._forwarded:
+                    break
+                self._play(action)
+                posted = index + 1
+        return posted
+
     def _play(self, action: Action) -> None:
         figures = self._figures[action.stage]
+        if action.op is Op.F:
+            self._forwarded.add(_place(action))
         if action.op is Op.F and self._is_recomputed(action):
             self._see(figures.unsaved_forward_peak_bytes)
             self._activations += figures.output_bytes

@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from resume_runs import ROOT, assert_same_run, command, record_of, train
 from resume_zoo import OVERRIDES
 
 from runner.record import read_steps
+from runner.strategy.checkpoint_file import read_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +43,25 @@ def test_every_layout_goes_on_in_new_processes(layout: str, tmp_path: Path) -> N
         done = train(tmp_path / f"from_{step}", *LAYOUTS[layout], f"resume={checkpoint(whole, step)}")
         assert done.returncode == 0, done.stderr
         assert_same_run(whole, tmp_path / f"from_{step}")
+
+
+@pytest.mark.timeout(600)
+def test_every_replica_goes_on_with_its_own_running_statistics(tmp_path: Path) -> None:
+    """Validation uses each replica's, so that its loss shows them."""
+    few = ["schedule.microbatches=1", "trainer.max_steps=8"]  # batch norm needs two samples
+    request = [*LAYOUTS["pipeline x data"], "model.target=resume_zoo:normed", *few]
+    whole = tmp_path / "whole"
+    assert train(whole, *request).returncode == 0
+    saved = read_checkpoint(checkpoint(whole, 3))
+    (first, second) = (saved["state_dict"], saved["replica_buffers"][1])
+    assert {name.split(".")[-1] for name in second} == {"running_mean", "running_var", "num_batches_tracked"}
+    assert not torch.equal(first["1.running_mean"], second["1.running_mean"])
+    done = train(tmp_path / "resumed", *request, f"resume={checkpoint(whole, 3)}")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(whole, tmp_path / "resumed")
+    ours, theirs = (read_checkpoint(checkpoint(place, 8)) for place in (tmp_path / "resumed", whole))
+    expected = theirs["replica_buffers"][1]
+    assert [name for name in expected if not torch.equal(ours["replica_buffers"][1][name], expected[name])] == []
 
 
 @pytest.mark.timeout(600)

@@ -27,10 +27,10 @@ SMALL = [
 LAYOUTS = {
     "single": [],
     "naive": ["schedule=naive", "parallelism.pipeline=2"],
-    "gpipe": ["schedule=gpipe", "parallelism.pipeline=2", "trainer.grad_clip_norm=0.1"],
+    "gpipe": ["schedule=gpipe", "parallelism.pipeline=2", "trainer.grad_clip_norm=0.1", "partition=memory"],
     "1f1b": ["schedule=1f1b", "parallelism.pipeline=3"],
     "bf16": ["parallelism.pipeline=2", "precision=bf16"],
-    "data": ["parallelism.data=2"],
+    "data": ["parallelism.data=2", "model.target=resume_zoo:normed"],
     "pipeline x data": ["parallelism.pipeline=2", "parallelism.data=2", "optimizer=sgd", "optimizer.momentum=0.9"],
     "three replicas": ["parallelism.data=3"],
     "cosine": ["parallelism.pipeline=2", "lr_scheduler=cosine", "lr_scheduler.warmup_steps=2", "data.workers=1"],

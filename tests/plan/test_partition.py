@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from plan_profiles import layer, loss_layer, model
 
 from runner.errors import RequestError
+from runner.plan.memory import StageMemoryLimit
 from runner.plan.partition import Partition, min_max, partition, partition_problems, uniform
+from runner.schedule import registry
 
 
 def every_partition(num_layers: int, stages: int) -> list[Partition]:
@@ -123,7 +126,7 @@ def test_more_stages_than_layers_is_refused_with_the_way_out() -> None:
 
 
 def test_unknown_policy_is_refused() -> None:
-    with pytest.raises(RequestError, match="must be one of uniform, parameters, profile, manual"):
+    with pytest.raises(RequestError, match="must be one of uniform, parameters, profile, memory, manual"):
         partition("even", model([layer()] * 2), 2)
 
 
@@ -160,3 +163,34 @@ def rank_sums(seconds, layers, placement):
     for rank, cost in zip(placement, stage_costs(seconds, layers), strict=True):
         sums[rank] += cost
     return sums
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("seed", range(12))
+def test_memory_equals_brute_force_over_peaks_and_then_over_time(seed: int, schedule: str) -> None:
+    draw = random.Random(seed)
+    rows = [
+        layer(
+            weight_bytes=draw.randint(0, 90), gradient_bytes=draw.randint(0, 90), saved_bytes=draw.randint(20, 90),
+            output_bytes=draw.choice([5, 10, 20]), forward_seconds=float(draw.randint(1, 4)),
+        )
+        for _ in range(7)
+    ]  # fmt: skip
+    order = registry.build(schedule, ranks=3, microbatches=4)
+    peaks = StageMemoryLimit.of(model(rows), order, 10**9, batch_samples=4, temporaries=2)
+
+    def cost(layers: Partition) -> tuple[int, float]:
+        peak = max(peaks.peak_bytes(first, last, stage) for stage, (first, last) in enumerate(layers))
+        return peak, max(stage_costs([row.forward_seconds + row.backward_seconds for row in rows], layers))
+
+    found = partition("memory", model(rows), 3, limit=peaks)
+    assert cost(found) == min(map(cost, every_partition(7, 3)))
+
+
+def test_memory_gives_fewer_layers_to_the_stages_that_hold_more_in_flight() -> None:
+    order = registry.build("1f1b", ranks=4, microbatches=8)
+    profile = model([layer(weight_bytes=1, gradient_bytes=1)] * 16)
+    peaks = StageMemoryLimit.of(profile, order, 10**9, batch_samples=8, temporaries=2)
+    sizes = [last - first + 1 for first, last in partition("memory", profile, 4, limit=peaks)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
