@@ -130,13 +130,14 @@ class Messages:
     def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
         """Own messages until they have left, without waiting for a peer that is still computing.
 
-        An activation has arrived when its gradient comes back: its backward lets it go. Of the other messages the last
-        one may still be on its way; the ones before were due before it was made.
+        An activation has arrived when its gradient comes back: its backward lets it go. Gradients go when they have
+        left. Where a transport does not tell, all but the last one are waited for: they were due before it was made.
         """
         if action.payload is Payload.ACTIVATION and window.training:
             self._rank.buffers.put("sent", action.stage, number_of(action), sent)
             return
-        while action.payload is Payload.GRADIENT and self._sends:
+        waits = action.payload is Payload.GRADIENT and not self._rank.transport.tells_completion
+        while self._sends and (waits or self._sends[0][0].is_completed()):
             self._sends.popleft()[0].wait()
         self._sends += sent
 

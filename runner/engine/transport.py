@@ -50,6 +50,7 @@ class Transport(ABC):
 
     rank: int
     device: torch.device
+    tells_completion: bool = True  # a send's ``is_completed`` becomes true without a wait
 
     @abstractmethod
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:

@@ -30,6 +30,7 @@ class DelayedTransport(Transport):
 
     def __init__(self, inner: Transport, *, delay_seconds: float, bytes_per_second: float | None) -> None:
         self.rank, self.device = inner.rank, inner.device
+        self.tells_completion = inner.tells_completion
         self._inner = inner
         self._delay = delay_seconds
         self._speed = bytes_per_second

@@ -27,6 +27,7 @@ class ProcessTransport(Transport):
 
     def __init__(self, device: torch.device, groups: Iterable[Sequence[int]]) -> None:
         self.rank = dist.get_rank()
+        self.tells_completion = dist.get_backend() != "gloo"
         self.device = device
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for group in groups:

@@ -42,6 +42,7 @@ class SocketTransport(ProcessTransport):
     def __init__(self, groups: Iterable[Sequence[int]], *, timeout_seconds: float) -> None:
         groups = [tuple(group) for group in groups]
         super().__init__(torch.device("cpu"), groups)
+        self.tells_completion = True
         peers = {peer for group in groups if self.rank in group for peer in group} - {self.rank}
         made = _connect(self.rank, peers, timeout_seconds)
         self._lines = {(peer, channel): _Line(one, peer) for (peer, channel), one in made.items()}

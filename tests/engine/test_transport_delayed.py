@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import torch
+from layouts import make_engine
+from torch import nn
 
 from runner.engine.transport import Channel
 from runner.engine.transport_delayed import DelayedTransport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
+from runner.engine.window import StepBatch
 
 
 def test_messages_take_their_length_one_after_the_other_and_then_the_delay() -> None:
@@ -48,3 +52,29 @@ def test_each_direction_and_peer_is_a_link_of_its_own() -> None:
         return time.perf_counter() - start
 
     assert all(0.14 <= seconds < 0.3 for seconds in run_ranks(3, rank))
+
+
+def test_sends_hold_no_compute_up() -> None:
+    """GPipe on two ranks that compute next to nothing: there and back once, however many gradients are under way."""
+    delay = 0.2
+
+    def rank(inner: ThreadTransport) -> list[float]:
+        transport = DelayedTransport(inner, delay_seconds=delay, bytes_per_second=None)
+        engine = make_engine(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+            nn.functional.mse_loss,
+            transport,
+            schedule="gpipe",
+            pipeline=2,
+            data=1,
+            count=4,
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+        )
+        batch = torch.ones(8, 4)
+        for _ in range(3):
+            engine.submit(StepBatch(batch if transport.rank == 0 else None, batch if transport.rank == 1 else None, 8))
+        engine.drain()
+        return [step.end - step.start for step in engine.timeline.steps]
+
+    of_first_rank, _ = run_ranks(2, rank)
+    assert 2 * delay <= min(of_first_rank[1:]) < 2.8 * delay

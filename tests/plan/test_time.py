@@ -64,6 +64,20 @@ def test_measured_stages_win_over_layers() -> None:
     assert time.source == "measured"
 
 
+def test_measured_parts_of_a_split_backward_win_over_halves() -> None:
+    seconds = StageSeconds(
+        forward=(1.0, 2.0),
+        backward=(0.0, 0.0),
+        input_gradient=(1.5, 2.0),
+        weight_gradient=(1.0, 3.0),
+        step=(0.5, 0.25),
+        message=0.125,
+    )
+    time = predicted("zb_h1", 2, 1, model([layer()] * 2), stage_seconds=seconds)
+    first, last = 1 + 0.125 + 2 + 2 + 0.125 + 1.5 + 1 + 0.5, 1 + 0.125 + 2 + 2 + 3 + 0.25
+    assert time.step_seconds == pytest.approx(max(first, last))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(["naive", "gpipe", "1f1b"]),
