@@ -66,7 +66,7 @@ def test_without_a_recipe_the_defaults_are_the_documented_ones() -> None:
     config = resolve(["model=gpt"])
     assert (config.parallelism.pipeline, config.data.batch_size, config.schedule.microbatches) == (1, 32, 1)
     assert (config.optimizer.name, config.optimizer.lr, config.lr_scheduler.name) == ("adamw", 1e-3, "constant")
-    assert (config.precision.name, config.trainer.grad_clip_norm, config.data.shuffle) == ("fp32", None, True)
+    assert (config.precision.name, config.trainer.grad_clip_norm, config.data.shuffle) == ("fp32", None, None)
     assert (config.seed, config.trainer.max_steps) == (0, 100)
 
 

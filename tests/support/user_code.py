@@ -6,7 +6,7 @@ Its text is also what the tests write into a user's own directory.
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 
 def model(width=12, dropout=0.0, inplace=False):
@@ -114,3 +114,56 @@ def lightning_data():
             return DataLoader(self.validation, batch_size=3)
 
     return Points()
+
+
+class Passing(IterableDataset):
+    """The items of a list, in order; given workers, each would give a part."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        info = get_worker_info()
+        yield from self.items if info is None else self.items[info.id :: info.num_workers]
+
+
+def passing(samples=29, validation=10):
+    return tuple(Passing([data[i] for i in range(len(data))]) for data in points(samples, validation))
+
+
+class PassingOnce(IterableDataset):
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return torch.zeros(6), torch.tensor(1)
+
+
+def sentences(count=29):
+    """Dicts with a list of words of its own length, and what each word is followed by."""
+    generator = torch.Generator().manual_seed(4)
+    lengths = torch.randint(2, 9, (count,), generator=generator).tolist()
+    words = [torch.randint(1, 20, (length + 1,), generator=generator).tolist() for length in lengths]
+    return [{"words": line[:-1], "next": line[1:]} for line in words]
+
+
+def passing_sentences():
+    return Passing(sentences())
+
+
+def padded(samples):
+    """To the longest of them; the padding of the targets is -100."""
+    longest = max(len(sample["words"]) for sample in samples)
+    words = torch.tensor([sample["words"] + [0] * (longest - len(sample["words"])) for sample in samples])
+    following = torch.tensor([sample["next"] + [-100] * (longest - len(sample["next"])) for sample in samples])
+    return words, following
+
+
+def reader():
+    return nn.Sequential(nn.Embedding(20, 12), nn.LayerNorm(12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 20))
+
+
+def each_word(output, target):
+    """Over the words that are there."""
+    total = F.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=-100, reduction="sum")
+    return total, (target != -100).sum()
