@@ -53,7 +53,7 @@ class StepStream(IterableDataset[StepBatch]):
         self._dataset, self._batches, self._share = dataset, batches, share
         self._seed, self._endless = seed, endless
         self._first = 0
-        self._worker: tuple[int, int] | None = None
+        self._worker = (0, 1)
 
     def resume_at(self, step: int) -> None:
         """Start after the first ``step`` steps; their samples are read all the same."""
@@ -73,9 +73,9 @@ class StepStream(IterableDataset[StepBatch]):
 
         The dataset does not see them from then on: it would leave out what it takes for another worker's part.
         """
-        if self._worker is None:
-            info = get_worker_info()
-            self._worker = (info.id, info.num_workers) if info is not None else (0, 1)
+        info = get_worker_info()
+        if info is not None:  # of this process's first pass; the copy in the main process stays without a number
+            self._worker = info.id, info.num_workers
             torch_worker._worker_info = None
         return self._worker
 

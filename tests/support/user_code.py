@@ -332,3 +332,40 @@ def collated_data():
             return DataLoader(sentences(), collate_fn=padded)
 
     return Collated()
+
+
+class Waits(nn.Module):
+    """On rank 1 it leaves a file ``waiting`` and stays where it is, once the run has come to a phase of its life."""
+
+    def __init__(self, phase):
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+        self.phase, self.passes = phase, 0
+
+    def forward(self, x):
+        self.passes += self.training
+        now = "validation" if not self.training else "rehearsal" if self.passes < 3 else "step"
+        if now == self.phase and (now != "step" or self.passes > 30):
+            self.wait()
+        return self.linear(x)
+
+    def _save_to_state_dict(self, *args):
+        if self.phase == "save":
+            self.wait()
+        super()._save_to_state_dict(*args)
+
+    def wait(self):
+        import os
+        import pathlib
+        import time
+
+        if os.environ.get("RANK") == "1":
+            pathlib.Path("waiting").write_text(str(os.getpid()))
+            time.sleep(600)
+
+
+def waiting(phase):
+    layer = Waits(phase)
+    if phase == "import":
+        layer.wait()
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), layer, nn.Linear(12, 5))
