@@ -41,9 +41,8 @@ def loaded(module: Any, target: str) -> tuple[Loaded, Loaded | None]:
 
 def _defines(module: Any, name: str) -> bool:
     """Lightning's own class has every hook; its loaders raise."""
-    from lightning.pytorch import LightningDataModule
-
-    return getattr(type(module), name, None) not in (None, getattr(LightningDataModule, name))
+    owner = next((base for base in type(module).__mro__ if name in vars(base)), None)
+    return owner is not None and not owner.__module__.startswith(("lightning.", "pytorch_lightning."))
 
 
 def _of_loader(loader: Any, hook: str, target: str) -> Loaded:
