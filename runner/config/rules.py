@@ -114,6 +114,8 @@ def _targets(config: RunConfig) -> Iterator[Problem]:
 def _data(config: RunConfig) -> Iterator[Problem]:
     yield from _at_least("data.batch_size", config.data.batch_size, 1)
     yield from _at_least("data.workers", config.data.workers, 0)
+    if config.data.collate is not None:
+        yield from _target("data.collate", config.data.collate)
 
 
 def _parallelism(config: RunConfig) -> Iterator[Problem]:

@@ -58,7 +58,8 @@ class DataConfig:
     target: str = "???"
     kwargs: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 32  # samples per optimizer step, over all ranks
-    shuffle: bool = True  # a new seeded order per epoch
+    shuffle: bool | None = None  # a new seeded order per epoch; null = true, or an iterable dataset's own order
+    collate: str | None = None  # package.module:function that makes a batch (input, target) of a list of samples
     workers: int = 0  # loader processes per rank that loads data
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runner.config.resolve import fingerprint, save, to_container
 from runner.config.rules import rules
 from runner.config.schema import RunConfig
-from runner.errors import DoesNotFitError, raise_problems
+from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
 from runner.launch.resume import continue_record
 from runner.launch.run_directory import check_run_directory
 from runner.profile import PROFILE_FILE
@@ -40,13 +40,28 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     from runner.plan.make import make_plan
 
     place = [] if place_is_made else check_run_directory(config)
-    raise_problems([*rules(config), *place, *compile_problems(config.compile, cuda=device_type(config) == "cuda")])
+    compiled = compile_problems(config.compile, cuda=device_type(config) == "cuda")
+    raise_problems([*rules(config), *place, *_callable_problems(config), *compiled])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
     return plan
+
+
+def _callable_problems(config: RunConfig) -> list[Problem]:
+    """Of the functions that are called after the first step, or by one rank alone: found now, not then."""
+    from runner.model.targets import import_target
+
+    problems: list[Problem] = []
+    for path, target in (("logger.target", config.logger.target), ("report", config.report)):
+        try:
+            if target is not None:
+                import_target(path, target)
+        except RequestError as error:
+            problems += error.problems
+    return problems
 
 
 def place_of(plan: RunPlan) -> Callable[[int], str]:

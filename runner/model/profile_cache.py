@@ -31,6 +31,8 @@ def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile])
     """The profile of a request: from the cache, else made and kept. A cache that cannot be written is done without."""
     for section, target in (("model", config.model.target), ("data", config.data.target), ("loss", config.loss.target)):
         import_target(f"{section}.target", target)  # so that their sources count
+    if config.data.collate is not None:
+        import_target("data.collate", config.data.collate)
     path = _folder() / f"{_key(config)}.json"
     try:
         return profile_from_json(path.read_text(encoding="utf-8"))
@@ -52,7 +54,7 @@ def _folder() -> Path:
 def _key(config: RunConfig) -> str:
     depends = {
         "model": [config.model.target, config.model.kwargs, config.model.split_points, _cut(config)],
-        "data": [config.data.target, config.data.kwargs],
+        "data": [config.data.target, config.data.kwargs, config.data.collate, config.data.shuffle],
         "loss": [config.loss.target, config.loss.kwargs],
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],
         "precision": config.precision.name,

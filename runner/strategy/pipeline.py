@@ -193,13 +193,18 @@ class PipelineStrategy(WholeCheckpointStrategy):
         self.setup_precision_plugin()
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
-        """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end."""
+        """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end.
+
+        Lightning is not told of it while it fits: it would raise after this rank's own step, where others may have
+        begun the next, and the last step would not be saved.
+        """
         connector = trainer._signal_connector
 
         def note(signum: int, frame: Any) -> None:
-            connector.received_sigterm = True
-            if self.engine is not None:
+            if self.engine is not None and trainer.state.fn == TrainerFn.FITTING:
                 self.engine.request_stop()
+            else:
+                connector.received_sigterm = True
 
         cast(Any, trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor = lambda: None
         cast(Any, connector)._sigterm_notifier_fn = note

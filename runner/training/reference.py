@@ -91,22 +91,24 @@ class _ReplicaBuffers:
 
 def _batches(config: RunConfig, device: torch.device) -> Iterator[StepBatch]:
     """Every step's whole batch, epoch after epoch."""
-    dataset = load_datasets(config.data).train
+    datasets = load_datasets(config.data)
     loader = make_loader(
-        dataset,
-        len(dataset),
+        datasets.train,
+        None if datasets.streams else len(datasets.train),
         batch_size=config.data.batch_size,
         data=1,
         replica=0,
         inputs=True,
         targets=True,
-        shuffle=config.data.shuffle,
+        shuffle=config.data.shuffle is not False,
         seed=config.seed,
+        collate=datasets.collate,
     )
     sampler: Any = loader.batch_sampler
     epoch = 0
     while True:
-        sampler.set_epoch(epoch)
+        if sampler is not None:
+            sampler.set_epoch(epoch)
         for batch in loader:
             inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (batch.inputs, batch.targets))
             yield StepBatch(inputs, targets, batch.samples)
