@@ -172,8 +172,6 @@ def _list(numbers: list[int]) -> str:
 
 
 def _not_available(config: RunConfig) -> Iterator[Problem]:
-    if config.zero.stage is not None:
-        yield Problem("zero.stage", config.zero.stage, "must be null", f"ZeRO is {_NOT_YET}", "zero.stage=null")
     if config.compression.name != "none":
         why = f"Compression is {_NOT_YET}"
         yield Problem("compression.name", config.compression.name, "must be none", why, "compression=none")

@@ -190,4 +190,5 @@ def replayed(window: Window) -> Window:
         inputs=window.inputs,
         targets=window.targets,
         loss_scale=window.loss_scale,
+        stand_ins=window.stand_ins,
     )

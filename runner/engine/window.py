@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from runner.model.boundary import Structure, flatten, map_tensors, unflatten
 from runner.plan.batches import split_sizes
 
-__all__ = ["BoundarySpec", "StepBatch", "Window", "join_microbatches", "split_microbatches"]
+__all__ = ["BoundarySpec", "StepBatch", "Window", "join_microbatches", "split_microbatches", "with_stand_ins"]
 
 
 @dataclass
@@ -46,6 +46,8 @@ class Window:
         loss: float64 ``[sum, weight, stop]``: of the loss over the micro-batches, on the last stage and, after STEP,
             everywhere; and how many ranks asked to stop.
         loss_scale: what the loss is multiplied by before its backward.
+        stand_ins: micro-batches without samples that are computed all the same, on one sample whose loss does not
+            count: replicas that share out their gradients must all take part in each.
         outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
     """
 
@@ -57,6 +59,7 @@ class Window:
     targets: Sequence[Any] | None
     loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
     loss_scale: float = 1.0
+    stand_ins: frozenset[int] = frozenset()
     outputs: dict[int, Any] = field(default_factory=dict)
 
     def key(self, microbatch: int) -> tuple[bool, int, int]:
@@ -104,6 +107,12 @@ def split_microbatches(value: Any, samples: int, count: int) -> list[Any]:
         ends.append((start, start + size))
         start += size
     return [map_tensors(lambda t, a=a, b=b: t[a:b], value) for a, b in ends]  # type: ignore[misc]
+
+
+def with_stand_ins(value: Any, parts: Sequence[Any], numbers: Iterable[int]) -> list[Any]:
+    """``parts`` with one sample in each of the named micro-batches: the batch's first, or zeros where it has none."""
+    one = map_tensors(lambda t: t[:1] if len(t) else t.new_zeros((1, *t.shape[1:])), value)
+    return [one if number in set(numbers) else part for number, part in enumerate(parts)]
 
 
 def join_microbatches(parts: Sequence[Any]) -> Any:

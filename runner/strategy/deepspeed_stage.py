@@ -1,0 +1,164 @@
+"""One stage under DeepSpeed's ZeRO optimizer: the engine hands over its backwards and its update.
+
+DeepSpeed's engine is used for what it is: hooks on the weights' gradients, buckets, partitions, offload. Accumulation,
+scaling, the verdict on overflows and the learning rate stay with the runner: ``gradient_accumulation_steps`` is 1, the
+boundary is set by hand, and gradients are divided once, by the loss scale of DeepSpeed's step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runner.model.layers import StageModule
+
+__all__ = ["DeepSpeedStage", "StageGroups", "start_deepspeed"]
+
+_STAGE_3 = 3
+
+
+class StageGroups:
+    """Process groups of a stage in DeepSpeed's words: its replicas are the data-parallel ranks, its pipeline the model's.
+
+    Every rank constructs it with the same arguments (a collective).
+
+    Args:
+        replicas: for every pipe position, the global ranks that hold its stage.
+        pipelines: for every replica, the global ranks of its pipeline.
+    """
+
+    def __init__(self, replicas: Sequence[Sequence[int]], pipelines: Sequence[Sequence[int]]) -> None:
+        self._data = _own_group(replicas)
+        self._model = _own_group(pipelines)
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        return self._data
+
+    def get_data_parallel_world_size(self) -> int:
+        return dist.get_world_size(self._data)
+
+    def get_data_parallel_rank(self) -> int:
+        return dist.get_rank(self._data)
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        return dist.get_process_group_ranks(self._data)
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        return self._model
+
+    def get_model_parallel_world_size(self) -> int:
+        return dist.get_world_size(self._model)
+
+    def get_model_parallel_rank(self) -> int:
+        return dist.get_rank(self._model)
+
+
+def start_deepspeed(device: torch.device, rank: int, local_rank: int) -> Any:
+    """Import DeepSpeed (seconds) for this device, on top of torch.distributed; a single rank gets a group of its own."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("LOCAL_RANK", str(local_rank))
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+class DeepSpeedStage:
+    """A :class:`runner.engine.sharding.Sharding` by DeepSpeed's ZeRO 1, 2 or 3.
+
+    Until :meth:`attach` it is the plain stage.
+
+    Args:
+        module: the stage.
+        settings: DeepSpeed's configuration.
+        replicas: how many hold this stage.
+    """
+
+    def __init__(self, module: StageModule, settings: Mapping[str, Any], replicas: int) -> None:
+        self.module = module
+        self.settings = dict(settings)
+        self.stage: int = settings["zero_optimization"]["stage"]
+        self.engine: Any = None
+        self._replicas = replicas
+        self._left = 0
+
+    def attach(self, deepspeed: Any, optimizer: Optimizer, groups: StageGroups | None) -> None:
+        """Hand the stage's weights and their optimizer over. Every rank calls it (a collective).
+
+        Args:
+            optimizer: over the stage's weights; its groups stay, so that whoever sets their learning rate goes on.
+        """
+        if groups is not None:
+            for parameter in self.module.parameters():
+                parameter.model_parallel = True  # type: ignore[attr-defined]  # so that every stage counts in the norm
+        self.engine, *_ = deepspeed.initialize(
+            model=self.module, optimizer=optimizer, config=self.settings, mpu=groups, dist_init_required=False
+        )
+
+    @property
+    def optimizer(self) -> Any:
+        """DeepSpeed's."""
+        return self.engine.optimizer
+
+    def forward(self, value: Any, before_layer: Callable[[int], None] | None) -> Any:
+        if self.engine is None:
+            return self.module(value, before_layer)
+        return self.engine(value, before_layer)
+
+    def begin(self, backwards: int) -> None:
+        self._left = backwards
+
+    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor] | None) -> None:
+        self._left -= 1
+        self.optimizer.clear_backward_seen_flag()  # forwards of other micro-batches may lie in between
+        self.engine.set_gradient_accumulation_boundary(self._left == 0)
+        torch.autograd.backward(roots, gradients)
+
+    def are_finite(self) -> bool:
+        return not self.optimizer.has_overflow(partition_gradients=True)
+
+    def divide_at_update(self, divisor: float) -> None:
+        # DeepSpeed's gradients are means over the replicas; what is left of the division is its loss scale.
+        self.optimizer.override_loss_scale(divisor / self._replicas)
+
+    def step(self) -> None:
+        """Update the stage's weights."""
+        self.optimizer.step()
+        self.optimizer.custom_loss_scaler = False  # backwards are not to be scaled by it
+
+    def norm(self) -> float | None:
+        if not self.settings["gradient_clipping"]:
+            return None
+        return float(self.optimizer._global_grad_norm)
+
+    def discard(self) -> None:
+        optimizer = self.optimizer
+        optimizer.clear_backward_seen_flag()
+        optimizer.zero_grad(set_to_none=True)
+        if self.stage == _STAGE_3:
+            optimizer.micro_step_id = 0
+            return
+        optimizer.micro_step_id = -1
+        for gradients in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+            for group in gradients:
+                gradients[group] = None
+        if optimizer.cpu_offload:
+            optimizer.reset_cpu_buffers()
+
+
+def _own_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    made = [dist.new_group(list(ranks)) for ranks in groups]
+    return next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
