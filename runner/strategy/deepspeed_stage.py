@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,7 @@ def start_deepspeed(device: torch.device, rank: int, local_rank: int) -> Any:
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")  # of its collectives
     import deepspeed
     from deepspeed.utils import logger
 
@@ -92,7 +94,7 @@ class DeepSpeedStage:
         self.settings = dict(settings)
         self.stage: int = settings["zero_optimization"]["stage"]
         self.engine: Any = None
-        self._replicas = replicas
+        self.replicas = replicas
         self._left = 0
 
     def attach(self, deepspeed: Any, optimizer: Optimizer, groups: StageGroups | None) -> None:
@@ -104,9 +106,29 @@ class DeepSpeedStage:
         if groups is not None:
             for parameter in self.module.parameters():
                 parameter.model_parallel = True  # type: ignore[attr-defined]  # so that every stage counts in the norm
+        self._limit_bucket()
         self.engine, *_ = deepspeed.initialize(
             model=self.module, optimizer=optimizer, config=self.settings, mpu=groups, dist_init_required=False
         )
+
+    def _limit_bucket(self) -> None:
+        """A bucket is allocated whole: it need not be larger than all gradients."""
+        zero = dict(self.settings["zero_optimization"])
+        trained = sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
+        zero["reduce_bucket_size"] = max(1, min(zero.get("reduce_bucket_size", 500_000_000), trained))
+        self.settings["zero_optimization"] = zero
+
+    def tensors(self) -> list[Tensor]:
+        """What DeepSpeed holds from one step to the next, optimizer states left out."""
+        outer = self.optimizer
+        names = ("bit16_groups_flat", "single_partition_of_fp32_groups", "param_buffer_of_bit16_for_cpu_offload_groups")
+        names += ("temp_grad_buffer_for_cpu_offload", "temp_grad_buffer_for_gpu_offload", "lp_param_buffer")
+        names += ("param_groups_fp16_flat_cpu_memory", "fp32_partitioned_groups_flat", "grad_partitions_flat_buffer")
+        found = [getattr(outer, name, None) for name in names]
+        listed = [tensor for value in found for tensor in (value if isinstance(value, list) else [value])]
+        shards = [getattr(parameter, "ds_tensor", None) for parameter in self.module.parameters()]
+        held = [tensor for tensor in (*listed, *shards) if isinstance(tensor, Tensor)]
+        return held + [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
 
     @property
     def optimizer(self) -> Any:
@@ -132,7 +154,7 @@ class DeepSpeedStage:
 
     def divide_at_update(self, divisor: float) -> None:
         # DeepSpeed's gradients are means over the replicas; what is left of the division is its loss scale.
-        self.optimizer.override_loss_scale(divisor / self._replicas)
+        self.optimizer.override_loss_scale(divisor / self.replicas)
 
     def step(self) -> None:
         """Update the stage's weights."""
