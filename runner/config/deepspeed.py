@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runner.config.deepspeed_file import tuning_of
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 
@@ -28,7 +29,16 @@ def deepspeed_settings(config: RunConfig, *, accelerated: bool) -> dict[str, Any
         "steps_per_print": _NEVER,  # the runner logs
         "zero_optimization": _zero(config, accelerated),
     }
-    return settings | _precision(config)
+    settings |= _precision(config)
+    return settings if config.zero.config is None else _laid_over(settings, tuning_of(config.zero.config))
+
+
+def _laid_over(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` with the keys of ``more``, section by section."""
+    merged = dict(settings)
+    for key, value in more.items():
+        merged[key] = _laid_over(merged.get(key, {}), value) if isinstance(value, dict) else value
+    return merged
 
 
 def _largest_microbatch(config: RunConfig) -> int:
@@ -39,8 +49,9 @@ def _largest_microbatch(config: RunConfig) -> int:
 def _precision(config: RunConfig) -> dict[str, Any]:
     """Formats of weights and states. Autocast and loss scaling are the runner's."""
     precision = PRECISIONS[config.precision.name]
-    if config.zero.stage == 0:
-        return {"communication_data_type": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[precision.weights]}
+    if config.zero.stage == 0:  # the optimizer, and its masters, are the runner's
+        names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+        return {"communication_data_type": names[precision.weights], "gradient_allreduce_op": "sum"}
     if precision.weights == "bfloat16":
         own = not precision.master_weights
         return {

@@ -26,8 +26,8 @@ from runner.engine.failure import explain_failure
 from runner.engine.gradients import StageGradients
 from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
 from runner.engine.options import EngineOptions, FinishedStep
+from runner.engine.sharding import ShardedUpdate, Sharding
 from runner.engine.ties import TiedWeight, group_by_holders
-from runner.engine.sharding import KeptElsewhere, ShardedUpdate, Sharding
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
 from runner.engine.update import Update
@@ -53,6 +53,7 @@ class Engine:
         options: what the run fixes.
         tied: this rank's copies of weights that several stages hold.
         sharding: keeps and applies the gradients of this rank's one stage together with its other replicas.
+        keep: makes the gradients of a stage.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Engine:
         options: EngineOptions,
         tied: Sequence[TiedWeight] = (),
         sharding: Sharding | None = None,
+        keep: Callable[[Sequence[tuple[str, torch.nn.Parameter]]], StageGradients] = StageGradients,
     ) -> None:
         self.view = view
         self.stages = dict(stages)
@@ -74,7 +76,6 @@ class Engine:
         self.transport = transport
         shared = {id(weight.parameter) for weight in tied}
         self._sharding = sharding
-        keep = StageGradients if sharding is None else KeptElsewhere
         self.gradients = {stage: keep(_named_parameters(module, shared)) for stage, module in stages.items()}
         self._tied = group_by_holders(tied)
         self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone

@@ -16,11 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from runner.engine.gradients import StageGradients
+from runner.engine.transport import Handle, Transport
 from runner.model.layers import StageModule
 
-__all__ = ["DeepSpeedStage", "StageGroups", "start_deepspeed"]
+__all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "start_deepspeed"]
 
 _STAGE_3 = 3
 
@@ -78,6 +81,28 @@ def start_deepspeed(device: torch.device, rank: int, local_rank: int) -> Any:
     return deepspeed
 
 
+class DeepSpeedGradients(StageGradients):
+    """One stage's gradients in the engine's own buffers, which DeepSpeed sums over the replicas: ZeRO stage 0.
+
+    Until :meth:`attach` nothing is summed.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, Parameter]]) -> None:
+        super().__init__(parameters)
+        self._engine: Any = None
+
+    def attach(
+        self, deepspeed: Any, module: StageModule, optimizer: Optimizer, settings: Any, groups: StageGroups | None
+    ) -> None:
+        self._engine = _initialize(deepspeed, module, optimizer, settings, groups)
+
+    def reduce(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
+        if self._engine is not None:
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.allreduce_gradients()
+        return []
+
+
 class DeepSpeedStage:
     """A :class:`runner.engine.sharding.Sharding` by DeepSpeed's ZeRO 1, 2 or 3.
 
@@ -107,9 +132,7 @@ class DeepSpeedStage:
             for parameter in self.module.parameters():
                 parameter.model_parallel = True  # type: ignore[attr-defined]  # so that every stage counts in the norm
         self._limit_bucket()
-        self.engine, *_ = deepspeed.initialize(
-            model=self.module, optimizer=optimizer, config=self.settings, mpu=groups, dist_init_required=False
-        )
+        self.engine = _initialize(deepspeed, self.module, optimizer, self.settings, groups)
 
     def _limit_bucket(self) -> None:
         """A bucket is allocated whole: it need not be larger than all gradients."""
@@ -179,6 +202,17 @@ class DeepSpeedStage:
                 gradients[group] = None
         if optimizer.cpu_offload:
             optimizer.reset_cpu_buffers()
+
+
+def _initialize(
+    deepspeed: Any, module: StageModule, optimizer: Optimizer, settings: Any, groups: StageGroups | None
+) -> Any:
+    """DeepSpeed's engine around a stage."""
+    deepspeed.utils.groups.mpu = groups  # which would otherwise stay what an earlier engine of this process said
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer, config=dict(settings), mpu=groups, dist_init_required=False
+    )
+    return engine
 
 
 def _own_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:

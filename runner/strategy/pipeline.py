@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
+from runner.engine.gradients import StageGradients
 from runner.engine.memory_meter import MemoryMeter
 from runner.engine.sharding import Sharding
 from runner.engine.ties import holder_groups, tied_weights
@@ -219,11 +220,16 @@ class PipelineStrategy(WholeCheckpointStrategy):
             options=self.options,
             tied=tied_weights(module.ties, self.plan.partition, self.plan.topology.holders, stages),
             sharding=self._sharding_of(stages),
+            keep=self._gradients_of,
         )
 
     def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
         """What keeps the gradients of this rank's stages in place of the engine."""
         return None
+
+    def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
+        """The gradients of one stage, where the engine keeps them."""
+        return StageGradients(parameters)
 
     def _transport(self, ties: Sequence[Tie]) -> Transport:
         if self.world_size == 1:

@@ -55,9 +55,7 @@ __all__ = ["run_rank"]
 logger = logging.getLogger(__name__)
 
 
-def run_rank(
-    config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] = (), validate: bool = True
-) -> None:
+def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] = (), validate: bool = True) -> None:
     """Train as this process's rank; called on every rank, with torch.distributed initialised where there are several.
 
     Rank 0 writes the prediction into ``record.json`` before the first step, a line per step into ``steps.jsonl``, and
