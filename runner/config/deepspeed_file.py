@@ -54,9 +54,8 @@ def file_problems(config: RunConfig) -> Iterator[Problem]:
         elif not _is_same(value, decided[key][1]):
             own, wanted = decided[key]
             why = f"The request says {own}, so that it is {wanted}"
-            yield Problem(
-                path, value, f"contradicts {own}", why, f"{key} = {_AUTO}, or another {own.partition(' ')[0]}"
-            )
+            fix = f"{key} = {_AUTO}, or another {own.partition(' ')[0]}"
+            yield Problem(path, value, f"contradicts {own}", why, fix)
 
 
 def tuning_of(path: str) -> dict[str, Any]:

@@ -60,10 +60,8 @@ def zero_rules(config: RunConfig) -> Iterator[Problem]:
 def compatibility_lines(config: RunConfig) -> list[str]:
     """The table in words, each row with whether the request keeps it."""
     broken = {id(row) for row in ROWS if row.breaks(config)}
-    return [
-        f"{'BROKEN' if id(row) in broken else 'kept  '}  {row.path}: {row.rule}. {row.why} ({row.source})"
-        for row in ROWS
-    ]
+    marks = ("BROKEN" if id(row) in broken else "kept  " for row in ROWS)
+    return [f"{mark}  {row.path}: {row.rule}. {row.why} ({row.source})" for mark, row in zip(marks, ROWS, strict=True)]
 
 
 def _value(config: RunConfig, path: str) -> object:
@@ -259,7 +257,7 @@ ROWS: tuple[Row, ...] = (
         "activation_checkpoint.name",
         lambda c: c.zero.stage == 3 and c.activation_checkpoint.name != "none",
         "must be none with zero.stage=3",
-        "The second forward finds weights gathered or dropped otherwise than the first, and torch compares what it saved",
+        "The second forward finds weights gathered or dropped otherwise, and torch compares what it saved",
         f"{_STAGE_3}: partitioned weights have no elements; torch.utils.checkpoint compares metadata",
         "zero.stage=2",
     ),

@@ -11,9 +11,7 @@ from runner.schedule.values import Op, Schedule
 __all__ = ["schedule_problems"]
 
 _ONE_STAGE = "deepspeed/runtime/engine.py has one optimizer per engine, and clips by its own norm"
-_HOOKS = (
-    "deepspeed/runtime/zero/stage_1_and_2.py: create_gradient_handling_hooks counts the hooks of one whole backward"
-)
+_HOOKS = "deepspeed/runtime/zero/stage_1_and_2.py: create_gradient_handling_hooks counts those of one whole backward"
 
 
 def schedule_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:

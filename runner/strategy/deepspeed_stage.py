@@ -27,9 +27,17 @@ __all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "start_deepspe
 
 _STAGE_3 = 3
 
+# Attributes of DeepSpeed's optimizers that hold tensors from one step to the next: of stages 1 and 2, then of 3.
+_HELD = (
+    *("bit16_groups_flat", "single_partition_of_fp32_groups", "param_buffer_of_bit16_for_cpu_offload_groups"),
+    *("temp_grad_buffer_for_cpu_offload", "temp_grad_buffer_for_gpu_offload"),
+    *("lp_param_buffer", "param_groups_fp16_flat_cpu_memory", "fp32_partitioned_groups_flat"),
+    "grad_partitions_flat_buffer",
+)
+
 
 class StageGroups:
-    """Process groups of a stage in DeepSpeed's words: its replicas are the data-parallel ranks, its pipeline the model's.
+    """Process groups in DeepSpeed's words: a stage's replicas are data parallel, its pipeline is model parallel.
 
     Every rank constructs it with the same arguments (a collective).
 
@@ -65,13 +73,15 @@ class StageGroups:
 
 
 def start_deepspeed(device: torch.device, rank: int, local_rank: int) -> Any:
-    """Import DeepSpeed (seconds) for this device, on top of torch.distributed; a single rank gets a group of its own."""
+    """Import DeepSpeed (seconds) for this device, on top of torch.distributed; a single rank gets its own group."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
     if not dist.is_initialized():
+        from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in its __all__
+
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")  # of its collectives
     import deepspeed
     from deepspeed.utils import logger
@@ -143,11 +153,7 @@ class DeepSpeedStage:
 
     def tensors(self) -> list[Tensor]:
         """What DeepSpeed holds from one step to the next, optimizer states left out."""
-        outer = self.optimizer
-        names = ("bit16_groups_flat", "single_partition_of_fp32_groups", "param_buffer_of_bit16_for_cpu_offload_groups")
-        names += ("temp_grad_buffer_for_cpu_offload", "temp_grad_buffer_for_gpu_offload", "lp_param_buffer")
-        names += ("param_groups_fp16_flat_cpu_memory", "fp32_partitioned_groups_flat", "grad_partitions_flat_buffer")
-        found = [getattr(outer, name, None) for name in names]
+        found = [getattr(self.optimizer, name, None) for name in _HELD]
         listed = [tensor for value in found for tensor in (value if isinstance(value, list) else [value])]
         shards = [getattr(parameter, "ds_tensor", None) for parameter in self.module.parameters()]
         held = [tensor for tensor in (*listed, *shards) if isinstance(tensor, Tensor)]
@@ -217,4 +223,5 @@ def _initialize(
 
 def _own_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
     made = [dist.new_group(list(ranks)) for ranks in groups]
-    return next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
+    own: dist.ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
+    return own

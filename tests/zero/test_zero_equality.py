@@ -18,7 +18,7 @@ TOLERANCE = {
     "fp32": 2e-6,
     "bf16": 4e-2,
     "bf16_master": 4e-2,
-}  # of weights: the rounding of each format, over four steps
+}  # the format's rounding, over four steps
 PLACES = {
     "device": (),
     "optimizer_cpu": ("offload.optimizer=cpu",),
