@@ -22,6 +22,7 @@ from runner.engine.transport_delayed import DelayedTransport
 from runner.engine.transport_sockets import SocketTransport
 from runner.engine.window import StepBatch
 from runner.model.layers import build_stage, layers_of
+from runner.optim.backup import OptimizerBackup
 from runner.plan.batches import split_sizes
 from runner.recipes.benchmarks.workload import Batch
 from runner.schedule.generators.forward_only import forward_only
@@ -57,6 +58,7 @@ class RunnerPipeline:
     Args:
         schedule: by name.
         delay_seconds: added to every message.
+        post_validation: ranks do not wait for each other before they update.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class RunnerPipeline:
         *,
         schedule: str = "1f1b",
         delay_seconds: float = 0.0,
+        post_validation: bool = False,
     ) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         order = build(schedule, ranks=ranks, microbatches=microbatches)
@@ -88,10 +91,11 @@ class RunnerPipeline:
             stages=stages,
             loss=loss,
             transport=transport,
-            options=EngineOptions(microbatches),
+            options=EngineOptions(microbatches, post_validation=post_validation),
         )
         parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]
-        self.engine.attach_optimizer(make_optimizer(parameters).step)
+        optimizer = make_optimizer(parameters)
+        self.engine.attach_optimizer(optimizer.step, backup=OptimizerBackup(optimizer))
 
     def step(self, batch: Batch) -> float | None:
         inputs, targets = batch
