@@ -94,4 +94,3 @@ def first_record(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: st
         peak_memory_bytes=before.peak_memory_bytes | {"predicted": predicted["peak_memory_bytes"]},
         extras=before.extras | {"seconds_source": predicted["seconds_source"]},
     )
-

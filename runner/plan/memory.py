@@ -15,6 +15,7 @@ from functools import cache, cached_property
 
 from runner.plan.stages import LayerRanges, StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
+from runner.plan.zero_memory import ZeroSharing
 from runner.profile import ModelProfile
 from runner.schedule.values import Action, Op, Payload, Program, Schedule
 
@@ -42,6 +43,8 @@ def predict_memory(
     *,
     batch_samples: int,
     temporaries: int = _ADAM_TEMPORARIES,
+    sharing: ZeroSharing | None = None,
+    accelerated: bool = True,
 ) -> MemoryPrediction:
     """Each pipeline rank's memory at its peak.
 
@@ -51,19 +54,25 @@ def predict_memory(
         figures: of each stage, from the same profile.
         batch_samples: samples of one optimizer step on one replica.
         temporaries: see :func:`optimizer_temporaries`.
+        sharing: how replicas share out weights, gradients and states; None: each holds all.
+        accelerated: the host's memory is another one than the device's.
     """
     schedule = program.schedule
     batch = -(-(profile.input_bytes + profile.target_bytes) * batch_samples // profile.samples)
-    parts = []
+    parts, host = [], []
     for rank, actions in enumerate(program.actions):
         stages = schedule.stages_of(rank)
-        has_data = 0 in stages or schedule.stages - 1 in stages
-        states = _states([figures[stage] for stage in stages], profile, batch if has_data else 0)
         held = [figures[stage] for stage in stages]
-        step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
-        step_bytes += _wide_gradients(held, profile)
+        data = batch if 0 in stages or schedule.stages - 1 in stages else 0
+        if sharing is None:
+            states = _states(held, profile, data)
+            step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
+            step_bytes += _wide_gradients(held, profile)
+        else:
+            states, step_bytes = _shared_states(sharing, held[0], data, accelerated=accelerated)
         parts.append(_RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
-    return MemoryPrediction(tuple(parts))
+        host.append(sharing.held(held[0]).host if sharing is not None and accelerated else 0)
+    return MemoryPrediction(tuple(parts), tuple(host))
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
@@ -91,12 +100,15 @@ class StageMemoryLimit:
         in_flight: per stage.
         limit_bytes: per stage: its rank's limit / the rank's stages, without what the rank holds anyway.
         temporaries: see :func:`optimizer_temporaries`.
+        sharing, accelerated: see :func:`predict_memory`.
     """
 
     profile: ModelProfile
     in_flight: tuple[int, ...]
     limit_bytes: tuple[int, ...]
     temporaries: int = _ADAM_TEMPORARIES
+    sharing: ZeroSharing | None = None
+    accelerated: bool = True
 
     @cached_property
     def _figures(self) -> Callable[[int, int], StageFigures]:
@@ -104,7 +116,15 @@ class StageMemoryLimit:
 
     @classmethod
     def of(
-        cls, profile: ModelProfile, schedule: Schedule, rank_limit_bytes: int, *, batch_samples: int, temporaries: int
+        cls,
+        profile: ModelProfile,
+        schedule: Schedule,
+        rank_limit_bytes: int,
+        *,
+        batch_samples: int,
+        temporaries: int,
+        sharing: ZeroSharing | None = None,
+        accelerated: bool = True,
     ) -> StageMemoryLimit:
         """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
         batch = -(-(profile.input_bytes + profile.target_bytes) * batch_samples // profile.samples)
@@ -114,7 +134,8 @@ class StageMemoryLimit:
             held = batch if 0 in stages or schedule.stages - 1 in stages else 0
             for stage in stages:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
-        return cls(profile, in_flight_microbatches(schedule), tuple(limits), temporaries)
+        in_flight = in_flight_microbatches(schedule)
+        return cls(profile, in_flight, tuple(limits), temporaries, sharing, accelerated)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
@@ -124,7 +145,7 @@ class StageMemoryLimit:
         others = (self.in_flight[stage] - 1) * per_microbatch + 2 * figures.input_bytes
         forward = others + figures.forward_peak_bytes
         backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
-        step = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
+        step = self._step(figures)
         return states + max(forward, backward, step) <= self.limit_bytes[stage]
 
     def hopeless(self, first: int, last: int, stage: int) -> bool:
@@ -132,7 +153,14 @@ class StageMemoryLimit:
         figures = self._figures(first, last)
         return self._states(figures) + self.in_flight[stage] * figures.saved_bytes > self.limit_bytes[stage]
 
+    def _step(self, figures: StageFigures) -> int:
+        if self.sharing is not None:
+            return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[1]
+        return _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
+
     def _states(self, figures: StageFigures) -> int:
+        if self.sharing is not None:
+            return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
         optimizer = self.profile.optimizer_bytes_per_gradient_byte * figures.gradient_bytes
         return figures.weight_bytes + figures.gradient_bytes + round(optimizer)
 
@@ -147,6 +175,23 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
         activations=0,
         buffers=batch_bytes,
     )
+
+
+def _shared_states(
+    sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool
+) -> tuple[MemoryParts, int]:
+    """What a rank holds at the end of its backwards, and what its update takes more than that."""
+    held, more = sharing.held(stage), sharing.backward_extra(stage)
+    here = 0 if accelerated else held.host  # what is offloaded stays in the one memory
+    update = sharing.update_extra(stage) + (0 if accelerated else sharing.update_extra_host(stage))
+    states = MemoryParts(
+        weights=held.weights + more.weights,
+        gradients=held.gradients + more.gradients,
+        optimizer=held.optimizer + here,
+        activations=0,
+        buffers=held.buffers + more.buffers + batch_bytes,
+    )
+    return states, max(0, update - more.device)
 
 
 def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:
