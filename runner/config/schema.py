@@ -118,6 +118,7 @@ class OffloadConfig:
     activations: str = "none"  # save_on_cpu: saved tensors wait for their backward in the host's memory
     ratio: float = 1.0  # of the optimizer states that leave the device
     nvme_path: str | None = None  # folder on the drive for nvme
+    delay_from: int | None = None  # from this step on the host updates beside the next step, which takes effect late
 
 
 @dataclass

@@ -60,6 +60,7 @@ class ZeroSharing:
         bucket_elements: gradients reduced at once, at most.
         temporaries: tensors as large as a partition that one update makes and drops.
         accumulates: a step has several micro-batches.
+        delayed: the update works on copies of the weights and gradients.
     """
 
     stage: int
@@ -72,12 +73,14 @@ class ZeroSharing:
     bucket_elements: int
     temporaries: int
     accumulates: bool = False
+    delayed: bool = False
 
     def held(self, figures: StageFigures) -> StateBytes:
         """Between steps."""
         part = self._partition(figures)
         kept = figures.weight_bytes - figures.gradient_bytes  # buffers and frozen weights
-        updated = round(part * self.master_width * (1 + self.states))
+        copies = 2 if self.delayed else 0
+        updated = round(part * self.master_width * (1 + self.states + copies))
         if self.stage < 3:
             flat = part * self.replicas * self.weight_width
             bytes_of = StateBytes(weights=kept + flat, gradients=0, optimizer=updated, buffers=0)
@@ -174,4 +177,5 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
         bucket_elements=config.zero.bucket_elements,
         temporaries=temporaries,
         accumulates=config.schedule.microbatches > 1,
+        delayed=config.offload.delay_from is not None,
     )

@@ -26,6 +26,7 @@ RUNS = {
     "bytes_1_bf16": ("zero.stage=1", "precision=bf16"),
     "bytes_2_cpu_master": ("zero.stage=2", "precision=bf16_master", *CPU),
     "bytes_3_master": ("zero.stage=3", "precision=bf16_master"),
+    "bytes_1_delayed": ("zero.stage=1", *CPU, "offload.delay_from=1"),
     "bytes_3_cpu": ("zero.stage=3", *CPU),
     "bytes_3_both_cpu": ("zero.stage=3", "precision=bf16_master", *BOTH),
 }

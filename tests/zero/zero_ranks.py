@@ -95,8 +95,10 @@ class LiveBytes(Callback):
     def on_before_optimizer_step(self, *args) -> None:
         self.found["gradients are there"] = live_bytes() - self._earlier
 
-    def on_train_batch_end(self, *args) -> None:
+    def on_train_batch_end(self, trainer, *args) -> None:
         self.found["between steps"] = live_bytes() - self._earlier
+        tensors = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
+        self.found["state elements"] = sum(tensor.numel() for tensor in tensors if tensor.dim())
 
 
 def main(file: Path) -> None:
