@@ -186,7 +186,7 @@ class StageMemoryLimit:
         figures = self._figures(first, last)
         others = self._held(figures, stage) - figures.saved_bytes + figures.input_bytes
         forward = others + figures.forward_peak_bytes
-        backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
+        backward = others + figures.saved_bytes + figures.output_gradient_bytes + figures.backward_peak_bytes
         step = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
         return self._states(figures) + max(forward, backward, step)
 
