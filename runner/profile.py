@@ -105,6 +105,8 @@ class LayerProfile:
         output_gradient_bytes: gradient of its output; None = not known, read as ``output_bytes``.
         chained_backward_bytes: like ``backward_transient_bytes``, of a layer that another one follows in its stage:
             autograd frees the gradient of the output when it is used. None = not known, read as that.
+        stopped_forward_bytes: peak of a forward that ends where autograd has saved its last tensor, as a second one does;
+            None = not known, read as the whole forward's without an output that is not saved.
         held_output_bytes: of its output, what its ``saved_bytes`` counts; None = all.
         pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
     """
@@ -131,6 +133,7 @@ class LayerProfile:
     saves: tuple[int, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
+    stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None
     pending_output_bytes: int = 0
 

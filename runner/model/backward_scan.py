@@ -1,4 +1,4 @@
-"""Measure a layer's backward as it runs in the middle of a stage: nobody but autograd holds the output's gradient."""
+"""Measure a layer as it runs in a stage and not alone: its backward where other layers follow, its second forward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
 
-__all__ = ["as_leaf", "chained_backward_bytes"]
+__all__ = ["as_leaf", "chained_backward_bytes", "stopped_forward_bytes"]
 
 
 def as_leaf(tensor: Tensor) -> Tensor:
@@ -38,6 +38,25 @@ def chained_backward_bytes(function: Callable[[Any], Any], value: Any, tracker: 
     tracker.reset_peak()
     torch.autograd.backward(ends, [torch.empty_like(end) for end in ends])
     return max(0, tracker.peak - before)
+
+
+def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:
+    """Run ``function`` forward; the most above what was alive before, until autograd saved the last tensor.
+
+    Args:
+        function, value, tracker: as in :func:`chained_backward_bytes`.
+    """
+    before, seen = tracker.live, 0
+    tracker.reset_peak()
+
+    def note(tensor: Tensor) -> Tensor:
+        nonlocal seen
+        seen = tracker.peak - before
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        function(enter_graph(map_tensors(as_leaf, value)))
+    return seen
 
 
 class _Later(torch.autograd.Function):

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
-from runner.model.backward_scan import as_leaf, chained_backward_bytes
+from runner.model.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
 from runner.model.chain import model_layers
 from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
@@ -239,6 +239,7 @@ def _profile_call(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
+    stopped = stopped_forward_bytes(function, value, tracker)
     chained = chained_backward_bytes(function, value, tracker)
     given = map_tensors(as_leaf, value)
     held = [] if module is None else [*parameters, *module.buffers()]
@@ -282,6 +283,7 @@ def _profile_call(
         saves=tuple(sorted(kept)),
         output_gradient_bytes=_num_bytes(roots),
         chained_backward_bytes=chained,
+        stopped_forward_bytes=stopped,
     )
     for parameter in trained:
         parameter.grad = None

@@ -49,6 +49,7 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         unsaved_forward_bytes=_maybe_bytes(layer.unsaved_forward_bytes, ratio),
         output=tuple(replace(tensor, num_bytes=_bytes(tensor.num_bytes, ratio)) for tensor in layer.output),
         output_gradient_bytes=_maybe_bytes(layer.output_gradient_bytes, ratio),
+        stopped_forward_bytes=_maybe_bytes(layer.stopped_forward_bytes, ratio),
         chained_backward_bytes=_with_weight_gradient(layer.chained_backward_bytes, layer, ratio),
         recomputation={
             name: replace(

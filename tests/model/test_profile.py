@@ -62,12 +62,13 @@ def test_gpt_by_hand():
 
 def test_a_linear_layer_by_hand():
     batch, inputs, outputs = 8, 32, 16
-    sources = layers_of(nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh()), 0)
+    sources = layers_of(nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh(), nn.Linear(outputs, outputs)), 0)
     profile = profile_layers(sources, torch.randn(batch, inputs), torch.randn(batch, outputs), mse_loss, torch.float32)
-    linear, tanh = profile.layers
+    linear, tanh, second = profile.layers
     assert linear.num_parameters == inputs * outputs + outputs
     assert linear.forward_flops == 2 * batch * inputs * outputs
-    assert linear.backward_flops == 2 * linear.forward_flops
+    assert linear.backward_flops == linear.forward_flops, "nobody asks for the gradient of the batch"
+    assert second.backward_flops == 2 * second.forward_flops
     assert linear.output_bytes == 4 * batch * outputs
     assert linear.saved_bytes == linear.output_bytes, "its output is alive; its input belongs to the layer before"
     assert tanh.forward_flops == 0

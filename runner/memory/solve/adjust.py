@@ -159,18 +159,33 @@ class _Stage:
             made += sum(size for storage, size in between.items() if storage in saves)
             waiting = sum(size for storage, size in between.items() if storage not in saves)
             given |= saves
-            ordinary = layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes
-            if at == end:  # nobody asks for the output: the second forward stops before
-                unsaved_output = sum(size for storage, size in own.items() if storage not in saves)
+            if at == end:
                 done = figures.recomputed_bytes - figures.released_bytes
-                running = waiting + max(done, ordinary - unsaved_output)
-                backward = layer.backward_transient_bytes if leaves else layer.inner_backward_bytes
+                running = waiting + max(done, self._stopped_forward(at) - figures.kept_bytes)
+                backward = self._last_backward(at) if leaves else layer.inner_backward_bytes
                 return max(peak, made + running, made + done + backward)
+            ordinary = layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes
             peak = max(peak, made + waiting + ordinary)
             made += figures.recomputed_bytes
             own_gradient = layer.gradient_of_output_bytes - known
             peak = max(peak, made + own_gradient + layer.inner_backward_bytes)
         return peak
+
+    def _stopped_forward(self, at: int) -> int:
+        """Peak of a second forward of a segment's last layer: nobody asks for its output, it stops before."""
+        layer, saves = self._chain[at], self.tensors.saves(at)
+        if layer.stopped_forward_bytes is not None:
+            return layer.stopped_forward_bytes
+        unsaved_output = sum(size for storage, size in self.tensors.made(at).items() if storage not in saves)
+        return layer.saved_bytes + layer.forward_transient_bytes - unsaved_output
+
+    def _last_backward(self, at: int) -> int:
+        """Peak of a stage's last layer that was run again: the caller holds the gradient, and not the second output."""
+        layer, saves = self._chain[at], self.tensors.saves(at)
+        second_output = sum(size for storage, size in self.tensors.made(at).items() if storage in saves)
+        if layer.chained_backward_bytes is None:
+            return layer.backward_transient_bytes
+        return max(layer.chained_backward_bytes, layer.backward_transient_bytes - second_output)
 
 
 def _recomputation(layer: LayerProfile, save_ops: str | None) -> Recomputation:
@@ -185,7 +200,7 @@ def _on_device(rows: list[LayerProfile], stage: _Stage) -> list[LayerProfile]:
     """
     left, tensors = [], stage.tensors
     for at, row in enumerate(rows):
-        stays = tensors.counted_bytes(at) if at == len(rows) - 1 else 0
+        stays = tensors.held_output_bytes(at) if at == len(rows) - 1 else 0
         gone = row.saved_bytes - stays
         left.append(
             replace(
