@@ -72,10 +72,12 @@ class BoundaryTensor:
     Args:
         storage: a number, the same in every layer's output that has this memory.
         num_bytes: of it; 0 where it is not an activation: the batch, a weight, a constant.
+        gradient_bytes: of its gradient; 0 where it has none.
     """
 
     storage: int
     num_bytes: int
+    gradient_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,8 @@ class LayerProfile:
         output_gradient_bytes: gradient of its output; None = not known, read as ``output_bytes``.
         chained_backward_bytes: like ``backward_transient_bytes``, of a layer that another one follows in its stage:
             autograd frees the gradient of the output when it is used. None = not known, read as that.
-        stopped_forward_bytes: peak of a forward that ends where autograd has saved its last tensor, as a second one does;
-            None = not known, read as the whole forward's without an output that is not saved.
+        stopped_forward_bytes: peak of a forward that ends when autograd has saved its last tensor, as a second one
+            does; None = not known, read as the whole forward's without an output that is not saved.
         held_output_bytes: of its output, what its ``saved_bytes`` counts; None = all.
         pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
     """

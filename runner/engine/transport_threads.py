@@ -60,7 +60,7 @@ class ThreadHub:
 
 def _on_the_wire(tensor: Tensor) -> Tensor:
     """A copy that stands for a message under way: no rank's memory, and nobody's who counts it."""
-    with _disable_current_modes():  # type: ignore[no-untyped-call]  # torch's own
+    with _disable_current_modes():
         return tensor.detach().clone()
 
 

@@ -167,7 +167,8 @@ def profile_layers(
             _refuse_hidden_ties(source, module, owners)
             function = _autocasting(partial(call_whole, module) if source.spread else module, device_type, autocast)
             try:
-                value, row = _profile_call(source.label or source.name or "model", function, value, tracker, numbers, module)
+                name = source.label or source.name or "model"
+                value, row = _profile_call(name, function, value, tracker, numbers, module)
                 _refuse_no_tensor(source.index, module, value)
             except RequestError:
                 raise
@@ -291,8 +292,12 @@ def _profile_call(
 
 
 def _boundary(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:
-    sizes = {numbers.of(tensor): tracker.counted_bytes(tensor) for tensor in flatten(output)[0]}
-    return tuple(BoundaryTensor(storage, num_bytes) for storage, num_bytes in sizes.items())
+    found: dict[int, BoundaryTensor] = {}
+    for tensor in flatten(output)[0]:
+        gradient_bytes = tensor.numel() * tensor.element_size() if tensor.requires_grad else 0
+        storage = numbers.of(tensor)
+        found[storage] = BoundaryTensor(storage, tracker.counted_bytes(tensor), gradient_bytes)
+    return tuple(found.values())
 
 
 def _autocasting(

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from runner.profile import LayerProfile, ModelProfile
+from runner.profile import BoundaryTensor, LayerProfile, ModelProfile
 
 __all__ = ["for_samples"]
 
@@ -47,7 +47,10 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         forward_seconds=layer.forward_seconds * times,
         backward_seconds=layer.backward_seconds * times,
         unsaved_forward_bytes=_maybe_bytes(layer.unsaved_forward_bytes, ratio),
-        output=tuple(replace(tensor, num_bytes=_bytes(tensor.num_bytes, ratio)) for tensor in layer.output),
+        output=tuple(
+            BoundaryTensor(each.storage, _bytes(each.num_bytes, ratio), _bytes(each.gradient_bytes, ratio))
+            for each in layer.output
+        ),
         output_gradient_bytes=_maybe_bytes(layer.output_gradient_bytes, ratio),
         stopped_forward_bytes=_maybe_bytes(layer.stopped_forward_bytes, ratio),
         chained_backward_bytes=_with_weight_gradient(layer.chained_backward_bytes, layer, ratio),

@@ -75,6 +75,32 @@ def test_a_linear_layer_by_hand():
     assert linear.largest_parameter_bytes == 4 * inputs * outputs
 
 
+class Carries(nn.Module):
+    """Hands its input on beside a result."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, value):
+        value = value if isinstance(value, dict) else {"skip": self.linear(value), "x": value}
+        return {"skip": value["skip"], "x": torch.tanh(self.linear(value["x"]))}
+
+
+def test_what_is_carried_is_one_tensor():
+    sources = layers_of(nn.Sequential(Carries(8), Carries(8)), 0)
+    x = torch.randn(4, 8)
+    profile = profile_layers(sources, x, x, lambda out, y: mse_loss(out["x"] + out["skip"], y), torch.float32)
+    first, second = profile.layers
+    (skip, between), (carried, last) = first.output, second.output
+    assert carried == skip
+    assert len({skip.storage, between.storage, last.storage}) == 3
+    assert second.output_bytes == 2 * 128
+    assert second.output_gradient_bytes == 2 * 128
+    assert set(second.saves) == {between.storage, last.storage}, "the linear layer its input, tanh its output"
+    assert second.chained_backward_bytes < second.backward_transient_bytes
+
+
 def test_in_place_layers_are_profiled():
     sources = layers_of(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True)), 0)
     profile = profile_layers(sources, torch.randn(2, 4), torch.randn(2, 4), mse_loss, torch.float32)

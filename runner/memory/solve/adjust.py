@@ -130,6 +130,8 @@ class _Stage:
 
     def _row(self, at: int, saved_bytes: int, running_bytes: int, **changes: Any) -> LayerProfile:
         layer, held = self._chain[at], self.tensors.held_output_bytes(at)
+        if layer.output_gradient_bytes is not None and at < len(self._chain) - 1:
+            changes["output_gradient_bytes"] = layer.output_gradient_bytes - self.tensors.callers_gradient_bytes(at)
         return replace(
             layer,
             saved_bytes=saved_bytes,
@@ -154,7 +156,7 @@ class _Stage:
         for at in range(start, end + 1):
             layer = self._chain[at]
             figures = _recomputation(layer, segment.save_ops)
-            saves, own = self.tensors.saves(at), self.tensors.made(at)
+            saves = self.tensors.saves(at)
             between = {storage: size for storage, size in self.tensors.inputs(at).items() if storage not in given}
             made += sum(size for storage, size in between.items() if storage in saves)
             waiting = sum(size for storage, size in between.items() if storage not in saves)

@@ -71,6 +71,13 @@ class StageTensors:
         """See :meth:`made`."""
         return sum(self.made(at).values())
 
+    def callers_gradient_bytes(self, at: int) -> int:
+        """Of the gradient of a layer's output, what the stage's caller holds: it comes through unchanged."""
+        leaving = {tensor.storage for tensor in self._chain[-1].output}
+        used = set[int]().union(*(self.saves(later) for later in range(at + 1, len(self._chain))))
+        own = self._chain[at].output
+        return sum(tensor.gradient_bytes for tensor in own if tensor.storage in leaving - used)
+
     def counted_bytes(self, at: int) -> int:
         """What counts in a layer's row."""
         near = {**self.inputs(at), **self._outputs[at]}
