@@ -207,7 +207,7 @@ class StageMemoryLimit:
         figures = self._figures(first, last)
         others = self._held(figures, stage) - figures.saved_bytes + figures.input_bytes
         forward = others + figures.forward_peak_bytes
-        backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
+        backward = others + figures.saved_bytes + figures.output_gradient_bytes + figures.backward_peak_bytes
         return self._states(figures) + max(forward, backward, self._step(figures))
 
     def _own_floor(self, first: int, last: int, stage: int) -> int:
