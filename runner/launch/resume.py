@@ -119,10 +119,10 @@ def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
 
 
 def _model_problems(config: RunConfig, weights: Mapping[str, Tensor], path: Path) -> list[Problem]:
-    from runner.model.layers import tensor_shapes
+    from runner.model.chain import tensor_shapes
     from runner.strategy.state import tensor_problems
 
-    shapes = tensor_shapes(config.model, config.seed)
+    shapes = tensor_shapes(config)
     if shapes is None:  # the ranks, which build the model for real, compare
         return []
     return [replace(problem, value=path) for problem in tensor_problems(shapes, weights)]

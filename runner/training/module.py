@@ -21,7 +21,17 @@ from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.strategy.pipeline import PipelineStrategy
 
-__all__ = ["LayersModule"]
+__all__ = ["LayersModule", "requested_optimizer"]
+
+
+def requested_optimizer(config: RunConfig, stages: nn.ModuleDict) -> OptimizerLRSchedulerConfig:
+    """The request's optimizer over a rank's stages, with its learning rate by the step."""
+    trained = [parameter for parameter in stages.parameters() if parameter.requires_grad]
+    masters = PRECISIONS[config.precision.name].master_weights
+    optimizer = build_optimizer(config.optimizer, trained, master_weights=masters)
+    section, peak = config.lr_scheduler, config.optimizer.lr
+    scheduler = build_scheduler(section, optimizer, peak, config.trainer.max_steps)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 class LayersModule(pl.LightningModule):
@@ -56,12 +66,7 @@ class LayersModule(pl.LightningModule):
         return built
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        trained = [parameter for parameter in self.stages.parameters() if parameter.requires_grad]
-        masters = PRECISIONS[self._config.precision.name].master_weights
-        optimizer = build_optimizer(self._config.optimizer, trained, master_weights=masters)
-        section, peak = self._config.lr_scheduler, self._config.optimizer.lr
-        scheduler = build_scheduler(section, optimizer, peak, self._config.trainer.max_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return requested_optimizer(self._config, self.stages)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Nothing: the engine owns the gradients."""
