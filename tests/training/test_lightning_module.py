@@ -1,9 +1,13 @@
-"""A LightningModule as model.target: its own step, optimizer and hooks, equal to a plain loop and to a plain Trainer."""
+"""A LightningModule as model.target: its own step, optimizer and hooks, equal to a plain loop and a plain Trainer."""
 
 from __future__ import annotations
 
 import csv
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -13,13 +17,14 @@ import user_code
 import user_lightning
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
-from user_project import assert_same_weights, environment, make_directory, record
+from user_project import assert_same_weights, environment, record
 
 from runner.cli.main import main
 from runner.config.resolve import resolve
 from runner.launch.prepare import prepare, write_request
 from runner.training.run import run_rank
 
+NAMES = ("own_loss", "val_loss", "accuracy")
 STEPS, SAMPLES = 7, 21  # three steps an epoch, of 8, 8 and 5 samples
 BASE = (
     "model.target=user_lightning:Whole", "data.target=user_code:points", f"data.kwargs.samples={SAMPLES}",
@@ -104,13 +109,10 @@ def test_it_is_what_a_plain_trainer_makes_of_it(tmp_path: Path) -> None:
     for name, value in model.state_dict().items():
         torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-7)
     found, expected = (
-        {(row["step"], name): float(row[name]) for row in csv.DictReader(file.open()) for name in names if row.get(name)}
-        for file, names in (
-            (next((tmp_path / "run" / "csv").rglob("metrics.csv")), ("own_loss", "val_loss", "accuracy")),
-            (tmp_path / "plain" / "metrics.csv", ("own_loss", "val_loss", "accuracy")),
-        )
+        {(row["step"], key): float(row[key]) for row in csv.DictReader(file.open()) for key in NAMES if row.get(key)}
+        for file in (next((tmp_path / "run" / "csv").rglob("metrics.csv")), tmp_path / "plain" / "metrics.csv")
     )
-    assert {key[1] for key in expected} == {"own_loss", "val_loss", "accuracy"}
+    assert {key[1] for key in expected} == set(NAMES)
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-5), key
     assert made["val_loss"][0] == [3, pytest.approx(expected["2", "val_loss"], rel=1e-6)]
@@ -132,9 +134,7 @@ def test_a_resumed_run_is_the_whole_one(tmp_path: Path) -> None:
     """Its scheduler, its groups' rates and dropout too."""
     overrides = ("schedule.microbatches=2", "model.kwargs.dropout=0.5", "checkpoint.every=4", "checkpoint.keep=9")
     whole, weights = run(tmp_path / "whole", *overrides)
-    cut = tmp_path / "whole" / "checkpoints" / "step-4.ckpt"
-    if not cut.exists():
-        cut = sorted((tmp_path / "whole" / "checkpoints").iterdir())[0]
+    (cut,) = (path for path in (tmp_path / "whole" / "checkpoints").iterdir() if path.stem.endswith("4"))
     copied = shutil.copy(cut, tmp_path / "cut.ckpt")
     rest, again = run(tmp_path / "rest", *overrides, f"resume={copied}")
     assert rest["loss"][-3:] == whole["loss"][-3:]
@@ -156,7 +156,7 @@ def test_its_optimizers_states_are_in_the_prediction(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ("model.target=user_lightning:Manual", "must leave the optimization to Lightning. Manual.automatic_optimization is"),
+    ("model.target=user_lightning:Manual", "must leave the optimization to Lightning. Manual.automatic_optimization"),
     ("model.target=user_lightning:Clips", "must not define Clips.configure_gradient_clipping, which is not called"),
     ("model.target=user_lightning:ReturnsNothing", "model.target = NoneType: must return its loss from training_step"),
     ("loss=mse", "loss = mse: must be left out. Whole has its own, which it would replace. Try loss=auto."),
@@ -183,3 +183,36 @@ def test_what_it_cannot_have_is_refused(
     assert main(["train", *BASE, *overrides.split()]) == 2
     assert told in capsys.readouterr().err
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["data", "pipeline"])
+def test_two_ranks_are_the_plain_loop_too(tmp_path: Path, layout: str) -> None:
+    """Replicas by its training step, a pipeline by its layers and loss; its optimizer in both."""
+    for source in (user_lightning, user_code):
+        shutil.copy(source.__file__, tmp_path)
+    layout = (f"parallelism.{layout}=2", "schedule.microbatches=3", "partition=uniform", "logger=none", "run_dir=run")
+    command = [sys.executable, "-m", "runner", "train", *BASE, *layout]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    losses, state = plain_loop(3, replicas=2 if "data" in layout[0] else 1)
+    made = record(tmp_path / "run")
+    assert made["loss"] == losses
+    found = load_file(tmp_path / "run" / "weights.safetensors")
+    assert_same_weights(found, {name: value for name, value in state.items() if name in found})
+    assert set(state) - set(found) <= {"unused"}, "what no layer has is not trained in a pipeline"
+    model = user_lightning.Whole()
+    model.load_state_dict(found, strict=False)
+    inputs, targets = user_code.points(SAMPLES)[1].tensors
+    assert made["val_loss"] == [[STEPS, pytest.approx(model.loss(model.net(inputs), targets).item(), rel=1e-6)]]
+
+
+@pytest.mark.slow
+def test_it_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    layout = ("model.target=user_lightning:Bare", "parallelism.data=2", "schedule.microbatches=2")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((os.environ["PYTHONPATH"], str(Path(user_code.__file__).parent))))
+    assert main(["verify", "--json", *BASE, *layout]) == 0
+    assert json.loads(capsys.readouterr().out)["bitwise"]
