@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from runner.config.precision import PRECISIONS
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
@@ -28,6 +28,7 @@ __all__ = [
     "loss_of_step",
     "optimizers_in",
     "scalar_loss",
+    "with_one_optimizer",
 ]
 
 _PACKAGES = ("lightning", "pytorch_lightning")
@@ -172,6 +173,23 @@ def scalar_loss(made: Any) -> Tensor | None:
     """The loss of what a step returned: a scalar, or a dict with one as ``loss``; None where there is none."""
     loss = made.get("loss") if isinstance(made, Mapping) else made
     return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+def with_one_optimizer(made: Any, target: str) -> Any:
+    """What ``configure_optimizers`` returned, where it has one optimizer that the engine can step.
+
+    Raises:
+        RequestError: it has not.
+    """
+    optimizers = list(optimizers_in(made))
+    if len(optimizers) != 1:
+        rule = "must return one optimizer from configure_optimizers"
+        why = f"It returned {len(optimizers)}; the engine steps all weights at once"
+        raise RequestError([Problem("model.target", target, rule, why)])
+    if isinstance(optimizers[0], LBFGS):
+        why = "LBFGS computes the loss several times within a step; the engine computes it once"
+        raise RequestError([Problem("model.target", target, "must have an optimizer without a closure", why)])
+    return made
 
 
 def optimizers_in(made: Any) -> Iterator[Optimizer]:

@@ -30,7 +30,7 @@ from runner.model.chain import load_model
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import LayerSource
-from runner.model.lightning_module import brings, optimizers_in
+from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker
 from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
@@ -107,7 +107,8 @@ def _own_state_ratio(config: RunConfig) -> float | None:
             module = load_model(config, cut=False).module
             if module is None or not brings(module, "configure_optimizers"):
                 return None
-            optimizer = next(optimizers_in(module.configure_optimizers()))
+            made = with_one_optimizer(module.configure_optimizers(), config.model.target)
+            (optimizer,) = optimizers_in(made)
         return observed_state_ratio(optimizer)
     except RequestError:
         raise

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
 from runner.errors import Problem, RequestError
 from runner.model.chain import LoadedModel
 from runner.model.layers import StageModule, build_stage
-from runner.model.lightning_module import OwnStep, brings, optimizers_in, scalar_loss
+from runner.model.lightning_module import OwnStep, brings, scalar_loss, with_one_optimizer
 from runner.model.precision import to_precision
 from runner.model.ties import Tie, find_ties
 from runner.plan.partition import Partition
@@ -55,7 +55,7 @@ def own_optimizer(module: Any, target: str) -> Optimizer | None:
     """
     if not brings(module, "configure_optimizers"):
         return None
-    made = _checked(module.configure_optimizers(), target)
+    made = with_one_optimizer(module.configure_optimizers(), target)
     if not isinstance(made, Optimizer):
         rule = "must return an optimizer alone from configure_optimizers to be verified"
         raise RequestError([Problem("model.target", target, rule, "The plain loop steps no scheduler of its own")])
@@ -106,7 +106,7 @@ class _Bound:
 
     def _configure_optimizers(self) -> Any:
         if brings(self._module, "configure_optimizers"):
-            return _checked(self._own_optimizer(), self._config.model.target)
+            return with_one_optimizer(self._own_optimizer(), self._config.model.target)
         return requested_optimizer(self._config, self._stages)
 
     def _training_step(self, batch: StepBatch, batch_idx: int) -> Tensor:
@@ -171,16 +171,3 @@ class _Bound:
             if not self._logs_val_loss:
                 self._own_log("val_loss", loss, prog_bar=True, batch_size=1)
         self._own_validation_end()
-
-
-def _checked(made: Any, target: str) -> Any:
-    """What ``configure_optimizers`` returned, with one optimizer that the engine can step."""
-    optimizers = list(optimizers_in(made))
-    if len(optimizers) != 1:
-        rule = "must return one optimizer from configure_optimizers"
-        why = f"It returned {len(optimizers)}; the engine steps all weights at once"
-        raise RequestError([Problem("model.target", target, rule, why)])
-    if isinstance(optimizers[0], LBFGS):
-        why = "LBFGS computes the loss several times within a step; the engine computes it once"
-        raise RequestError([Problem("model.target", target, "must have an optimizer without a closure", why)])
-    return made

@@ -82,6 +82,11 @@ class ReturnsNothing(Bare):
         super().training_step(batch)
 
 
+class LineSearch(Bare):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
 class TwoOptimizers(Bare):
     def configure_optimizers(self):
         return [torch.optim.SGD(part.parameters(), lr=0.05) for part in (self.net[0], self.net[2])]
