@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -122,7 +121,7 @@ def _optimizer_problems(config: RunConfig) -> Iterator[Problem]:
         changed = [key for key, value in vars(default).items() if getattr(config.optimizer, key) != value]
         for key in changed:
             yield Problem(f"optimizer.{key}", getattr(config.optimizer, key), "must be left out", why, fix)
-    if config.lr_scheduler != replace(LrSchedulerConfig(), name="constant"):
+    if config.lr_scheduler != LrSchedulerConfig(name="constant"):
         yield Problem("lr_scheduler", config.lr_scheduler.name, "must be left out", why, fix)
     if PRECISIONS[config.precision.name].master_weights:
         why = "Its own optimizer would hold the weights themselves, not fp32 copies of them"

@@ -102,6 +102,7 @@ def _own_state_ratio(config: RunConfig) -> float | None:
     """Of what a LightningModule's ``configure_optimizers`` returns; None where it has none or cannot say."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    module = None
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             module = load_model(config, cut=False).module
@@ -113,7 +114,8 @@ def _own_state_ratio(config: RunConfig) -> float | None:
     except RequestError:
         raise
     except Exception as error:  # it may ask for a Trainer, or be of a class with arguments of its own
-        logger.info("the states of its own optimizer are taken for AdamW's: %s", error)
+        if module is not None:
+            logger.info("the states of its own optimizer are taken for AdamW's: %s", error)
         return None
 
 

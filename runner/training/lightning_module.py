@@ -155,7 +155,7 @@ class _Bound:
 
     def _log_validation(self, samples: int, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         weight = kwargs.setdefault("batch_size", samples)
-        if name == "val_loss":
+        if name == "val_loss" and isinstance(value, Tensor | float):
             self._logged = (float(value) * weight, weight)
             self._logs_val_loss = True
         self._own_log(name, value, *args, **kwargs)

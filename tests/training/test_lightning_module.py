@@ -182,6 +182,7 @@ def test_what_it_cannot_have_is_refused(
     place = tmp_path / "place"
     place.mkdir()
     monkeypatch.chdir(place)
+    assert main(["plan", *BASE]) == 0, "a profile in the cache must not hide what is wrong"
     assert main(["train", *BASE, *overrides.split()]) == 2
     assert told in capsys.readouterr().err
     assert list(place.iterdir()) == []
