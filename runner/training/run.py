@@ -105,6 +105,8 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
     ]
     trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
     trainer.fit(module, *loaders, ckpt_path=config.resume)
+    if log is not None:
+        log.close()  # a run with no step left to take has not come to on_train_end
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
 
 
