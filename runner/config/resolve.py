@@ -73,6 +73,8 @@ def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]
             choices.setdefault(group, "custom")
     if not {"model", "data", RECIPE} & set(choices):
         return {**choices, RECIPE: DEFAULT_RECIPE}
+    if choices.get("model") == "custom" and choices.get(RECIPE) is None:
+        choices = {"loss": "auto", "optimizer": "auto", **choices}  # a LightningModule brings its own
     if "model" in choices and choices.get(RECIPE) is None:
         for group, name in _companions(str(choices["model"]), roots).items():
             choices.setdefault(group, name)

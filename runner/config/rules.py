@@ -23,7 +23,7 @@ __all__ = ["KNOWN_NAMES", "rules"]
 # Names that decide what runs; the options of each group have these and no others.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "partition": ("uniform", "parameters", "profile", "memory", "manual"),
-    "optimizer": ("adamw", "adam", "sgd"),
+    "optimizer": ("adamw", "adam", "sgd", "auto"),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
     "precision": tuple(PRECISIONS),
     "activation_checkpoint": POLICIES,

@@ -130,7 +130,11 @@ class Compute:
     def _input(self, window: Window, stage: int, microbatch: int) -> Any:
         if stage == 0:
             assert window.inputs is not None
-            return to_precision(window.inputs[microbatch], self._dtype)
+            value = window.inputs[microbatch]
+            if self._rank.stages[0].takes_targets:
+                assert window.targets is not None
+                value = (value, window.targets[microbatch])
+            return to_precision(value, self._dtype)
         incoming = self._rank.buffers.take("input", stage, microbatch)
         if not isinstance(incoming, Incoming):
             return incoming

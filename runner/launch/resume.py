@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 CHECKPOINTS = "checkpoints"
 
+_SAME_STATES = {"adamw", "auto"}  # a LightningModule's own optimizer is refused beside adamw
 # Another value would change which samples the next step takes, or what the optimizer's state means.
 _FIXED = ("seed", "data.batch_size", "data.shuffle", "optimizer.name", "precision.name")
 # Where a run writes and how it looks is no change worth telling.
@@ -108,7 +109,7 @@ def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
 
     asked, saved = _flat(to_container(config)), _flat(progress.config)
     for path in _FIXED:
-        if path in saved and asked[path] != saved[path]:
+        if path in saved and asked[path] != saved[path] and {asked[path], saved[path]} != _SAME_STATES:
             why = "Another value would take other samples or misread the optimizer's state"
             fix = f"{path.removesuffix('.name')}={_shown(saved[path])}"
             yield Problem(path, asked[path], f"must be {_shown(saved[path])}, as in the checkpoint", why, fix)
@@ -119,10 +120,10 @@ def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
 
 
 def _model_problems(config: RunConfig, weights: Mapping[str, Tensor], path: Path) -> list[Problem]:
-    from runner.model.layers import tensor_shapes
+    from runner.model.chain import tensor_shapes
     from runner.strategy.state import tensor_problems
 
-    shapes = tensor_shapes(config.model, config.seed)
+    shapes = tensor_shapes(config)
     if shapes is None:  # the ranks, which build the model for real, compare
         return []
     return [replace(problem, value=path) for problem in tensor_problems(shapes, weights)]

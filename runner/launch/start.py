@@ -16,6 +16,7 @@ from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
 from runner.launch.resume import with_checkpoint
 from runner.launch.run_directory import create_run_directory
+from runner.launch.supervise import end_undisturbed
 from runner.record import RunRecord, finish_failed
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         plan = prepare(config)
         config = with_checkpoint(config)
     except KeyboardInterrupt:
+        end_undisturbed()
         return EXIT_INTERRUPTED
     run_dir = create_run_directory(config.name, config.run_dir)
     return run_in(run_dir, config, plan, command=command, entry=entry, console=console)
@@ -74,6 +76,7 @@ def run_in(
         )
         outcome = run_ranks(launch)
     except KeyboardInterrupt:  # in the moments around the ranks' lives; within them run_ranks sees to it
+        end_undisturbed()
         finish_failed(run_dir, "interrupted", "stopped by SIGINT")
         return EXIT_INTERRUPTED
     except OSError as error:  # of the parent's own files: a disk that is full or gone

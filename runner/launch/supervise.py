@@ -23,7 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["INTERRUPT_GRACE_SECONDS", "Ending", "ProcessSpec", "die_with_parent", "name_of_signal", "supervise"]
+__all__ = [
+    "INTERRUPT_GRACE_SECONDS",
+    "Ending",
+    "ProcessSpec",
+    "die_with_parent",
+    "end_undisturbed",
+    "name_of_signal",
+    "supervise",
+]
 
 PARENT_VARIABLE = "RUNNER_PARENT_PID"
 POLL_SECONDS = 0.05
@@ -32,6 +40,7 @@ FAILURE_GRACE_SECONDS = 2.0  # SIGTERM to SIGKILL where one has failed: the othe
 INTERRUPT_GRACE_SECONDS = 10.0  # SIGTERM to SIGKILL where the user asked: time to reach a step's end
 
 _PR_SET_PDEATHSIG = 1
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,8 @@ def supervise(
 ) -> Ending:
     """Start the processes, wait until all have ended, and end the others as soon as one fails.
 
-    SIGINT, SIGTERM and SIGHUP to this process end all of them; a second one ends them at once.
+    SIGINT, SIGTERM and SIGHUP to this process end all of them; a second one ends them at once. Once told so, this
+    process is ending too: from then on it ignores further ones (:func:`end_undisturbed`).
 
     Args:
         specs: at least one process.
@@ -102,6 +112,13 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+def end_undisturbed() -> None:
+    """Ignore further signals to end: what is left, the record and the exit status, is done in a moment."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
 def name_of_signal(number: int) -> str:
     """``SIGKILL`` of 9."""
     try:
@@ -123,13 +140,13 @@ class _Stop:
         stop = cls()
         previous = {}
         if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in _ENDING_SIGNALS:
                 previous[number] = signal.signal(number, stop._note)
         try:
             yield stop
         finally:
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                signal.signal(number, handler if stop.signal is None else signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number

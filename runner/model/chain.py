@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from torch import nn
 from torch._guards import detect_fake_mode
 
@@ -9,29 +12,85 @@ from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.model.boundary import map_tensors
 from runner.model.cuts import cut_before, good_cuts
-from runner.model.data import example_batch
-from runner.model.layers import LayerSource, load_layers
+from runner.model.data import LossFunction, example_batch, load_loss
+from runner.model.layers import LayerSource, build_stage, layers_of, make_model
+from runner.model.lightning_module import OwnStep, brings, is_lightning_module, lightning_problems, loss_of_step
 from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.segments import split
 from runner.model.ties import sharing_problems
 from runner.model.trace import Program, trace
 from runner.schedule import registry
 
-__all__ = ["model_layers", "num_stages", "segments_of", "trace_layers"]
+__all__ = ["LoadedModel", "load_model", "model_layers", "num_stages", "segments_of", "tensor_shapes", "trace_layers"]
 
 _TRACED_SAMPLES = 3  # more than two: torch takes sizes of 0 and 1 for constants
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """What is trained.
+
+    Args:
+        layers: in order.
+        loss: of the last layer's output.
+        module: the LightningModule that they came from, if any.
+        step: that module's own training step, where it is the one layer.
+    """
+
+    layers: list[LayerSource]
+    loss: LossFunction
+    module: Any | None = None
+    step: OwnStep | None = None
+
+
 def model_layers(config: RunConfig) -> list[LayerSource]:
-    """The layers of ``config``'s model; a module without layers is traced where the pipeline has more than one rank.
+    """The layers of :func:`load_model`."""
+    return load_model(config).layers
+
+
+def load_model(config: RunConfig, *, cut: bool = True) -> LoadedModel:
+    """``config``'s model; a module without layers is traced where the pipeline has more than one rank.
 
     Under a fake tensor mode the model and the traced batch are fake; nothing is allocated.
+
+    Args:
+        cut: else such a module stays whole, for one process.
 
     Raises:
         RequestError: the model cannot be loaded, cannot be traced, or shares between layers what stages cannot.
     """
-    sources = load_layers(config.model, config.seed)
-    if config.parallelism.pipeline > 1:
+    made = make_model(config.model, config.seed)
+    if not is_lightning_module(made):
+        return LoadedModel(_layers(made, config, cut), load_loss(config.loss))
+    raise_problems(lightning_problems(made, config))
+    if config.parallelism.pipeline == 1 and brings(made, "training_step"):
+        step = OwnStep(made)
+        return LoadedModel([LayerSource(0, "", lambda: made, made, step=step)], loss_of_step, made, step)
+    own = getattr(made, "loss", None)
+    return LoadedModel(_layers(made, config, cut), own if callable(own) else load_loss(config.loss), made)
+
+
+def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the whole model's parameters and buffers by global name, made without memory.
+
+    None for a model whose code cannot run on fake tensors.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            sources = load_model(config, cut=False).layers
+            state = build_stage(sources, 0, len(sources) - 1).global_state()
+            return {name: tuple(tensor.shape) for name, tensor in state.items()}
+    except RequestError:
+        raise
+    except Exception:  # a user's code may do anything that fake tensors cannot
+        return None
+
+
+def _layers(made: Any, config: RunConfig, cut: bool) -> list[LayerSource]:
+    sources = layers_of(made, config.seed, config.model.target)
+    if cut and config.parallelism.pipeline > 1:
         whole = sources[0].given if sources[0].spread else None
         if whole is not None:
             sources = trace_layers(whole, config)

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from runner.config.schema import DataConfig, LossConfig
 from runner.errors import Problem, RequestError, RunFailedError, RunnerError, raise_problems
-from runner.model.boundary import flatten
+from runner.model.boundary import flatten, shapes
 from runner.model.datamodule import Loaded, loaded
 from runner.model.targets import call_target, explained, import_target
 
@@ -172,7 +172,13 @@ def collated(samples: Sequence[Any], collate: Collate) -> tuple[Any, Any]:
             if not isinstance(sample, tuple | list) or len(sample) != 2:
                 raise RunFailedError(f"a sample of the dataset must be (input, target), not a {type(sample).__name__}")
         samples = [tuple(sample) for sample in samples]
-    batch = collate(list(samples))
+    try:
+        batch = collate(list(samples))
+    except RuntimeError as error:
+        ragged = _ragged(samples) if collate is default_collate else ""
+        if not ragged:
+            raise
+        raise RunFailedError(ragged) from error  # in a loader's worker, torch's own says nothing of shapes
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise RunFailedError(f"a batch must be (input, target); data.collate made a {type(batch).__name__}")
     for tensor in flatten(batch)[0]:
@@ -182,6 +188,16 @@ def collated(samples: Sequence[Any], collate: Collate) -> tuple[Any, Any]:
                 f"a batch of {len(samples)} samples has them on the first axis of every tensor: {found}"
             )
     return batch[0], batch[1]
+
+
+def _ragged(samples: Sequence[Any]) -> str:
+    """How the samples of a batch differ in shape; empty where they do not."""
+    first = shapes(samples[0])
+    for sample in samples[1:]:
+        if shapes(sample) != first:
+            why = f"one is {first}, another {shapes(sample)}"
+            return f"the samples of a batch must have the same shapes: {why}; data.collate can pad them"
+    return ""
 
 
 def load_loss(config: LossConfig) -> LossFunction:

@@ -36,8 +36,8 @@ __all__ = [
     "call_whole",
     "layers_of",
     "load_layers",
+    "make_model",
     "mix_seed",
-    "tensor_shapes",
 ]
 
 _MASK = (1 << 63) - 1
@@ -66,6 +66,7 @@ class LayerSource:
         given: that module where it exists already, so that weights shared between layers can be seen.
         label: how tables call it; default: its name.
         spread: the layer is a whole model, which takes a tuple as positional and a dict as keyword arguments.
+        step: called with ``(input, target)`` in place of the module; the model's one layer, it returns the loss.
     """
 
     index: int
@@ -74,6 +75,13 @@ class LayerSource:
     given: nn.Module | None = None
     label: str = ""
     spread: bool = False
+    step: Callable[[Any], Any] | None = None
+
+    def calling(self, module: nn.Module) -> Callable[[Any], Any]:
+        """How its module, once built, is given its input."""
+        if self.step is not None:
+            return self.step
+        return partial(call_whole, module) if self.spread else module
 
     def full_name(self, local_name: str) -> str:
         """A parameter of the layer as the whole model names it."""
@@ -86,26 +94,17 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
     Raises:
         RequestError: the target does not import, or returns something that is no model.
     """
-    torch.manual_seed(seed)
-    return layers_of(call_target("model", config.target, config.kwargs), seed, config.target)
+    return layers_of(make_model(config, seed), seed, config.target)
 
 
-def tensor_shapes(config: ModelConfig, seed: int) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of the whole model's parameters and buffers by global name, made without memory.
+def make_model(config: ModelConfig, seed: int) -> Any:
+    """What the user's model function returns.
 
-    None for a model whose code cannot run on fake tensors.
+    Raises:
+        RequestError: the target does not import, or raises.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            sources = load_layers(config, seed)
-            state = build_stage(sources, 0, len(sources) - 1).global_state()
-            return {name: tuple(tensor.shape) for name, tensor in state.items()}
-    except RequestError:
-        raise
-    except Exception:  # a user's code may do anything that fake tensors cannot
-        return None
+    torch.manual_seed(seed)
+    return call_target("model", config.target, config.kwargs)
 
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
@@ -189,9 +188,14 @@ class StageModule(nn.Module):
         self.layer_names = tuple(source.name for source in sources)
         self.layers = nn.ModuleList(source.build() for source in sources)
         self._first_names = dict(first_names or {})
-        self._spread = sources[0].spread
+        self._first_source = sources[0]
         self._parts: tuple[tuple[int, int, Around | None], ...] = ((self.first_layer, self.last_layer, None),)
         self._whole: Around | None = None
+
+    @property
+    def takes_targets(self) -> bool:
+        """Whether its input is ``(input, target)``."""
+        return self._first_source.step is not None
 
     @property
     def last_layer(self) -> int:
@@ -233,7 +237,8 @@ class StageModule(nn.Module):
         for index, layer in enumerate(self.layers_between(first, last), first):
             if before_layer is not None:
                 before_layer(index)
-            value = call_whole(layer, value) if self._spread and index == self.first_layer else layer(value)
+            call = self._first_source.calling(layer) if index == self.first_layer else layer
+            value = call(value)
         return value
 
     def global_name(self, local_name: str) -> str:

@@ -27,17 +27,18 @@ from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
-from runner.model.chain import model_layers
-from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
+from runner.model.chain import load_model
+from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_type
-from runner.model.layers import LayerSource, call_whole
+from runner.model.layers import LayerSource
+from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
 from runner.model.saved_scan import scan_forward
 from runner.model.split_scan import split_figures
 from runner.model.ties import find_ties
-from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
+from runner.optim.build import measure_step_seconds_per_byte, observed_state_ratio, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
 from runner.profile import BoundaryTensor, LayerProfile, ModelProfile, SharedWeight
@@ -66,13 +67,12 @@ def profile_model(config: RunConfig) -> ModelProfile:
 def _profile_model(config: RunConfig) -> ModelProfile:
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
     inputs, targets = example_batch(config.data, samples)
-    loss = load_loss(config.loss)
     try:
-        profile = _on_fake_tensors(config, inputs, targets, loss)
+        profile = _on_fake_tensors(config, inputs, targets)
     except RequestError:
         raise
     except Exception as error:  # a user's code may do anything that fake tensors cannot
-        profile = _on_real_tensors(config, inputs, targets, loss)
+        profile = _on_real_tensors(config, inputs, targets)
         logger.info("profiled on real tensors, because fake ones do not do: %s", error)
     if not any(row.gradient_bytes for row in profile.layers):
         why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
@@ -85,7 +85,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         master_bytes_per_gradient_byte=master,
     )
     if _can_be_timed(config, profile):
-        return _with_measured_seconds(config, profile, inputs, targets, loss)
+        return _with_measured_seconds(config, profile, inputs, targets)
     return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
 
 
@@ -94,28 +94,52 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
     wide = torch.float32.itemsize / dtype.itemsize
     master = wide if PRECISIONS[config.precision.name].master_weights else 0.0
     average = wide if config.trainer.ema_decay is not None else 0.0
-    return state_bytes_per_gradient_byte(config.optimizer, master) + average, master
+    own = _own_state_ratio(config) if config.optimizer.name == "auto" else None
+    states = own if own is not None else state_bytes_per_gradient_byte(config.optimizer, master)
+    return states + average, master
 
 
-def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any, loss: LossFunction) -> ModelProfile:
+def _own_state_ratio(config: RunConfig) -> float | None:
+    """Of what a LightningModule's ``configure_optimizers`` returns; None where it has none or cannot say."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    module = None
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module = load_model(config, cut=False).module
+            if module is None or not brings(module, "configure_optimizers"):
+                return None
+            made = with_one_optimizer(module.configure_optimizers(), config.model.target)
+            (optimizer,) = optimizers_in(made)
+        return observed_state_ratio(optimizer)
+    except RequestError:
+        raise
+    except Exception as error:  # it may ask for a Trainer, or be of a class with arguments of its own
+        if module is not None:
+            logger.info("the states of its own optimizer are taken for AdamW's: %s", error)
+        return None
+
+
+def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # It prints the traceback of what fails; whether that is a fake tensor's limit or an error, a real run will show.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode:
-        sources = model_layers(config)
+        model = load_model(config)
         fake_inputs = map_tensors(mode.from_tensor, inputs)
         fake_targets = map_tensors(mode.from_tensor, targets)
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-        return profile_layers(sources, fake_inputs, fake_targets, loss, dtype, autocast)
+        return profile_layers(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast)
 
 
-def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any, loss: LossFunction) -> ModelProfile:
+def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
     """Like the run itself: what fails here would fail there."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+    model = load_model(config)
     try:
-        return profile_layers(model_layers(config), inputs, targets, loss, dtype, autocast)
+        return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast)
     except _LayerError as error:
         section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
         raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
@@ -147,7 +171,7 @@ def profile_layers(
         dtype: of weights and, without ``autocast``, activations.
         autocast: format of the forwards' matrix products, or None.
     """
-    value = to_precision(inputs, dtype)
+    value = to_precision((inputs, targets) if sources[0].step is not None else inputs, dtype)
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     samples = num_samples(inputs)
     rows = []
@@ -165,7 +189,7 @@ def profile_layers(
         for source in sources:
             module = cast_module(source.build(), dtype)
             _refuse_hidden_ties(source, module, owners)
-            function = _autocasting(partial(call_whole, module) if source.spread else module, device_type, autocast)
+            function = _autocasting(source.calling(module), device_type, autocast)
             try:
                 name = source.label or source.name or "model"
                 value, row = _profile_call(name, function, value, tracker, numbers, module)
@@ -333,25 +357,25 @@ def _can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
     return flops <= _MOST_FLOPS_TO_TIME and weights + largest <= _MOST_BYTES_TO_TIME
 
 
-def _with_measured_seconds(
-    config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any, loss: LossFunction
-) -> ModelProfile:
+def _with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any) -> ModelProfile:
     """Time every layer alone, forward and backward: the median of three after a warm-up."""
     device = torch.device(device_type(config))
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-    value = map_tensors(lambda t: t.to(device), to_precision(inputs, dtype))
-    targets = map_tensors(lambda t: t.to(device), targets)
+    model = load_model(config)
+    inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (inputs, targets))
+    value = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
     samples = num_samples(inputs)
     rows = []
     with _threads(config.trainer.threads):
-        for source, row in zip(model_layers(config), profile.layers, strict=True):
+        for source, row in zip(model.layers, profile.layers, strict=True):
             module = source.build().to(device=device, dtype=dtype)
-            function = _autocasting(partial(call_whole, module) if source.spread else module, device.type, autocast)
+            function = _autocasting(source.calling(module), device.type, autocast)
             value, forward, backward = _time_call(function, value, device)
             module.zero_grad(set_to_none=True)
             rows.append(replace(row, forward_seconds=forward, backward_seconds=backward))
         value = to_precision(value, torch.float32)
-        _, forward, backward = _time_call(lambda output: loss_sum(loss(output, targets), samples)[0], value, device)
+        lose = partial(_summed, model.loss, targets, samples)
+        _, forward, backward = _time_call(lose, value, device)
         masters = PRECISIONS[config.precision.name].master_weights
         per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
     gc.collect()
@@ -362,6 +386,10 @@ def _with_measured_seconds(
         seconds_source="measured",
         optimizer_seconds_per_byte=per_byte,
     )
+
+
+def _summed(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
+    return loss_sum(loss(output, targets), samples)[0]
 
 
 def _time_call(function: Any, value: Any, device: torch.device) -> tuple[Any, float, float]:

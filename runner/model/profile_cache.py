@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from runner.config.schema import RunConfig
+from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
 from runner.model.chain import num_stages
 from runner.model.targets import import_target
 from runner.profile import ModelProfile, profile_from_json
@@ -55,7 +55,8 @@ def _key(config: RunConfig) -> str:
     depends = {
         "model": [config.model.target, config.model.kwargs, config.model.split_points, _cut(config)],
         "data": [config.data.target, config.data.kwargs, config.data.collate, config.data.shuffle],
-        "loss": [config.loss.target, config.loss.kwargs],
+        "loss": [config.loss.name, config.loss.target, config.loss.kwargs],
+        "own": _beside_its_own(config),
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],
         "precision": config.precision.name,
         "optimizer": [config.optimizer.name, config.optimizer.momentum, config.trainer.ema_decay is not None],
@@ -65,6 +66,15 @@ def _key(config: RunConfig) -> str:
         "sources": _digest_of_sources(),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _beside_its_own(config: RunConfig) -> list[object]:
+    """What a LightningModule may be refused for, which is seen when it is profiled."""
+    return [
+        config.optimizer.name == "auto" and config.optimizer != OptimizerConfig(name="auto"),
+        config.optimizer.name == "auto" and config.lr_scheduler != LrSchedulerConfig(name="constant"),
+        config.loss.name == "auto" and (config.compile or config.activation_checkpoint.name != "none"),
+    ]
 
 
 def _cut(config: RunConfig) -> list[int]:

@@ -14,7 +14,12 @@ from runner.config.schema import OptimizerConfig
 from runner.optim.delayed import DelayedUpdate
 from runner.optim.master import MasterWeights
 
-__all__ = ["build_optimizer", "measure_step_seconds_per_byte", "state_bytes_per_gradient_byte"]
+__all__ = [
+    "build_optimizer",
+    "measure_step_seconds_per_byte",
+    "observed_state_ratio",
+    "state_bytes_per_gradient_byte",
+]
 
 _PROBE_ELEMENTS = 1 << 20
 _PROBE_STEPS = 5
@@ -43,7 +48,7 @@ def build_optimizer(
 def _build(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     betas = (config.betas[0], config.betas[1])
     match config.name:
-        case "adamw":
+        case "adamw" | "auto":
             return AdamW(trained, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay)
         case "adam":
             return Adam(trained, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay)
@@ -59,9 +64,23 @@ def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float =
         master_ratio: bytes of a master weight per byte of its gradient; 0 without master weights. States are as wide
             as what they update.
     """
-    adam = config.name in ("adam", "adamw")
+    adam = config.name in ("adam", "adamw", "auto")
     states = 2.0 if adam else 1.0 if config.momentum else 0.0
     return states * (master_ratio or 1.0) + master_ratio
+
+
+def observed_state_ratio(optimizer: Optimizer) -> float:
+    """Bytes of optimizer state for each byte of gradient: seen at a step of another one of the same class.
+
+    Raises:
+        TypeError: the class takes other arguments than its defaults.
+    """
+    parameter = torch.nn.Parameter(torch.zeros(64, 64))
+    parameter.grad = torch.zeros_like(parameter)
+    another = type(optimizer)([parameter], **optimizer.defaults)
+    another.step()
+    kept = [value for value in another.state[parameter].values() if isinstance(value, Tensor) and value.dim()]
+    return sum(value.nbytes for value in kept) / parameter.nbytes
 
 
 def measure_step_seconds_per_byte(

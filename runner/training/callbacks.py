@@ -145,6 +145,7 @@ class Checkpoints(Callback):
         validates: whether a validation follows a step; the save waits for it.
         progress: where the run stands; called on every rank.
         resumed: the progress that the run continues from.
+        follows_config: whether a resumed optimizer takes the request's settings; else it keeps its own.
         saved: called after each save.
     """
 
@@ -157,6 +158,7 @@ class Checkpoints(Callback):
         validates: Callable[[int], bool],
         progress: Callable[[pl.Trainer], Progress],
         resumed: Progress | None,
+        follows_config: bool,
         saved: Callable[[], None],
     ) -> None:
         self._directory = directory
@@ -165,6 +167,7 @@ class Checkpoints(Callback):
         self._validates = validates
         self._progress = progress
         self._resumed = resumed
+        self._follows_config = follows_config
         self._saved = saved
         start = resumed.step if resumed is not None else 0
         self._files = [path for step, path in checkpoint_files(directory).items() if step <= start]
@@ -185,7 +188,8 @@ class Checkpoints(Callback):
         if trainer.is_global_zero:
             remove_leftovers(self._directory)
         if self._resumed is not None:
-            follow_config(trainer)
+            if self._follows_config:
+                follow_config(trainer)
             set_random_state(self._resumed.random_of(trainer.global_rank))
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:

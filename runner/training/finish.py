@@ -26,8 +26,8 @@ from runner.schedule.render.trace import timeline_trace
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import Checkpoints, StepClock
+from runner.training.lightning_module import TrainedModule
 from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step, timed_events
-from runner.training.module import LayersModule
 
 __all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
 
@@ -39,7 +39,7 @@ AVERAGE_FILE = "averaged_weights.safetensors"
 
 def finish(
     trainer: pl.Trainer,
-    module: LayersModule,
+    module: TrainedModule,
     config: RunConfig,
     run_dir: Path,
     plan: RunPlan,
@@ -114,7 +114,7 @@ def _reduced_bytes(engine: Engine) -> float:
 def _measured(
     record: RunRecord,
     strategy: PipelineStrategy,
-    module: LayersModule,
+    module: TrainedModule,
     config: RunConfig,
     plan: RunPlan,
     measures: Sequence[RankMeasures],

@@ -21,7 +21,19 @@ from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.strategy.pipeline import PipelineStrategy
 
-__all__ = ["LayersModule"]
+__all__ = ["LayersModule", "requested_optimizer"]
+
+
+def requested_optimizer(config: RunConfig, stages: nn.ModuleDict) -> OptimizerLRSchedulerConfig:
+    """The request's optimizer over a rank's stages, with its learning rate by the step."""
+    trained = [parameter for parameter in stages.parameters() if parameter.requires_grad]
+    # ZeRO shares out masters of its own
+    masters = PRECISIONS[config.precision.name].master_weights and not config.zero.stage
+    delay_from = config.offload.delay_from
+    optimizer = build_optimizer(config.optimizer, trained, master_weights=masters, delay_from=delay_from)
+    section, peak = config.lr_scheduler, config.optimizer.lr
+    scheduler = build_scheduler(section, optimizer, peak, config.trainer.max_steps)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 class LayersModule(pl.LightningModule):
@@ -56,14 +68,7 @@ class LayersModule(pl.LightningModule):
         return built
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        trained = [parameter for parameter in self.stages.parameters() if parameter.requires_grad]
-        # ZeRO shares out masters of its own
-        masters = PRECISIONS[self._config.precision.name].master_weights and not self._config.zero.stage
-        delay_from = self._config.offload.delay_from
-        optimizer = build_optimizer(self._config.optimizer, trained, master_weights=masters, delay_from=delay_from)
-        section, peak = self._config.lr_scheduler, self._config.optimizer.lr
-        scheduler = build_scheduler(section, optimizer, peak, self._config.trainer.max_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return requested_optimizer(self._config, self.stages)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Nothing: the engine owns the gradients."""

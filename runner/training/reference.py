@@ -23,9 +23,10 @@ from runner.engine.loss_scale import LossScale
 from runner.engine.window import StepBatch, split_microbatches
 from runner.errors import RunFailedError
 from runner.model.boundary import map_tensors
-from runner.model.data import LossFunction, load_datasets, load_loss, loss_sum
+from runner.model.chain import load_model
+from runner.model.data import LossFunction, load_datasets, loss_sum
 from runner.model.device import device_type
-from runner.model.layers import StageModule, build_stage, load_layers, mix_seed
+from runner.model.layers import StageModule, build_stage, mix_seed
 from runner.model.precision import autocast_of, dtype_of, to_precision
 from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
@@ -33,6 +34,7 @@ from runner.optim.master import MasterWeights
 from runner.plan.batches import replica_slice
 from runner.profile import read_profile
 from runner.record import RunRecord, StepLog
+from runner.training.lightning_module import own_optimizer
 from runner.training.loading import make_loader
 from runner.training.scaling import loss_scaling
 from runner.training.trace_files import gradients_of, traced_steps, weights_of, write_trace
@@ -44,26 +46,29 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     """Train in this process as ``config`` says, whatever its degrees, and leave the trace of every step."""
     device = torch.device(device_type(config))
     dtype = dtype_of(config.precision.name)
-    sources = load_layers(config.model, config.seed)
-    model = build_stage(sources, 0, len(sources) - 1).to(device=device, dtype=dtype)
+    loaded = load_model(config, cut=False)
+    model = build_stage(loaded.layers, 0, len(loaded.layers) - 1).to(device=device, dtype=dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     precision = PRECISIONS[config.precision.name]
-    optimizer = build_optimizer(config.optimizer, trained, master_weights=precision.master_weights)
     scale = LossScale(loss_scaling(config))
-    scheduler = build_scheduler(config.lr_scheduler, optimizer, config.optimizer.lr, config.trainer.max_steps)
-    loss = load_loss(config.loss)
+    own = own_optimizer(loaded.module, config.model.target) if loaded.module is not None else None
+    optimizer = own or build_optimizer(config.optimizer, trained, master_weights=precision.master_weights)
+    scheduler = None
+    if own is None:
+        scheduler = build_scheduler(config.lr_scheduler, optimizer, config.optimizer.lr, config.trainer.max_steps)
     traced = traced_steps(config, read_profile(run_dir))
     buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
             batches = _microbatches(config, batch)
-            total, weight = _accumulate(config, model, buffers, loss, trained, batches, step, scale.of_sum)
+            total, weight = _accumulate(config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum)
             if _all_finite(total, trained):
                 _update(config, optimizer, trained, weight * scale.of_sum)
                 scale.succeeded()
             elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
                 raise RunFailedError(f"step {step}: the loss or a gradient is not finite")
-            scheduler.step()
+            if scheduler is not None:
+                scheduler.step()
             log.write(step=step + 1, loss=total / weight, seconds=0.0)
             if step + 1 in traced:
                 write_trace(run_dir, step + 1, 0, gradients_of(model), weights_of(model))
@@ -160,7 +165,8 @@ def _accumulate(
             if not samples:
                 continue
             with torch.autocast(device, autocast, enabled=autocast is not None):
-                output = model(to_precision(inputs, dtype), _seeding(config.seed, step, number))
+                given = (inputs, targets) if model.takes_targets else inputs
+                output = model(to_precision(given, dtype), _seeding(config.seed, step, number))
             total, weight = loss_sum(loss(to_precision(output, torch.float32), targets), samples)
             (total * loss_scale).backward()  # type: ignore[no-untyped-call]
             totals[-1][0] += float(total.detach().double())

@@ -20,10 +20,10 @@ from runner.config.deepspeed import deepspeed_settings
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
 from runner.errors import Problem, RequestError, RunFailedError
-from runner.model.chain import model_layers
-from runner.model.data import Datasets, load_datasets, load_loss
+from runner.model.chain import LoadedModel, load_model
+from runner.model.data import Datasets, load_datasets
 from runner.model.device import device_memory_bytes, device_type
-from runner.model.layers import LayerSource
+from runner.model.lightning_module import brings
 from runner.model.precision import autocast_of, dtype_of
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
@@ -42,6 +42,7 @@ from runner.training.callbacks import (
     progress,
 )
 from runner.training.finish import finish
+from runner.training.lightning_module import TrainedModule, trainable, validates
 from runner.training.loading import first_batch, make_loader, resume_at, steps_per_epoch
 from runner.training.loggers import build_logger, build_profiler
 from runner.training.module import LayersModule
@@ -78,7 +79,9 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config))
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
-    module = LayersModule(_layers(config, plan), load_loss(config.loss), config)
+    model = _model(config, plan)
+    module = trainable(model, strategy, config)
+    validate = validate and (model.module is None or validates(model.module, model.step))
     loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
     resumed = _resumed(config, loaders[0])
     before = resumed.history if resumed is not None else History()
@@ -104,6 +107,8 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
     ]
     trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
     trainer.fit(module, *loaders, ckpt_path=config.resume)
+    if log is not None:
+        log.close()  # a run with no step left to take has not come to on_train_end
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
 
 
@@ -136,7 +141,7 @@ def _checkpoints(
     config: RunConfig,
     run_dir: Path,
     strategy: PipelineStrategy,
-    module: LayersModule,
+    module: TrainedModule,
     loaders: tuple[Any, Any | None],
     clock: StepClock,
     resumed: Progress | None,
@@ -157,6 +162,7 @@ def _checkpoints(
         validates=_validations(config, loaders[1]),
         progress=progress_of,
         resumed=resumed,
+        follows_config=not brings(module, "configure_optimizers") or isinstance(module, LayersModule),
         saved=clock.start,
     )
 
@@ -182,17 +188,17 @@ def _set_up_logging(rank: int) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _layers(config: RunConfig, plan: RunPlan) -> list[LayerSource]:
-    """The layers that were planned.
+def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:
+    """The model that was planned.
 
     Raises:
         RunFailedError: this rank finds others than the plan was made from.
     """
-    sources = model_layers(config)
-    planned = plan.partition[-1][1] + 1
-    if len(sources) != planned:
-        raise RunFailedError(f"the plan has {planned} layers, this rank finds {len(sources)}: the model changed since")
-    return sources
+    model = load_model(config)
+    planned, found = plan.partition[-1][1] + 1, len(model.layers)
+    if found != planned:
+        raise RunFailedError(f"the plan has {planned} layers, this rank finds {found}: the model changed since")
+    return model
 
 
 def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:

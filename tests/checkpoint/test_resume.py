@@ -133,7 +133,7 @@ def test_memory_is_measured_with_the_restored_states(
         (["model.target=resume_zoo:model", "+model.kwargs.width=10"], r"0\.weight is \(10, 6\), in the checkpoint \(12, 6\)"),
         (["model.target=resume_zoo:deeper"], r"0\.weight is \(16, 6\), in the checkpoint \(12, 6\); 0\.bias .*; 2\.weight \(12, 16\) is not in the checkpoint; and \d+ more"),
         (["model.target=resume_zoo:model", "data.batch_size=4"], r"data\.batch_size = 4: must be 8, as in the checkpoint\..* Try data\.batch_size=8"),
-        (["model.target=resume_zoo:model", "seed=3", "optimizer=sgd"], r"seed = 3: must be 0.*\n.*optimizer\.name = sgd: must be adamw.* Try optimizer=adamw"),
+        (["model.target=resume_zoo:model", "seed=3", "optimizer=sgd"], r"seed = 3: must be 0.*\n.*optimizer\.name = sgd: must be auto.* Try optimizer=auto"),
         (["model.target=resume_zoo:model", "trainer.max_steps=5"], r"trainer\.max_steps = 5: must be at least 6.* Try trainer\.max_steps=11"),
     ],
 )  # fmt: skip

@@ -85,7 +85,10 @@ def test_a_target_names_the_custom_option() -> None:
     config = resolve(["model.target=mine:build", "data.target=mine:data"])
     assert (config.model.name, config.model.kwargs) == ("custom", {})
     assert (config.data.name, config.data.kwargs) == ("custom", {})
-    assert config.loss.name == "cross_entropy"
+    assert (config.loss.name, config.optimizer.name) == ("auto", "auto"), "a LightningModule's own, if it is one"
+    assert (config.loss.target, config.optimizer.lr) == ("runner.zoo.losses:cross_entropy", 1e-3), "if it is none"
+    named = resolve(["model.target=mine:build", "data.target=mine:data", "loss=mse", "optimizer=sgd"])
+    assert (named.loss.name, named.optimizer.name) == ("mse", "sgd")
 
 
 @pytest.mark.parametrize("plus", ["", "+", "++"])
@@ -123,7 +126,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("modle=gpt", "modle = gpt: there is no such key. Try model=gpt."),
         ("+zzz=1", "zzz = 1: there is no such key. The help of a command lists the keys, e.g. runner train --help."),
         ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has stage, bucket_elements, config."),
-        ("optimizer=adm", "optimizer = adm: there is no such option. optimizer has adam, adamw, sgd. Try optimizer=adam."),
+        ("optimizer=adm", "optimizer = adm: there is no such option. optimizer has adam, adamw, auto, sgd. Try optimizer=adam."),
         ("precision=8", "precision = 8: there is no such option. precision has bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp32."),
         ("schedule.microbatches=4.5", "schedule.microbatches = 4.5: must be a whole number. It is a fraction."),
         ("schedule.microbatches=four", "schedule.microbatches = four: must be a whole number. It is text."),

@@ -50,7 +50,8 @@ def wait_until(ready: Callable[[], bool], seconds: float = 90.0) -> None:
         ("raises", 2, "ValueError: sample 33 is broken (in loader worker"),
         ("exits", 1, "exited unexpectedly"),
         ("text", 0, "a sample of the dataset must be (input, target), not a str"),
-        ("short", 0, "stack expects each tensor to be equal size"),
+        ("short", 0, "the samples of a batch must have the same shapes: one is (6,) float32, () int64, another (5,)"),
+        ("short", 1, "the samples of a batch must have the same shapes: one is (6,) float32, () int64, another (5,)"),
     ],
 )
 def test_a_dataset_that_goes_wrong_later(tmp_path: Path, wrong: str, workers: int, told: str) -> None:
@@ -69,6 +70,54 @@ def test_a_logger_that_raises(tmp_path: Path) -> None:
     done = train(make_directory(tmp_path), "logger=custom", "logger.target=mine:raising")
     assert done.returncode == 1
     assert "ValueError: the vocabulary is not there (mine.py:" in record(tmp_path / "run")["reason"]
+
+
+def test_a_callback_that_raises(tmp_path: Path) -> None:
+    """Of a LightningModule, on one rank of two; the other one is ended."""
+    directory = make_directory(tmp_path)
+    (directory / "hooked.py").write_text(_HOOKED, encoding="utf-8")
+    words = [word for word in OVERRIDES if not word.startswith(("model.", "loss."))]
+    command = [sys.executable, "-m", "runner", "train", *words, "model.target=hooked:Hooked", "parallelism.data=2"]
+    done = subprocess.run(
+        [*command, "logger=none"], cwd=directory, env=environment(directory), capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    made = record(directory / "run")
+    assert (made["status"], made["steps"]) == ("failed", len(made["loss"]))
+    assert "rank 1 (stage 0, layers 0..0) failed: ValueError: the callback is broken (hooked.py:" in made["reason"]
+    assert left_behind(directory) == []
+
+
+_HOOKED = """
+import os
+
+import lightning.pytorch as pl
+import torch
+from mine import model
+
+
+class Breaks(pl.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_rank == 1 and trainer.global_step == 2:
+            raise ValueError("the callback is broken")
+
+
+class Hooked(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = model()
+
+    def training_step(self, batch):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    def configure_callbacks(self):
+        return [Breaks()]
+"""
 
 
 def test_a_report_that_raises_and_a_port_that_is_taken_spoil_nothing(
@@ -110,7 +159,7 @@ def test_ctrl_c_in_any_phase_ends_the_run(tmp_path: Path, phase: str) -> None:
     directory = make_directory(tmp_path)
     started = start(directory, *TWO, "model.target=mine:waiting", f"model.kwargs.phase={phase}", "trainer.max_steps=40")
     wait_until((directory / "waiting").exists)
-    for _ in range(1 if phase == "import" else 2):  # a second one does not wait for ranks that hang
+    for _ in range(2):  # a second one does not wait for ranks that hang
         started.send_signal(signal.SIGINT)
         time.sleep(0.3)
     _, told = started.communicate(timeout=60)

@@ -1,0 +1,211 @@
+"""A LightningModule that a model function returned: what it brings along, told without importing Lightning.
+
+Without a pipeline its ``training_step`` is the model's one layer: given ``(input, target)``, it returns the loss. In a
+pipeline its ``layers()`` are the layers, and its ``loss(output, target)`` the loss.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from runner.config.precision import PRECISIONS
+from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
+from runner.errors import Problem, RequestError
+from runner.model.boundary import num_samples
+
+__all__ = [
+    "OwnStep",
+    "brings",
+    "is_lightning_module",
+    "lightning_problems",
+    "loss_of_step",
+    "optimizers_in",
+    "scalar_loss",
+    "with_one_optimizer",
+]
+
+_PACKAGES = ("lightning", "pytorch_lightning")
+
+# Methods of LightningModule that the runner has no place for, and why.
+_BATCHES = "Batches come from data and go to the engine as they are"
+_BACKWARD = "The engine runs the backwards of all micro-batches within the optimizer step, and clips by trainer.*"
+_UNCALLED = {
+    **dict.fromkeys(("backward", "on_before_backward", "on_after_backward", "configure_gradient_clipping"), _BACKWARD),
+    **dict.fromkeys(("optimizer_zero_grad", "on_before_zero_grad"), _BACKWARD),
+    **dict.fromkeys(("train_dataloader", "val_dataloader", "prepare_data"), _BATCHES),
+    **dict.fromkeys(("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer"), _BATCHES),
+    "configure_model": "The layers are profiled as the model function made them",
+}
+
+
+def is_lightning_module(made: Any) -> bool:
+    """Whether a model function returned one, of either name that Lightning is installed under."""
+    return any(base.__name__ == "LightningModule" and _is_lightnings(base) for base in type(made).__mro__)
+
+
+def brings(module: Any, name: str) -> bool:
+    """Whether a LightningModule's class defines a method itself."""
+    owner = next((base for base in type(module).__mro__ if name in vars(base)), None)
+    return owner is not None and not _is_lightnings(owner)
+
+
+def _is_lightnings(base: type) -> bool:
+    return base.__module__.partition(".")[0] in _PACKAGES
+
+
+def lightning_problems(module: Any, config: RunConfig) -> list[Problem]:
+    """What the runner cannot do with a LightningModule, and what of the request stands against its own."""
+    return [
+        *_mechanics_problems(module, config),
+        *(_step_problems(module, config) if brings(module, "training_step") else ()),
+        *_pipeline_problems(module, config),
+        *(_optimizer_problems(config) if brings(module, "configure_optimizers") else ()),
+    ]
+
+
+def _mechanics_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
+    target, name = config.model.target, type(module).__name__
+    if not any(base.__module__.startswith("lightning.") for base in type(module).__mro__):
+        why = "The runner stands on the package lightning, which does not know those of pytorch_lightning"
+        yield Problem("model.target", target, "must be a LightningModule of lightning.pytorch", why)
+    if not module.automatic_optimization:
+        why = f"{name}.automatic_optimization is False, and the engine owns gradients and optimizer steps"
+        yield Problem("model.target", target, "must leave the optimization to Lightning", why)
+    for method, why in _UNCALLED.items():
+        if brings(module, method):
+            yield Problem("model.target", target, f"must not define {name}.{method}, which is not called", why)
+    has_loss = callable(getattr(module, "loss", None)) or brings(module, "training_step")
+    if has_loss and config.loss.name != "auto":
+        why = f"{name} has its own, which it would replace"
+        yield Problem("loss", config.loss.name, "must be left out", why, "loss=auto")
+
+
+def _step_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
+    if config.parallelism.pipeline > 1:
+        return
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        why = "The engine hands out micro-batches, not the loader"
+        yield Problem("model.target", config.model.target, "must have a training_step(batch, batch_idx)", why)
+    why = f"{type(module).__name__}.training_step is one layer, which would be computed twice and save nothing"
+    if config.activation_checkpoint.name != "none":
+        rule = "must be none without a pipeline"
+        fix = "activation_checkpoint=none"
+        yield Problem("activation_checkpoint", config.activation_checkpoint.name, rule, why, fix)
+    if config.compile:
+        why = f"Of {type(module).__name__}.training_step it cannot be told which modules would be compiled"
+        yield Problem("compile", True, "must be false without a pipeline", why, "compile=false")
+
+
+def _pipeline_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
+    if config.parallelism.pipeline == 1 or not brings(module, "training_step"):
+        return
+    for method, what in (("layers", "returns them in order"), ("loss", "is given the output and the target")):
+        if not callable(getattr(module, method, None)):
+            why = f"A pipeline cuts between layers, and its last stage has the loss: {method} {what}"
+            rule = f"must have a method {method} in a pipeline, where training_step is not called"
+            yield Problem("model.target", config.model.target, rule, why, "parallelism.pipeline=1")
+
+
+def _optimizer_problems(config: RunConfig) -> Iterator[Problem]:
+    why, fix = "configure_optimizers of the LightningModule decides", "optimizer=auto lr_scheduler=constant"
+    default = OptimizerConfig(name="auto")
+    if config.optimizer.name != "auto":
+        yield Problem("optimizer", config.optimizer.name, "must be left out", why, fix)
+    elif config.optimizer != default:
+        changed = [key for key, value in vars(default).items() if getattr(config.optimizer, key) != value]
+        for key in changed:
+            yield Problem(f"optimizer.{key}", getattr(config.optimizer, key), "must be left out", why, fix)
+    if config.lr_scheduler != LrSchedulerConfig(name="constant"):
+        yield Problem("lr_scheduler", config.lr_scheduler.name, "must be left out", why, fix)
+    if PRECISIONS[config.precision.name].master_weights:
+        why = "Its own optimizer would hold the weights themselves, not fp32 copies of them"
+        yield Problem(
+            "precision", config.precision.name, "needs an optimizer of the request", why, "precision=bf16_mixed"
+        )
+
+
+class OwnStep:
+    """``training_step`` as a layer: ``(input, target)`` of a micro-batch to its loss, a mean over its samples.
+
+    Args:
+        module: the LightningModule.
+
+    Attributes:
+        around: what a call runs in; given the micro-batch's samples. Without a Trainer nothing is logged.
+        batch_idx: what the next call is told; it counts on by itself.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.around: Callable[[int], AbstractContextManager[None]] = self._muted
+        self.batch_idx = 0
+        self._module = module
+        self._step = module.training_step  # the user's own, whatever stands in its place in a run
+        self._is_numbered = len(inspect.signature(self._step).parameters) > 1
+
+    def __call__(self, batch: tuple[Any, Any]) -> Tensor:
+        number, self.batch_idx = self.batch_idx, self.batch_idx + 1
+        with self.around(num_samples(batch[0])):
+            made = self._step(batch, number) if self._is_numbered else self._step(batch)
+        loss = scalar_loss(made)
+        if loss is None:
+            shown = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+            rule = "must return its loss from training_step, a scalar mean over its samples, or a dict with it as loss"
+            raise RequestError([Problem("model.target", shown, rule)])
+        return loss
+
+    @contextmanager
+    def _muted(self, samples: int) -> Iterator[None]:
+        self._module.__dict__["log"] = _log_nothing
+        try:
+            yield
+        finally:
+            del self._module.__dict__["log"]
+
+
+def scalar_loss(made: Any) -> Tensor | None:
+    """The loss of what a step returned: a scalar, or a dict with one as ``loss``; None where there is none."""
+    loss = made.get("loss") if isinstance(made, Mapping) else made
+    return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+def with_one_optimizer(made: Any, target: str) -> Any:
+    """What ``configure_optimizers`` returned, where it has one optimizer that the engine can step.
+
+    Raises:
+        RequestError: it has not.
+    """
+    optimizers = list(optimizers_in(made))
+    if len(optimizers) != 1:
+        rule = "must return one optimizer from configure_optimizers"
+        why = f"It returned {len(optimizers)}; the engine steps all weights at once"
+        raise RequestError([Problem("model.target", target, rule, why)])
+    if isinstance(optimizers[0], LBFGS):
+        why = "LBFGS computes the loss several times within a step; the engine computes it once"
+        raise RequestError([Problem("model.target", target, "must have an optimizer without a closure", why)])
+    return made
+
+
+def optimizers_in(made: Any) -> Iterator[Optimizer]:
+    """What ``configure_optimizers`` returned, in any of the forms that Lightning takes."""
+    if isinstance(made, Optimizer):
+        yield made
+    elif isinstance(made, Mapping):
+        yield from optimizers_in(made.get("optimizer"))
+    elif isinstance(made, list | tuple):
+        for each in made:
+            yield from optimizers_in(each)
+
+
+def loss_of_step(output: Tensor, target: Any) -> Tensor:
+    """The loss function of a model whose one layer returns the loss."""
+    return output
+
+
+def _log_nothing(*args: Any, **kwargs: Any) -> None:
+    """In place of a module's ``log`` where no Trainer is."""

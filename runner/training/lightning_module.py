@@ -1,0 +1,173 @@
+"""A user's LightningModule trained as itself: Lightning calls its hooks, the engine its training step or layers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.config.schema import RunConfig
+from runner.engine.window import StepBatch
+from runner.errors import Problem, RequestError
+from runner.model.chain import LoadedModel
+from runner.model.layers import StageModule, build_stage
+from runner.model.lightning_module import OwnStep, brings, scalar_loss, with_one_optimizer
+from runner.model.precision import to_precision
+from runner.model.ties import Tie, find_ties
+from runner.plan.partition import Partition
+from runner.strategy.pipeline import PipelineStrategy
+from runner.training.module import LayersModule, requested_optimizer
+
+__all__ = ["TrainedModule", "own_optimizer", "trainable", "validates"]
+
+
+class TrainedModule(Protocol):
+    """What a run asks of the module that the Trainer fits, whoever wrote it."""
+
+    val_losses: list[list[float]]
+    ties: Sequence[Tie]
+
+
+def trainable(model: LoadedModel, strategy: PipelineStrategy, config: RunConfig) -> Any:
+    """The module for ``Trainer.fit``: the user's own LightningModule, or one around the layers."""
+    if model.module is None:
+        return LayersModule(model.layers, model.loss, config)
+    _Bound(model, strategy, config).bind()
+    return model.module
+
+
+def validates(module: Any, step: OwnStep | None) -> bool:
+    """Whether there is a validation: beside an own training step, only by an own validation step."""
+    return step is None or brings(module, "validation_step")
+
+
+def own_optimizer(module: Any, target: str) -> Optimizer | None:
+    """What ``configure_optimizers`` returns, for a plain loop; None where there is none.
+
+    Raises:
+        RequestError: a scheduler comes along, of whose steps a plain loop knows nothing.
+    """
+    if not brings(module, "configure_optimizers"):
+        return None
+    made = with_one_optimizer(module.configure_optimizers(), target)
+    if not isinstance(made, Optimizer):
+        rule = "must return an optimizer alone from configure_optimizers to be verified"
+        raise RequestError([Problem("model.target", target, rule, "The plain loop steps no scheduler of its own")])
+    return made
+
+
+class _Bound:
+    """What takes the place of some of a module's methods for one run. Its other hooks stay and run as ever."""
+
+    def __init__(self, model: LoadedModel, strategy: PipelineStrategy, config: RunConfig) -> None:
+        assert model.module is not None
+        self._module: Any = model.module
+        self._model, self._strategy, self._config = model, strategy, config
+        self._stages = nn.ModuleDict()
+        self._sums: list[tuple[float, float]] = []
+        self._logged: tuple[float, float] | None = None
+        self._logs_val_loss = False
+        self._own_log = self._module.log
+        self._own_optimizer = self._module.configure_optimizers
+        self._own_validation_step = self._module.validation_step
+        self._own_validation_end = self._module.on_validation_epoch_end
+
+    def bind(self) -> None:
+        """Past nn.Module's own attributes, which would take a loss module for one more child."""
+        self._module.__dict__.update(
+            loss_function=self._model.loss,
+            ties=find_ties(self._model.layers),
+            val_losses=[],
+            build_stages=self._build_stages,
+            configure_optimizers=self._configure_optimizers,
+            training_step=self._training_step,
+            validation_step=self._validation_step,
+            on_validation_epoch_end=self._on_validation_epoch_end,
+        )
+
+    def _build_stages(self, partition: Partition, stages: Sequence[int]) -> Mapping[int, StageModule]:
+        layers = self._model.layers
+        built = {stage: build_stage(layers, *partition[stage]) for stage in stages}
+        self._stages = nn.ModuleDict({str(stage): module for stage, module in built.items()})
+        if all(layer.given is not self._module for layer in layers):  # else it would be its own descendant
+            self._module.pipeline_stages = self._stages
+        held = {id(parameter) for parameter in self._stages.parameters()}
+        for layer in layers:
+            for parameter in layer.given.parameters() if layer.given is not None else ():
+                if id(parameter) not in held:
+                    parameter.data = parameter.data.new_empty(0)  # another rank's: its memory is not this one's
+        return built
+
+    def _configure_optimizers(self) -> Any:
+        if brings(self._module, "configure_optimizers"):
+            return with_one_optimizer(self._own_optimizer(), self._config.model.target)
+        return requested_optimizer(self._config, self._stages)
+
+    def _training_step(self, batch: StepBatch, batch_idx: int) -> Tensor:
+        if self._model.step is not None:
+            self._model.step.around = self._training
+            self._model.step.batch_idx = batch_idx * self._config.schedule.microbatches
+        return self._strategy.hand_over(batch)
+
+    @contextmanager
+    def _training(self, samples: int) -> Iterator[None]:
+        with self._in_hook("training_step", partial(self._own_log, batch_size=samples)):
+            yield
+
+    @contextmanager
+    def _in_hook(self, name: str, log: Any) -> Iterator[None]:
+        """What is logged counts as logged in this hook, and by its own samples: Lightning sees the whole batch."""
+        before, self._module._current_fx_name = self._module._current_fx_name, name
+        self._module.__dict__["log"] = log
+        try:
+            yield
+        finally:
+            del self._module.__dict__["log"]
+            self._module._current_fx_name = before
+
+    def _validation_step(self, batch: StepBatch, batch_idx: int) -> Any:
+        if self._model.step is None:
+            self._sums.append(self._strategy.evaluate(batch))
+            return None
+        if not batch.samples:
+            return None
+        engine = self._strategy.engine
+        assert engine is not None
+        engine.settle()
+        given = to_precision((batch.inputs, batch.targets), engine.options.dtype)
+        arguments = (given, batch_idx)[: len(inspect.signature(self._own_validation_step).parameters)]
+        autocast, device = engine.options.autocast, self._strategy.root_device.type
+        self._logged = None
+        log = partial(self._log_validation, batch.samples)
+        with self._in_hook("validation_step", log), torch.autocast(device, autocast, enabled=autocast is not None):
+            made = self._own_validation_step(*arguments)
+        loss = scalar_loss(made)
+        if self._logged is None and loss is not None:
+            self._logged = (float(loss) * batch.samples, batch.samples)
+        self._sums += [self._logged] if self._logged is not None else []
+        return made
+
+    def _log_validation(self, samples: int, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        weight = kwargs.setdefault("batch_size", samples)
+        if name == "val_loss" and isinstance(value, Tensor | float):
+            self._logged = (float(value) * weight, weight)
+            self._logs_val_loss = True
+        self._own_log(name, value, *args, **kwargs)
+
+    def _on_validation_epoch_end(self) -> None:
+        sums, self._sums = self._sums, []
+        total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
+        # Every rank of a pipeline has the same sums, so that the quotient over all ranks is that over replicas.
+        total = self._strategy.reduce(total.to(self._strategy.root_device), reduce_op="sum")
+        if total[1] > 0:
+            loss = float(total[0] / total[1])
+            self._module.val_losses.append([self._module.trainer.global_step, loss])
+            if not self._logs_val_loss:
+                self._own_log("val_loss", loss, prog_bar=True, batch_size=1)
+        self._own_validation_end()
