@@ -8,7 +8,7 @@ import pytest
 from runner.schedule import SPECS, Costs, Schedule, StageCosts, build, lower, parse_action, simulate
 from runner.schedule.render import Event, events_of, timeline_svg, timeline_trace, to_json, to_svg, to_text, to_trace
 from runner.schedule.render.catalogue import catalogue_json, catalogue_text
-from runner.schedule.stream import repeat
+from runner.schedule.stream import period, repeat
 
 SVG = "{http://www.w3.org/2000/svg}"
 MINE = build("1f1b", ranks=4, microbatches=8)
@@ -53,6 +53,21 @@ def test_json_of_several_windows() -> None:
     assert document["bubble_ratio"] == pytest.approx(1 / 3)
     with pytest.raises(ValueError, match="windows = 0"):
         repeat(MINE, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio"), [("zb_h2", 0), ("zb_v", 0), ("zb_h1", 1 / 9), ("1f1b", 3 / 11), ("v_half", 0.2)]
+)
+def test_windows_without_a_barrier_tile(name: str, ratio: float) -> None:
+    """What is left of the bubble is the idle time between a rank's first and last action."""
+    step = build(name, ranks=4, microbatches=8)
+    stream = repeat(step, 3)
+    document = to_json(stream, Costs(), period=period(step, Costs()))
+    assert document["steady_bubble_ratio"] == pytest.approx(ratio, abs=1e-9)
+    if ratio == 0:  # one window's skew for all three
+        assert document["makespan"] == simulate(step, Costs()).makespan + 2 * 24
+        assert document["inner_idle"] == [0] * 4
+    assert f"{name}: 4 ranks, 3 steps of 8 micro-batches" in to_svg(stream, Costs())
 
 
 def test_mark_points_at_the_cell() -> None:

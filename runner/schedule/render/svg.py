@@ -45,10 +45,15 @@ def to_svg(view: Schedule | Program, costs: Costs | StageCosts, *, title: str | 
     times = simulate(view, costs)
     chunks = f"{schedule.chunks} chunks per rank, " if schedule.chunks > 1 else ""
     default = (
-        f"{schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} micro-batches, {chunks}"
+        f"{schedule.name}: {schedule.ranks} ranks, {_batches(schedule)}, {chunks}"
         f"bubble {100 * times.bubble_ratio:.1f} %"
     )
     return timeline_svg(events_of(view, costs), title=default if title is None else title, unit=unit)
+
+
+def _batches(schedule: Schedule) -> str:
+    each = f"{schedule.microbatches // schedule.windows} micro-batches"
+    return each if schedule.windows == 1 else f"{schedule.windows} steps of {each}"
 
 
 def timeline_svg(
