@@ -45,8 +45,8 @@ def predict_time(
     if post_validation:
         seconds = period(schedule, costs)
         bubble = 1.0 - sum(played.busy) / (schedule.ranks * seconds)
-        return TimePrediction(seconds + _longest_update(schedule, costs), bubble, played.busy, source)
-    return TimePrediction(max(_finish(schedule, played, costs)), played.bubble_ratio, played.busy, source)
+        return TimePrediction(seconds + _longest_update(schedule, costs), bubble, played.busy, source, costs)
+    return TimePrediction(max(_finish(schedule, played, costs)), played.bubble_ratio, played.busy, source, costs)
 
 
 def _longest_update(schedule: Schedule, costs: StageCosts) -> float:

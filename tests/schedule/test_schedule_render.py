@@ -6,7 +6,19 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from runner.schedule import SPECS, Costs, Schedule, StageCosts, build, lower, parse_action, simulate
-from runner.schedule.render import Event, events_of, timeline_svg, timeline_trace, to_json, to_svg, to_text, to_trace
+from runner.schedule.render import (
+    Event,
+    Panel,
+    events_of,
+    panels_svg,
+    timeline_svg,
+    timeline_trace,
+    timelines_trace,
+    to_json,
+    to_svg,
+    to_text,
+    to_trace,
+)
 from runner.schedule.render.catalogue import catalogue_json, catalogue_text
 from runner.schedule.stream import period, repeat
 
@@ -162,6 +174,22 @@ def test_measured_events_use_the_same_drawings() -> None:
     assert [event["name"] for event in trace["traceEvents"]] == ["thread_name", "0F3", "data"]
     assert len(_rectangles(timeline_svg(measured, title="measured"))) == 2
     assert events_of(MINE, Costs())[0] == Event(0, "F", 0, 0, 0.0, 1.0, "0F0")
+
+
+def test_panels_share_one_time_scale() -> None:
+    """The same work, once at double speed: half as wide, below, and in the other group of the trace."""
+    slow = events_of(MINE, Costs())
+    fast = [event._replace(start=event.start / 2, end=event.end / 2) for event in slow]
+    shapes = _rectangles(panels_svg([Panel("slow", slow), Panel("fast", fast)]))
+    above, below = ([s for s in part if s.findtext(f"{SVG}title") == "3B7"][0] for part in (shapes[:64], shapes[64:]))
+    for key in ("x", "width"):
+        left = 64 if key == "x" else 0
+        assert float(above.attrib[key]) - left == pytest.approx(2 * (float(below.attrib[key]) - left), abs=0.03)
+    lowest = max(float(shape.attrib["y"]) for shape in shapes[:64])
+    assert min(float(shape.attrib["y"]) for shape in shapes[64:]) > lowest
+    events = timelines_trace({"slow": slow, "fast": fast})["traceEvents"]
+    assert {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"} == {0: "slow", 1: "fast"}
+    assert [e["dur"] for e in events if e["name"] == "3B7"] == [2e6, 1e6]
 
 
 def test_svg_names_the_chunks() -> None:
