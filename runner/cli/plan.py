@@ -36,8 +36,27 @@ def run(arguments: Arguments) -> int:
         raise
     from runner.plan.render import to_table
 
-    print(json.dumps(plan.to_json(), indent=2) if as_json else to_table(plan))
+    document = plan.to_json()
+    if arguments.switch("why"):
+        document["why"] = _why(arguments.words)
+    print(json.dumps(document, indent=2) if as_json else to_table(plan))
+    if arguments.switch("why") and not as_json:
+        print(*document["why"]["rules"], json.dumps(document["why"]["deepspeed"], indent=2), sep="\n")
     return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _why(overrides: Sequence[str]) -> dict[str, Any]:
+    """The rules that were checked, and DeepSpeed's configuration where there is one."""
+    from runner.config.deepspeed import deepspeed_settings
+    from runner.config.resolve import resolve
+    from runner.config.zero_table import compatibility_lines
+    from runner.model.device import device_type
+
+    config = resolve(overrides)
+    settings = None
+    if config.zero.stage is not None:
+        settings = deepspeed_settings(config, accelerated=device_type(config) == "cuda")
+    return {"rules": compatibility_lines(config), "deepspeed": settings}
 
 
 def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool) -> int:

@@ -53,10 +53,6 @@ def _values(config: RunConfig) -> Iterator[Problem]:
 
 def _offload(config: RunConfig) -> Iterator[Problem]:
     offload = config.offload
-    for part, where in (("optimizer", offload.optimizer), ("parameters", offload.parameters)):
-        if where != "none":
-            why = f"Offloading {part} is not available in this version"
-            yield Problem(f"offload.{part}", where, "must be none", why, f"offload.{part}=none")
     if offload.activations not in _OFFLOADED_ACTIVATIONS:
         known = ", ".join(_OFFLOADED_ACTIVATIONS)
         fix = f"offload.activations={did_you_mean(offload.activations, _OFFLOADED_ACTIVATIONS) or 'none'}"

@@ -9,11 +9,13 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
+from runner.config.deepspeed_file import file_problems
 from runner.config.memory_rules import POLICIES, memory_rules
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.config.shape import MISSING
 from runner.config.units import parse_bytes
+from runner.config.zero_table import zero_rules
 from runner.errors import Problem, did_you_mean
 
 __all__ = ["KNOWN_NAMES", "rules"]
@@ -176,8 +178,6 @@ def _list(numbers: list[int]) -> str:
 
 
 def _not_available(config: RunConfig) -> Iterator[Problem]:
-    if config.zero.stage is not None:
-        yield Problem("zero.stage", config.zero.stage, "must be null", f"ZeRO is {_NOT_YET}", "zero.stage=null")
     if config.compression.name != "none":
         why = f"Compression is {_NOT_YET}"
         yield Problem("compression.name", config.compression.name, "must be none", why, "compression=none")
@@ -331,6 +331,8 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _partition,
     _not_available,
     memory_rules,
+    zero_rules,
+    file_problems,
     _optimizer,
     _lr_scheduler,
     _precision,

@@ -105,7 +105,11 @@ class PartitionConfig:
 
 @dataclass
 class ZeroConfig:
-    stage: int | None = None  # null = plain data parallelism; others are not available in this version
+    """How the replicas of a stage share out what they would each hold. Rules: runner/config/zero_table.py."""
+
+    stage: int | None = None  # null = each holds all; DeepSpeed: 0 nothing, 1 states, 2 gradients, 3 weights shared out
+    bucket_elements: int = 5_000_000  # gradients reduced at once; each bucket takes memory
+    config: str | None = None  # a DeepSpeed configuration of your own (JSON): checked key by key, then used
 
 
 @dataclass
@@ -113,9 +117,11 @@ class OffloadConfig:
     """What leaves the device; ``name`` is a preset of the three."""
 
     name: str = "none"
-    optimizer: str = "none"
-    parameters: str = "none"
+    optimizer: str = "none"  # cpu, nvme: states, and their update, with zero.stage
+    parameters: str = "none"  # cpu, nvme: weights between their uses, with zero.stage=3
     activations: str = "none"  # save_on_cpu: saved tensors wait for their backward in the host's memory
+    ratio: float = 1.0  # of the optimizer states that leave the device
+    nvme_path: str | None = None  # folder on the drive for nvme
 
 
 @dataclass

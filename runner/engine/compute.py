@@ -113,9 +113,11 @@ class Compute:
 
     def _run(self, window: Window, stage: int, microbatch: int, value: Any, *, counts: bool) -> Any:
         """A stage's output for its input; of the last stage its loss, which the window's may count."""
-        module, seed = self._rank.stages[stage], self._seed_layers(window, microbatch) if window.training else None
-        with self._autocasting():
-            output = module(enter_graph(value), seed)
+        module, sharding = self._rank.stages[stage], self._rank.sharding
+        run = module if sharding is None else sharding.forward
+        seed = self._seed_layers(window, microbatch) if window.training else None
+        with self._autocasting(), _without_effects(module, microbatch in window.stand_ins):
+            output = run(enter_graph(value), seed)
         if stage == self._rank.view.num_stages - 1:
             output = self._lose(window, microbatch, output, counts=counts)
         return output
@@ -139,13 +141,16 @@ class Compute:
     def _lose(self, window: Window, microbatch: int, output: Any, *, counts: bool = True) -> Any:
         """The micro-batch's loss as a sum, scaled; adds it to the window's. Without targets the output is kept."""
         if window.targets is None:
-            window.outputs[microbatch] = output
+            if microbatch not in window.stand_ins:
+                window.outputs[microbatch] = output
             return output
         output = to_precision(output, torch.float32)
         total, weight = loss_sum(self._loss(output, window.targets[microbatch]), window.sizes[microbatch])
-        if counts:
+        if counts and microbatch not in window.stand_ins:
             window.loss[0] += total.detach().double().cpu()
             window.loss[1] += weight.double().cpu() if isinstance(weight, Tensor) else weight
+        if microbatch in window.stand_ins:
+            return total * 0.0
         return total if window.loss_scale == 1.0 else total * window.loss_scale
 
     def backward(self, window: Window, action: Action) -> None:
@@ -157,7 +162,9 @@ class Compute:
         gradients = self._output_gradients(stage, microbatch)
         start = time.perf_counter()
         with self._rank.transport.exclusive():
-            if roots:
+            if self._rank.sharding is not None:
+                self._rank.sharding.backward(roots, gradients)
+            elif roots:
                 torch.autograd.backward(roots, gradients)
         self._rank.timeline.compute("B", stage, microbatch, start, time.perf_counter())
         self._hand_on(stage, microbatch, value, [leaf.grad for leaf in value])
@@ -222,6 +229,19 @@ class Compute:
             _seed_generator(mix_seed(self._seed, window.step, number, layer), self._rank.transport.device)
 
         return seed
+
+
+@contextmanager
+def _without_effects(module: torch.nn.Module, wanted: bool) -> Iterator[None]:
+    """A stand-in passes as in evaluation: running statistics stay as they are."""
+    if not (wanted and module.training):
+        yield
+        return
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train()
 
 
 def _as_leaf(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from runner.engine.buffers import Buffers
+from runner.engine.sharding import Sharding
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
 from runner.model.layers import StageModule
@@ -42,12 +43,14 @@ class RankContext:
         stages: its stage modules by stage.
         transport: how messages travel.
         buffers: tensors that wait for their use.
+        sharding: keeps the gradients of the rank's stage, where the engine does not.
         timeline: what was done when.
     """
 
     view: RankView
     stages: Mapping[int, StageModule]
     transport: Transport
+    sharding: Sharding | None = None
     buffers: Buffers = field(default_factory=Buffers)
     timeline: Timeline = field(default_factory=Timeline)
 

@@ -25,12 +25,13 @@ from runner.engine.failure import explain_failure
 from runner.engine.gradients import StageGradients
 from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
+from runner.engine.sharding import ShardedUpdate, Sharding
 from runner.engine.step_end import Backup, StepEnd
 from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
 from runner.engine.update import Update
-from runner.engine.window import StepBatch, Window, join_microbatches, split_microbatches
+from runner.engine.window import StepBatch, Window, join_microbatches, split_microbatches, with_stand_ins
 from runner.errors import RunFailedError
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
@@ -52,6 +53,8 @@ class Engine:
         transport: how messages travel.
         options: what the run fixes.
         tied: this rank's copies of weights that several stages hold.
+        sharding: keeps and applies the gradients of this rank's one stage together with its other replicas.
+        keep: makes the gradients of a stage.
     """
 
     def __init__(
@@ -65,24 +68,20 @@ class Engine:
         transport: Transport,
         options: EngineOptions,
         tied: Sequence[TiedWeight] = (),
+        sharding: Sharding | None = None,
+        keep: Callable[[Sequence[tuple[str, torch.nn.Parameter]]], StageGradients] = StageGradients,
     ) -> None:
         self.view = view
         self.stages = dict(stages)
         self.options = options
         self.transport = transport
         shared = {id(weight.parameter) for weight in tied}
-        self.gradients = {stage: StageGradients(_named_parameters(module, shared)) for stage, module in stages.items()}
+        self._sharding = sharding
+        self.gradients = {stage: keep(_named_parameters(module, shared)) for stage, module in stages.items()}
         self._tied = group_by_holders(tied)
         self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone
         self._programs = {True: training, False: forward_only}
-        self.update = Update(
-            gradients=self.gradients,
-            pipeline=view.pipeline,
-            transport=transport,
-            clip_norm=options.clip_norm,
-            clip_value=options.clip_value,
-            scaling=options.scaling,
-        )
+        self.update = self._make_update()
         self._step = 0
         self._stop_requested = False
         self._finished: list[FinishedStep] = []
@@ -96,6 +95,7 @@ class Engine:
             autocast=options.autocast,
             seed=options.seed,
             on_losses=self._losses_known,
+            sharding=sharding,
             on_step=self._finish_step,
         )
         self._chains = Chains(view, training.schedule.placement[0], transport)
@@ -107,6 +107,18 @@ class Engine:
             reductions=self._finish_reductions,
             timeline=lambda: self.timeline,
             find_nonfinite=self._find_nonfinite,
+        )
+
+    def _make_update(self) -> Update:
+        if self._sharding is not None:
+            return ShardedUpdate(self._sharding, self.transport, self.options.scaling)
+        return Update(
+            gradients=self.gradients,
+            pipeline=self.view.pipeline,
+            transport=self.transport,
+            clip_norm=self.options.clip_norm,
+            clip_value=self.options.clip_value,
+            scaling=self.options.scaling,
         )
 
     @property
@@ -207,8 +219,7 @@ class Engine:
             self._chains.totals(window.loss)
             self.timeline.finish(time.perf_counter())
         self.drain()
-        for gradients in self.gradients.values():
-            gradients.zero()
+        self.update.close()
         self._load_buffers(kept)
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
         measured, self._executor.timeline = self._executor.timeline, own
@@ -230,6 +241,8 @@ class Engine:
 
         for gradients in self.gradients.values():
             gradients.claim()
+        if self._sharding is not None and window.training:
+            self._sharding.begin(sum(size > 0 for size in window.sizes))
         with self.transport.exclusive():
             random_state = torch.get_rng_state()
         self._executor.run(window, actions, failed)
@@ -247,17 +260,24 @@ class Engine:
                 "the dataset must give the same samples on every rank"
             )
         count = self.options.microbatches
-        loss = torch.tensor([0.0, 0.0, float(stop)], dtype=torch.float64)
+        sizes = split_sizes(samples, count)
+        empty = frozenset(number for number, size in enumerate(sizes) if not size)
+        stand_ins = empty if self._sharding is not None else frozenset()
+
+        def parts(value: Any) -> list[Any]:
+            return with_stand_ins(value, split_microbatches(value, samples, count), stand_ins)
+
         has_targets = self._is_last and batch.targets is not None
         return Window(
             step=self._step,
             training=training,
-            sizes=split_sizes(samples, count),
+            sizes=tuple(max(size, int(number in stand_ins)) for number, size in enumerate(sizes)),
             signature=signature,
-            inputs=split_microbatches(batch.inputs, samples, count) if 0 in self.stages else None,
-            targets=split_microbatches(batch.targets, samples, count) if has_targets else None,
-            loss=loss,
+            inputs=parts(batch.inputs) if 0 in self.stages else None,
+            targets=parts(batch.targets) if has_targets else None,
+            loss=torch.tensor([0.0, 0.0, float(stop)], dtype=torch.float64),
             loss_scale=self.update.scale.of_sum,
+            stand_ins=stand_ins,
         )
 
     def _without_step(self) -> list[Action]:

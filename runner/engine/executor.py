@@ -16,6 +16,7 @@ from runner.engine.compute import Compute
 from runner.engine.context import RankContext, RankView
 from runner.engine.gradients import StageGradients
 from runner.engine.messages import Messages
+from runner.engine.sharding import Sharding
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Handle, Transport
 from runner.engine.window import Window
@@ -39,6 +40,7 @@ class Executor:
         autocast: format of the forwards' matrix products; None where it is the weights' own.
         seed: what random layers are seeded from, with step, micro-batch and layer.
         on_losses: called once per window with targets on the last stage's rank, when the last loss is known.
+        sharding: keeps the gradients of the rank's stage, where the engine does not.
         on_step: called once per window, when every stage of this rank came to its STEP.
     """
 
@@ -54,6 +56,7 @@ class Executor:
         autocast: torch.dtype | None = None,
         seed: int,
         on_losses: Callable[[Window], None],
+        sharding: Sharding | None = None,
         on_step: Callable[[Window], None],
     ) -> None:
         self.view = view
@@ -64,7 +67,7 @@ class Executor:
         self._transport = transport
         self._on_step = on_step
         self._stepped: set[int] = set()
-        self._rank = RankContext(view, stages, transport)
+        self._rank = RankContext(view, stages, transport, sharding)
         self._compute = Compute(self._rank, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=on_losses)
         self._messages = Messages(self._rank)
         self._handlers: dict[Op, Callable[[Window, Action], None]] = {

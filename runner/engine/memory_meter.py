@@ -26,16 +26,21 @@ _MOST_TRACKED_STEPS = 32
 
 
 class MemoryMeter:
-    """Measures one engine; :meth:`step` goes around each of its steps."""
+    """Measures one engine; :meth:`step` goes around each of its steps.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        engine: its weights, buffers and gradients are there from the start.
+        held: further tensors that are.
+    """
+
+    def __init__(self, engine: Engine, held: Iterable[torch.Tensor] = ()) -> None:
         self._cuda = engine.transport.device.type == "cuda"
         self._device = engine.transport.device
         self._compiled = engine.options.compile
         self._tracker = LiveTracker()
         self._steps = 0
         self._to_track = TRACKED_STEPS + engine.options.post_validation  # the states' copies are a step behind them
-        self._static = _static_bytes(engine)
+        self._static = _static_bytes(engine, held)
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -89,10 +94,8 @@ def _not_compiled() -> contextlib.AbstractContextManager[None]:
     return stance
 
 
-def _static_bytes(engine: Engine) -> int:
+def _static_bytes(engine: Engine, more: Iterable[torch.Tensor]) -> int:
     """Parameters, buffers and the flat gradients: alive from before the first step to the end."""
-    held = {}
-    for module in engine.stages.values():
-        for tensor in (*module.parameters(), *module.buffers()):
-            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    own = [tensor for module in engine.stages.values() for tensor in (*module.parameters(), *module.buffers())]
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*own, *more)}
     return sum(held.values()) + sum(gradients.num_bytes for gradients in engine.gradients.values())

@@ -136,7 +136,8 @@ class Messages:
         if action.payload is Payload.ACTIVATION and window.training:
             self._rank.buffers.put("sent", action.stage, number_of(action), sent)
             return
-        waits = action.payload is Payload.GRADIENT and not self._rank.transport.tells_completion
+        lengths = (message.nbytes for _, message in sent)
+        waits = action.payload is Payload.GRADIENT and not all(map(self._rank.transport.tells_completion, lengths))
         while self._sends and (waits or self._sends[0][0].is_completed()):
             self._sends.popleft()[0].wait()
         self._sends += sent

@@ -190,6 +190,7 @@ def replayed(window: Window) -> Window:
         inputs=window.inputs,
         targets=window.targets,
         loss_scale=window.loss_scale,
+        stand_ins=window.stand_ins,
     )
     again.losses_to_come = -1
     return again

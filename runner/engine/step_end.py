@@ -112,7 +112,8 @@ class StepEnd:
         times.waited_at_step += agreed - start
         times.optimizer += time.perf_counter() - agreed
         skipped = not verdict.finite and not speculative
-        return FinishedStep(window.step, total / weight, verdict.norm, stop > 0, skipped, scale)
+        norm = None if speculative or skipped else self._update.norm
+        return FinishedStep(window.step, total / weight, norm, stop > 0, skipped, scale)
 
     def settle(self, begun: Callable[[], None] | None = None) -> bool:
         """Wait for the verdict on the last step, and take the step back where it says so.

@@ -50,7 +50,6 @@ class Transport(ABC):
 
     rank: int
     device: torch.device
-    tells_completion: bool = True  # a send's ``is_completed`` becomes true without a wait
 
     @abstractmethod
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
@@ -71,6 +70,10 @@ class Transport(ABC):
     def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
         """The group's tensors, of one shape, in the group's order; blocks."""
         return self.start_all_gather(tensor, group).wait()
+
+    def tells_completion(self, num_bytes: int) -> bool:
+        """Whether ``is_completed`` of a send of this length becomes true without a wait."""
+        return True
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Held while this rank computes; ranks of one process share a random generator, and so take turns."""

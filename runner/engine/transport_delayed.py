@@ -30,7 +30,6 @@ class DelayedTransport(Transport):
 
     def __init__(self, inner: Transport, *, delay_seconds: float, bytes_per_second: float | None) -> None:
         self.rank, self.device = inner.rank, inner.device
-        self.tells_completion = inner.tells_completion
         self._inner = inner
         self._delay = delay_seconds
         self._speed = bytes_per_second
@@ -59,6 +58,9 @@ class DelayedTransport(Transport):
 
     def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
         return self._inner.receive(buffer, peer, channel)
+
+    def tells_completion(self, num_bytes: int) -> bool:
+        return self._inner.tells_completion(num_bytes)
 
     def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
         return self._inner.all_reduce(tensor, group)

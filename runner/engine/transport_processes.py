@@ -27,7 +27,7 @@ class ProcessTransport(Transport):
 
     def __init__(self, device: torch.device, groups: Iterable[Sequence[int]]) -> None:
         self.rank = dist.get_rank()
-        self.tells_completion = dist.get_backend() != "gloo"
+        self._tells_completion = dist.get_backend() != "gloo"
         self.device = device
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for group in groups:
@@ -45,6 +45,9 @@ class ProcessTransport(Transport):
     def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
         group, tag = self._channels[channel]
         return group.recv([_real(buffer)], peer, tag)
+
+    def tells_completion(self, num_bytes: int) -> bool:
+        return self._tells_completion
 
     def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
         return _checked(dist.all_reduce(tensor, group=self._groups[tuple(group)], async_op=True))

@@ -1,8 +1,9 @@
-"""Ranks as processes of one machine: messages over Unix sockets, reductions over torch.distributed.
+"""Ranks as processes of one machine: short messages over Unix sockets, all else over torch.distributed.
 
 Gloo hands each message from a thread of its own to the thread that waits for it, and announces it in both directions
 first: several wake-ups a message. Here the waiting thread reads the socket itself, and the sending one writes as much
-as the socket's buffer takes. Only what is longer than that is carried on by a thread, during compute.
+as the socket's buffer takes; a thread carries on where that is full. Long messages are worth a thread of Gloo's, which
+moves them during compute. Both ends know a message's length, and so its way; each way is a FIFO.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from runner.engine.transport_processes import ProcessTransport
 
 __all__ = ["SocketTransport"]
 
-_SHORT = 64 << 10  # bytes that a socket's buffer surely takes
+_SHORT = 64 << 10  # bytes of the longest message that goes over a socket
 _BUFFER = 4 << 20  # bytes to ask for; the system gives what it allows
 _HELLO = struct.Struct("ii")  # rank and channel of who connects
 _TIMEOUT = struct.Struct("ll")  # seconds and microseconds
@@ -42,16 +43,22 @@ class SocketTransport(ProcessTransport):
     def __init__(self, groups: Iterable[Sequence[int]], *, timeout_seconds: float) -> None:
         groups = [tuple(group) for group in groups]
         super().__init__(torch.device("cpu"), groups)
-        self.tells_completion = True
         peers = {peer for group in groups if self.rank in group for peer in group} - {self.rank}
         made = _connect(self.rank, peers, timeout_seconds)
         self._lines = {(peer, channel): _Line(one, peer) for (peer, channel), one in made.items()}
 
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
+        if tensor.nbytes > _SHORT:
+            return super().send(tensor, peer, channel)
         return self._lines[peer, channel].send(_bytes_of(tensor))
 
     def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
+        if buffer.nbytes > _SHORT:
+            return super().receive(buffer, peer, channel)
         return self._lines[peer, channel].receive(_bytes_of(buffer))
+
+    def tells_completion(self, num_bytes: int) -> bool:
+        return num_bytes <= _SHORT
 
 
 class _Line:
@@ -78,7 +85,7 @@ class _Line:
 
     def receive(self, data: memoryview) -> Handle:
         transfer = _Transfer(self._incoming, data)
-        self._incoming.enter(transfer, in_background=len(data) > _SHORT)
+        self._incoming.enter(transfer, in_background=False)
         return transfer
 
     def _write(self, data: memoryview) -> None:

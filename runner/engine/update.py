@@ -54,6 +54,7 @@ class Update:
         scaling: LossScaling | None,
     ) -> None:
         self.scale = LossScale(scaling)
+        self.norm: float | None = None  # of the last update's gradients before clipping, where something clips
         self._gradients = gradients
         self._pipeline = pipeline
         self._transport = transport
@@ -99,10 +100,15 @@ class Update:
     def verdict(self) -> Verdict:
         """On the gradients of all ranks of the pipeline, the same on each of them; waits for the last of them."""
         if len(self._pipeline) == 1:
-            return self._judge([self._own])
+            verdict = self._judge([self._own])
+        else:
+            verdict = self._judge([part.tolist() for part in self._opinions()])
+        self.norm = verdict.norm
+        return verdict
+
+    def _opinions(self) -> list[Tensor]:
         gathering, self._gathering = self._gathering, None
-        parts = gathering.wait() if gathering else self._transport.all_gather(self._message(), self._pipeline)
-        return self._judge([part.tolist() for part in parts])
+        return gathering.wait() if gathering else self._transport.all_gather(self._message(), self._pipeline)
 
     def apply(self, factor: float, step: Callable[[], None] | None = None) -> None:
         """Scale the gradients by what clipping says, and update the weights.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from runner.model.boundary import Structure, flatten, map_tensors, unflatten
 from runner.plan.batches import split_sizes
 
-__all__ = ["BoundarySpec", "StepBatch", "Window", "join_microbatches", "split_microbatches"]
+__all__ = ["BoundarySpec", "StepBatch", "Window", "join_microbatches", "split_microbatches", "with_stand_ins"]
 
 
 @dataclass
@@ -47,6 +47,8 @@ class Window:
             everywhere; and how many ranks asked to stop.
         loss_scale: what the loss is multiplied by before its backward.
         losses_to_come: micro-batches with samples whose loss is not in ``loss`` yet.
+        stand_ins: micro-batches without samples that are computed all the same, on one sample whose loss does not
+            count: replicas that share out their gradients must all take part in each.
         outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
     """
 
@@ -59,6 +61,7 @@ class Window:
     loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
     loss_scale: float = 1.0
     losses_to_come: int = 0
+    stand_ins: frozenset[int] = frozenset()
     outputs: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -134,6 +137,12 @@ def split_microbatches(value: Any, samples: int, count: int) -> list[Any]:
         ends.append((start, start + size))
         start += size
     return [map_tensors(lambda t, a=a, b=b: t[a:b], value) for a, b in ends]  # type: ignore[misc]
+
+
+def with_stand_ins(value: Any, parts: Sequence[Any], numbers: Iterable[int]) -> list[Any]:
+    """``parts`` with one sample in each of the named micro-batches: the batch's first, or zeros where it has none."""
+    one = map_tensors(lambda t: t[:1] if len(t) else t.new_zeros((1, *t.shape[1:])), value)
+    return [one if number in set(numbers) else part for number, part in enumerate(parts)]
 
 
 def join_microbatches(parts: Sequence[Any]) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, raise_problems
-from runner.plan import batches
+from runner.plan import batches, zero
 from runner.plan.activations import (
     activation_notes,
     activation_problems,
@@ -60,6 +60,7 @@ def plan_problems(
         given = config.partition
         problems += partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
         problems += split_backward_problems(config, schedule)
+        problems += zero.schedule_problems(config, schedule)
     if layer_names:
         problems += activation_problems(config, layer_names)
     wanted = _layout(config)["world_size"]

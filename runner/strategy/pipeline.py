@@ -27,7 +27,9 @@ from typing_extensions import override
 
 from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
+from runner.engine.gradients import StageGradients
 from runner.engine.memory_meter import MemoryMeter
+from runner.engine.sharding import Sharding
 from runner.engine.ties import holder_groups, tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_alone import AloneTransport
@@ -227,7 +229,17 @@ class PipelineStrategy(WholeCheckpointStrategy):
             transport=self._transport(module.ties),
             options=self.options,
             tied=tied_weights(module.ties, self.plan.partition, self.plan.topology.holders, stages),
+            sharding=self._sharding_of(stages),
+            keep=self._gradients_of,
         )
+
+    def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
+        """What keeps the gradients of this rank's stages in place of the engine."""
+        return None
+
+    def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
+        """The gradients of one stage, where the engine keeps them."""
+        return StageGradients(parameters)
 
     def _transport(self, ties: Sequence[Tie]) -> Transport:
         if self.world_size == 1:
@@ -295,7 +307,10 @@ class PipelineStrategy(WholeCheckpointStrategy):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # it is the Trainer's list
             callback.on_before_optimizer_step(trainer, self.lightning_module, optimizer)
         self.lightning_module.on_before_optimizer_step(optimizer)
-        optimizer.step()
+        self._step_optimizer()
+
+    def _step_optimizer(self) -> None:
+        self.optimizers[0].step()
 
     def predict(self, batch: StepBatch) -> Any:
         """The last layer's output for a batch, on the ranks of the last stage; None on the others."""

@@ -57,7 +57,8 @@ class LayersModule(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         trained = [parameter for parameter in self.stages.parameters() if parameter.requires_grad]
-        masters = PRECISIONS[self._config.precision.name].master_weights
+        # ZeRO shares out masters of its own
+        masters = PRECISIONS[self._config.precision.name].master_weights and not self._config.zero.stage
         optimizer = build_optimizer(self._config.optimizer, trained, master_weights=masters)
         section, peak = self._config.lr_scheduler, self._config.optimizer.lr
         scheduler = build_scheduler(section, optimizer, peak, self._config.trainer.max_steps)

@@ -16,6 +16,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
+from runner.config.deepspeed import deepspeed_settings
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
 from runner.errors import Problem, RequestError, RunFailedError
@@ -30,6 +31,7 @@ from runner.profile import ModelProfile, read_profile
 from runner.record import RunRecord, StepLog
 from runner.strategy.checkpoint_file import CheckpointError
 from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.zero import ZeroStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
     BeforeFirstStep,
@@ -208,8 +210,11 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         link_delay_seconds=config.transport.delay_seconds,
         link_bytes_per_second=config.transport.bytes_per_second,
     )
-    timeout = config.launcher.step_timeout_seconds
-    return PipelineStrategy(plan, options, device=device_type(config), timeout_seconds=timeout)
+    device = device_type(config)
+    placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds}
+    if config.zero.stage is None:
+        return PipelineStrategy(plan, options, **placed)
+    return ZeroStrategy(plan, options, deepspeed_settings(config, accelerated=device == "cuda"), **placed)
 
 
 def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:

@@ -174,5 +174,5 @@ def test_files_that_are_no_checkpoints_are_refused_with_what_would_do(unbroken: 
 def test_other_data_is_refused(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runner.errors import RequestError
 
-    with pytest.raises(RequestError, match=r"must have 6 steps per epoch.* These are 2"):
+    with pytest.raises(RequestError, match=r"must have 6 steps per epoch.* These have 2"):
         run_here(monkeypatch, tmp_path / "new", f"resume={checkpoint(unbroken, 3)}", "+data.kwargs.samples=16")

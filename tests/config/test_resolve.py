@@ -23,6 +23,9 @@ COMPANY = {
     ("logger", "custom"): ["logger.target=mine:Logger"],
     ("schedule", "from_file"): ["schedule.file=mine.csv"],
     ("activation_checkpoint", "manual"): ["activation_checkpoint.layers=[0]"],
+    ("offload", "optimizer_cpu"): ["zero.stage=1"],
+    ("offload", "parameters_cpu"): ["zero.stage=3"],
+    ("offload", "nvme"): ["zero.stage=3", "offload.nvme_path=drive"],
     ("partition", "manual"): ["partition.boundaries=[1]", "parallelism.pipeline=2"],
 }
 EVERY_OPTION = [(group, name) for group in groups() for name in options(group, (shipped_conf(),))]
@@ -119,7 +122,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("microbatches=4", "microbatches = 4: there is no such key. Try schedule.microbatches=4."),
         ("modle=gpt", "modle = gpt: there is no such key. Try model=gpt."),
         ("+zzz=1", "zzz = 1: there is no such key. The help of a command lists the keys, e.g. runner train --help."),
-        ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has stage."),
+        ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has stage, bucket_elements, config."),
         ("optimizer=adm", "optimizer = adm: there is no such option. optimizer has adam, adamw, sgd. Try optimizer=adam."),
         ("precision=8", "precision = 8: there is no such option. precision has bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp32."),
         ("schedule.microbatches=4.5", "schedule.microbatches = 4.5: must be a whole number. It is a fraction."),

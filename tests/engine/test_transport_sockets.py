@@ -13,7 +13,7 @@ from torch.multiprocessing.spawn import spawn
 from runner.engine.transport import Channel
 from runner.engine.transport_sockets import SocketTransport
 
-SHORT, LONG = 16, 600_000  # elements: within, and far beyond, a socket's buffer
+SHORT, LONG = 16, 600_000  # elements: over a socket, and over Gloo
 
 
 def _process(rank: int, meeting: str) -> None:
@@ -35,8 +35,6 @@ def exchange(transport: SocketTransport, rank: int, peer: int) -> None:
     buffers = [torch.empty(length) for length in lengths]
     for group in (slice(0, 9), slice(9, None)):  # posted early, posted late
         handles = [transport.receive(buffer, peer, Channel.ACTIVATION) for buffer in buffers[group]]
-        handles[-1].wait()
-        assert all(handle.is_completed() for handle in handles)
         for handle in handles:
             handle.wait()
     for i, buffer in enumerate(buffers):
@@ -89,7 +87,7 @@ def longest_wait(transport: SocketTransport, rank: int, peer: int) -> None:
             transport.receive(torch.empty(1), peer, Channel.ACTIVATION).wait()
         transport.send(torch.ones(1), peer, Channel.HEADER).wait()
         with pytest.raises(RuntimeError, match="rank 1 closed its connection"):
-            transport.receive(torch.empty(LONG), peer, Channel.GRADIENT).wait()
+            transport.receive(torch.empty(SHORT), peer, Channel.GRADIENT).wait()
     else:
         time.sleep(1.2)
         transport.receive(torch.empty(1), peer, Channel.HEADER).wait()

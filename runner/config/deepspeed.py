@@ -1,0 +1,89 @@
+"""DeepSpeed's configuration, derived from a request: nothing in it is decided twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.config.deepspeed_file import tuning_of
+from runner.config.precision import PRECISIONS
+from runner.config.schema import RunConfig
+
+__all__ = ["deepspeed_settings"]
+
+_NEVER = 2**31 - 1
+
+
+def deepspeed_settings(config: RunConfig, *, accelerated: bool) -> dict[str, Any]:
+    """The dictionary that DeepSpeed gets.
+
+    Args:
+        config: a request with ``zero.stage``.
+        accelerated: the device has memory of its own, so that what is offloaded lies in pinned memory.
+    """
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": _largest_microbatch(config),
+        "gradient_accumulation_steps": 1,  # the runner accumulates, and divides once
+        "gradient_clipping": config.trainer.grad_clip_norm or 0.0,
+        "zero_allow_untested_optimizer": True,  # the optimizer is the runner's own, by name
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": _NEVER,  # the runner logs
+        "zero_optimization": _zero(config, accelerated),
+    }
+    settings |= _precision(config)
+    return settings if config.zero.config is None else _laid_over(settings, tuning_of(config.zero.config))
+
+
+def _laid_over(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` with the keys of ``more``, section by section."""
+    merged = dict(settings)
+    for key, value in more.items():
+        merged[key] = _laid_over(merged.get(key, {}), value) if isinstance(value, dict) else value
+    return merged
+
+
+def _largest_microbatch(config: RunConfig) -> int:
+    share = -(-config.data.batch_size // config.parallelism.data)
+    return -(-share // config.schedule.microbatches)
+
+
+def _precision(config: RunConfig) -> dict[str, Any]:
+    """Formats of weights and states. Autocast and loss scaling are the runner's."""
+    precision = PRECISIONS[config.precision.name]
+    if config.zero.stage == 0:  # the optimizer, and its masters, are the runner's
+        names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+        return {"communication_data_type": names[precision.weights], "gradient_allreduce_op": "sum"}
+    if precision.weights == "bfloat16":
+        own = not precision.master_weights
+        return {
+            "bf16": {
+                "enabled": True,
+                "check_grad_overflow": False,  # the runner asks all ranks, once
+                "bf16_master_weights_and_grads": own,
+                "bf16_optimizer_states": own,
+            }
+        }
+    if precision.weights == "float16":
+        return {"fp16": {"enabled": True, "loss_scale": 1.0}}
+    return {}
+
+
+def _zero(config: RunConfig, accelerated: bool) -> dict[str, Any]:
+    zero, offload = config.zero, config.offload
+    stage = zero.stage
+    settings: dict[str, Any] = {"stage": stage}
+    if not stage:
+        return settings
+    settings |= {"overlap_comm": False, "contiguous_gradients": True, "reduce_bucket_size": zero.bucket_elements}
+    if stage == 3:
+        settings |= {
+            "stage3_param_persistence_threshold": 0,  # every weight is shared out, as planned
+            "stage3_prefetch_bucket_size": zero.bucket_elements,
+        }
+    for part, where in (("offload_optimizer", offload.optimizer), ("offload_param", offload.parameters)):
+        if where != "none":
+            settings[part] = {"device": where, "pin_memory": accelerated}
+            if where == "nvme":
+                settings[part]["nvme_path"] = offload.nvme_path
+    if offload.optimizer != "none" and offload.ratio != 1.0:
+        settings["offload_optimizer"]["ratio"] = offload.ratio
+    return settings

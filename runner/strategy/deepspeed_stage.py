@@ -1,0 +1,227 @@
+"""One stage under DeepSpeed's ZeRO optimizer: the engine hands over its backwards and its update.
+
+DeepSpeed's engine is used for what it is: hooks on the weights' gradients, buckets, partitions, offload. Accumulation,
+scaling, the verdict on overflows and the learning rate stay with the runner: ``gradient_accumulation_steps`` is 1, the
+boundary is set by hand, and gradients are divided once, by the loss scale of DeepSpeed's step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from runner.engine.gradients import StageGradients
+from runner.engine.transport import Handle, Transport
+from runner.model.layers import StageModule
+
+__all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "start_deepspeed"]
+
+_STAGE_3 = 3
+
+# Attributes of DeepSpeed's optimizers that hold tensors from one step to the next: of stages 1 and 2, then of 3.
+_HELD = (
+    *("bit16_groups_flat", "single_partition_of_fp32_groups", "param_buffer_of_bit16_for_cpu_offload_groups"),
+    *("temp_grad_buffer_for_cpu_offload", "temp_grad_buffer_for_gpu_offload"),
+    *("lp_param_buffer", "param_groups_fp16_flat_cpu_memory", "fp32_partitioned_groups_flat"),
+    "grad_partitions_flat_buffer",
+)
+
+
+class StageGroups:
+    """Process groups in DeepSpeed's words: a stage's replicas are data parallel, its pipeline is model parallel.
+
+    Every rank constructs it with the same arguments (a collective).
+
+    Args:
+        replicas: for every pipe position, the global ranks that hold its stage.
+        pipelines: for every replica, the global ranks of its pipeline.
+    """
+
+    def __init__(self, replicas: Sequence[Sequence[int]], pipelines: Sequence[Sequence[int]]) -> None:
+        self._data = _own_group(replicas)
+        self._model = _own_group(pipelines)
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        return self._data
+
+    def get_data_parallel_world_size(self) -> int:
+        return dist.get_world_size(self._data)
+
+    def get_data_parallel_rank(self) -> int:
+        return dist.get_rank(self._data)
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        return dist.get_process_group_ranks(self._data)
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        return self._model
+
+    def get_model_parallel_world_size(self) -> int:
+        return dist.get_world_size(self._model)
+
+    def get_model_parallel_rank(self) -> int:
+        return dist.get_rank(self._model)
+
+
+def start_deepspeed(device: torch.device, rank: int, local_rank: int) -> Any:
+    """Import DeepSpeed (seconds) for this device, on top of torch.distributed; a single rank gets its own group."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("LOCAL_RANK", str(local_rank))
+    if not dist.is_initialized():
+        from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in its __all__
+
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")  # of its collectives
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+class DeepSpeedGradients(StageGradients):
+    """One stage's gradients in the engine's own buffers, which DeepSpeed sums over the replicas: ZeRO stage 0.
+
+    Until :meth:`attach` nothing is summed.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, Parameter]]) -> None:
+        super().__init__(parameters)
+        self._engine: Any = None
+
+    def attach(
+        self, deepspeed: Any, module: StageModule, optimizer: Optimizer, settings: Any, groups: StageGroups | None
+    ) -> None:
+        self._engine = _initialize(deepspeed, module, optimizer, settings, groups)
+
+    def reduce(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
+        if self._engine is not None:
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.allreduce_gradients()
+        return []
+
+
+class DeepSpeedStage:
+    """A :class:`runner.engine.sharding.Sharding` by DeepSpeed's ZeRO 1, 2 or 3.
+
+    Until :meth:`attach` it is the plain stage.
+
+    Args:
+        module: the stage.
+        settings: DeepSpeed's configuration.
+        replicas: how many hold this stage.
+    """
+
+    def __init__(self, module: StageModule, settings: Mapping[str, Any], replicas: int) -> None:
+        self.module = module
+        self.settings = dict(settings)
+        self.stage: int = settings["zero_optimization"]["stage"]
+        self.engine: Any = None
+        self.replicas = replicas
+        self._left = 0
+
+    def attach(self, deepspeed: Any, optimizer: Optimizer, groups: StageGroups | None) -> None:
+        """Hand the stage's weights and their optimizer over. Every rank calls it (a collective).
+
+        Args:
+            optimizer: over the stage's weights; its groups stay, so that whoever sets their learning rate goes on.
+        """
+        if groups is not None:
+            for parameter in self.module.parameters():
+                parameter.model_parallel = True  # type: ignore[attr-defined]  # so that every stage counts in the norm
+        self._limit_bucket()
+        self.engine = _initialize(deepspeed, self.module, optimizer, self.settings, groups)
+
+    def _limit_bucket(self) -> None:
+        """A bucket is allocated whole: it need not be larger than all gradients."""
+        zero = dict(self.settings["zero_optimization"])
+        trained = sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
+        zero["reduce_bucket_size"] = max(1, min(zero.get("reduce_bucket_size", 500_000_000), trained))
+        self.settings["zero_optimization"] = zero
+
+    def tensors(self) -> list[Tensor]:
+        """What DeepSpeed holds from one step to the next, optimizer states left out."""
+        found = [getattr(self.optimizer, name, None) for name in _HELD]
+        listed = [tensor for value in found for tensor in (value if isinstance(value, list) else [value])]
+        shards = [getattr(parameter, "ds_tensor", None) for parameter in self.module.parameters()]
+        held = [tensor for tensor in (*listed, *shards) if isinstance(tensor, Tensor)]
+        return held + [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
+
+    @property
+    def optimizer(self) -> Any:
+        """DeepSpeed's."""
+        return self.engine.optimizer
+
+    def forward(self, value: Any, before_layer: Callable[[int], None] | None) -> Any:
+        if self.engine is None:
+            return self.module(value, before_layer)
+        return self.engine(value, before_layer)
+
+    def begin(self, backwards: int) -> None:
+        self._left = backwards
+
+    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor] | None) -> None:
+        self._left -= 1
+        self.optimizer.clear_backward_seen_flag()  # forwards of other micro-batches may lie in between
+        self.engine.set_gradient_accumulation_boundary(self._left == 0)
+        torch.autograd.backward(roots, gradients)
+
+    def are_finite(self) -> bool:
+        return not self.optimizer.has_overflow(partition_gradients=True)
+
+    def divide_at_update(self, divisor: float) -> None:
+        # DeepSpeed's gradients are means over the replicas; what is left of the division is its loss scale.
+        self.optimizer.override_loss_scale(divisor / self.replicas)
+
+    def step(self) -> None:
+        """Update the stage's weights."""
+        self.optimizer.step()
+        self.optimizer.custom_loss_scaler = False  # backwards are not to be scaled by it
+
+    def norm(self) -> float | None:
+        if not self.settings["gradient_clipping"]:
+            return None
+        return float(self.optimizer._global_grad_norm)
+
+    def discard(self) -> None:
+        optimizer = self.optimizer
+        optimizer.clear_backward_seen_flag()
+        optimizer.zero_grad(set_to_none=True)
+        if self.stage == _STAGE_3:
+            optimizer.micro_step_id = 0
+            return
+        optimizer.micro_step_id = -1
+        for gradients in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+            for group in gradients:
+                gradients[group] = None
+        if optimizer.cpu_offload:
+            optimizer.reset_cpu_buffers()
+
+
+def _initialize(
+    deepspeed: Any, module: StageModule, optimizer: Optimizer, settings: Any, groups: StageGroups | None
+) -> Any:
+    """DeepSpeed's engine around a stage."""
+    deepspeed.utils.groups.mpu = groups  # which would otherwise stay what an earlier engine of this process said
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer, config=dict(settings), mpu=groups, dist_init_required=False
+    )
+    return engine
+
+
+def _own_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    made = [dist.new_group(list(ranks)) for ranks in groups]
+    own: dist.ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
+    return own

@@ -1,0 +1,144 @@
+"""The engine with ZeRO on each stage's data axis: gradients, optimizer states and weights shared out by DeepSpeed.
+
+A :class:`runner.strategy.pipeline.PipelineStrategy` that hands its one stage to a
+:class:`runner.strategy.deepspeed_stage.DeepSpeedStage`. Losses, micro-batches, clipping, learning rates, precision and
+records are the runner's, as without ZeRO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from runner.engine.gradients import StageGradients
+from runner.engine.memory_meter import MemoryMeter
+from runner.engine.options import EngineOptions
+from runner.engine.sharding import KeptElsewhere, Sharding
+from runner.model.layers import StageModule
+from runner.strategy.deepspeed_stage import DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
+from runner.strategy.pipeline import Layout, PipelineStrategy
+from runner.strategy.state import gather_optimizer_state
+from runner.strategy.zero_state import gathered_weights, load_states, whole_states
+
+__all__ = ["ZeroStrategy"]
+
+
+class ZeroStrategy(PipelineStrategy):
+    """ZeRO 1, 2 or 3; or stage 0, where DeepSpeed reduces gradients and nothing is shared out.
+
+    Args:
+        plan, options, device, timeout_seconds: as for every layout; one stage per rank.
+        settings: DeepSpeed's configuration (:func:`runner.config.deepspeed.deepspeed_settings`).
+    """
+
+    strategy_name = "runner_zero"
+
+    def __init__(
+        self, plan: Layout, options: EngineOptions, settings: Mapping[str, Any], *, device: str = "cpu", **more: Any
+    ) -> None:
+        super().__init__(plan, options, device=device, **more)
+        self.settings = settings
+        self.sharding: DeepSpeedStage | None = None
+        self._stage: int = settings["zero_optimization"]["stage"]
+        self._attached = False
+
+    @override
+    def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
+        if self._stage == 0:
+            return None
+        (stage,) = stages.values()
+        self.sharding = DeepSpeedStage(stage, self.settings, len(self.view.replicas))
+        return self.sharding
+
+    @override
+    def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
+        return DeepSpeedGradients(parameters) if self._stage == 0 else KeptElsewhere(parameters)
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING and not self._attached:
+            self._attach()
+            self._attached = True
+
+    def _attach(self) -> None:
+        """Hand the rank's stage over to DeepSpeed; what is held from now on is measured."""
+        assert self.engine is not None
+        deepspeed = start_deepspeed(self.root_device, self.global_rank, self.local_rank)
+        groups = self._groups()
+        if self.sharding is not None:
+            self.sharding.attach(deepspeed, self.optimizers[0], groups)
+            self.meter = MemoryMeter(self.engine, self.sharding.tensors())
+            return
+        for stage, module in self.engine.stages.items():
+            gradients = self.engine.gradients[stage]
+            assert isinstance(gradients, DeepSpeedGradients)
+            gradients.attach(deepspeed, module, self.optimizers[0], self.settings, groups)
+
+    def _groups(self) -> StageGroups | None:
+        topology = self.plan.topology
+        pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
+        positions = range(len(pipelines[0]))
+        if len(positions) == 1:
+            return None
+        return StageGroups([topology.data_group(position) for position in positions], pipelines)
+
+    @override
+    def _step_optimizer(self) -> None:
+        if self.sharding is None:
+            super()._step_optimizer()
+        else:
+            self.sharding.step()
+
+    # Checkpoints: whole, as without ZeRO
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if self.sharding is None or not self._attached:
+            return super().lightning_module_state_dict()
+        with gathered_weights(self.sharding):
+            whole = super().lightning_module_state_dict()
+            return {name: value.clone() for name, value in whole.items()}
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        if self.sharding is None or not self._attached:
+            super().load_model_state_dict(checkpoint, strict)
+            return
+        with gathered_weights(self.sharding, write=True):
+            super().load_model_state_dict(checkpoint, strict)
+        self.sharding.optimizer.refresh_fp32_params()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if self.sharding is None:
+            return super().optimizer_state(optimizer)
+        assert self.engine is not None
+        own = whole_states(self.sharding, masters=self._masters)
+        state = gather_optimizer_state(self.gather_objects(own if self.replica == 0 else None))
+        scale = self.engine.update.scale
+        return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self.sharding is None:
+            super().load_optimizer_state_dict(checkpoint)
+            return
+        assert self.engine is not None
+        (state,) = checkpoint["optimizer_states"]
+        load_states(self.sharding, state)
+        if "loss_scale" in state:
+            self.engine.update.scale.load_state_dict(state["loss_scale"])
+
+    @property
+    def _masters(self) -> bool:
+        """Weights have 16 bits, and fp32 masters."""
+        settings = self.settings
+        own = settings.get("bf16", {}).get("bf16_master_weights_and_grads", False)
+        return any(settings.get(key, {}).get("enabled", False) for key in ("bf16", "fp16")) and not own

@@ -1,0 +1,196 @@
+"""What ZeRO and offload cannot do is refused before anything starts, with whose rule it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runner.config.deepspeed import deepspeed_settings
+from runner.config.resolve import resolve
+from runner.config.rules import rules
+from runner.config.zero_table import ROWS, compatibility_lines
+from runner.plan.make import plan_problems
+
+BASE = ["model=mlp", "parallelism.data=2"]
+NVME = ["offload.optimizer=nvme", "offload.nvme_path=/tmp"]
+
+REFUSED = [  # overrides, the key that is refused, what its source must name
+    (["zero.stage=4"], "zero.stage", "ZeroStageEnum"),
+    (["zero.stage=3", "parallelism.pipeline=2", "schedule.microbatches=2"], "zero.stage", "pipe/engine.py"),
+    (["zero.stage=1", "zero.bucket_elements=0"], "zero.bucket_elements", "reduce_bucket_size"),
+    (["offload.optimizer=cpu"], "offload.optimizer", "valid with stage 1, 2, and 3"),
+    (["zero.stage=0", "offload.optimizer=cpu"], "offload.optimizer", "valid with stage 1, 2, and 3"),
+    (["zero.stage=1", *NVME], "offload.optimizer", "stage_1_and_2.py"),
+    (["zero.stage=2", *NVME], "offload.optimizer", "stage_1_and_2.py"),
+    (["zero.stage=2", "offload.optimizer=disk"], "offload.optimizer", "OffloadDeviceEnum"),
+    (["zero.stage=2", "offload.optimizer=cpu", "precision=bf16"], "offload.optimizer", "_configure_master_weights"),
+    (["offload.parameters=cpu"], "offload.parameters", "valid only with stage 3"),
+    (["zero.stage=1", "offload.parameters=cpu"], "offload.parameters", "valid only with stage 3"),
+    (["zero.stage=2", "offload.parameters=nvme", NVME[1]], "offload.parameters", "valid only with stage 3"),
+    (["zero.stage=3", "offload.parameters=disk"], "offload.parameters", "OffloadDeviceEnum"),
+    (["zero.stage=3", "offload.ratio=0.5"], "offload.ratio", "ratio"),
+    (["zero.stage=3", "offload.optimizer=cpu", "offload.ratio=0"], "offload.ratio", "ratio"),
+    (["zero.stage=2", "offload.optimizer=cpu", "offload.ratio=0.5"], "offload.ratio", "offload_ratio_check"),
+    (["zero.stage=3", *NVME, "offload.ratio=0.5"], "offload.ratio", "CPU Adam"),
+    (["zero.stage=3", "offload.optimizer=cpu", "offload.ratio=0.5"], "offload.ratio", "DeepSpeedCPUAdam"),
+    (["zero.stage=3", "offload.optimizer=nvme"], "offload.nvme_path", "_configure_tensor_swapping"),
+    (["zero.stage=3", "offload.optimizer=cpu", "offload.nvme_path=/tmp"], "offload.nvme_path", "the runner"),
+    (["zero.stage=3", *NVME, "resume=auto"], "resume", "swap file"),
+    (["zero.stage=2", "trainer.grad_clip_value=1"], "trainer.grad_clip_value", "unscale_and_clip_grads"),
+    (["zero.stage=3", "trainer.ema_decay=0.9"], "trainer.ema_decay", "_partition_all_parameters"),
+    (["zero.stage=3", "activation_checkpoint=full"], "activation_checkpoint.name", "torch.utils.checkpoint"),
+    (["zero.stage=3", "offload=activations_save_on_cpu"], "offload.activations", "the runner"),
+    (["zero.stage=1", "compile=true"], "compile", "#8061"),
+    (["zero.stage=1", "data.batch_size=1"], "data.batch_size", "the runner"),
+    (["zero.config=a.json"], "zero.config", "the runner"),
+]  # fmt: skip
+
+
+def problems(overrides):
+    return rules(resolve([*BASE, *overrides]))
+
+
+@pytest.mark.parametrize(("overrides", "path", "source"), REFUSED)
+def test_refused_with_its_source(overrides, path, source):
+    found = [problem for problem in problems(overrides) if problem.path == path]
+    assert len(found) == 1
+    assert source in found[0].why
+    assert found[0].fix
+
+
+def test_every_row_has_a_request_that_breaks_it():
+    """A row that nothing breaks would be a rule about nothing. No optimizer of this version breaks its row."""
+    broken = set()
+    for overrides, *_ in REFUSED:
+        config = resolve([*BASE, *overrides])
+        broken |= {ROWS.index(row) for row in ROWS if row.breaks(config)}
+    left = [ROWS[number].path for number in range(len(ROWS)) if number not in broken]
+    assert left == ["optimizer.name"]
+    config = resolve([*BASE, "zero.stage=1"])
+    config.optimizer.name = "lamb"
+    assert next(row for row in ROWS if row.path == "optimizer.name").breaks(config)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *([f"zero.stage={stage}"] for stage in (0, 1, 2, 3)),
+        *([f"zero.stage={stage}", "offload.optimizer=cpu", "precision=bf16_master"] for stage in (1, 2, 3)),
+        ["zero.stage=3", "offload.parameters=cpu"],
+        ["zero.stage=3", *NVME, "offload.parameters=nvme"],
+        ["zero.stage=2", "parallelism.pipeline=2", "schedule.microbatches=4", "activation_checkpoint=full"],
+    ],
+)
+def test_what_works_is_not_refused(overrides):
+    assert problems(overrides) == []
+
+
+def test_schedules_that_split_the_backward_are_refused(tmp_path):
+    rows = ["0F0,0F1,0I0,0W0,0I1,0W1", "1F0,1I0,1W0,1F1,1I1,1W1"]
+    (tmp_path / "split.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    asked = ["schedule=from_file", f"schedule.file={tmp_path / 'split.csv'}", "schedule.microbatches=2"]
+    config = resolve([*BASE, *asked, "parallelism.pipeline=2", "zero.stage=1"])
+    (problem,) = plan_problems(config, 4)
+    assert problem.path == "schedule.name"
+    assert "create_gradient_handling_hooks" in problem.why
+
+
+def test_the_table_in_words_tells_what_is_broken():
+    config = resolve([*BASE, "zero.stage=1", "offload.parameters=cpu"])
+    lines = compatibility_lines(config)
+    assert len(lines) == len(ROWS)
+    assert [line for line in lines if line.startswith("BROKEN")] == [
+        line for line in lines if "offload.parameters: belongs to zero.stage=3" in line
+    ]
+
+
+class TestTheDeepSpeedConfiguration:
+    def settings(self, *overrides, accelerated=False):
+        return deepspeed_settings(resolve([*BASE, *overrides]), accelerated=accelerated)
+
+    def test_the_runner_accumulates_scales_and_logs(self):
+        made = self.settings("zero.stage=2", "schedule.microbatches=4", "trainer.grad_clip_norm=0.5")
+        assert made["gradient_accumulation_steps"] == 1
+        assert made["gradient_clipping"] == 0.5
+        assert "optimizer" not in made
+        assert "scheduler" not in made
+
+    @pytest.mark.parametrize(
+        ("precision", "expected"),
+        [
+            ("fp32", {}),
+            ("bf16_mixed", {}),
+            ("bf16", {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}),
+            ("bf16_master", {"enabled": True, "bf16_master_weights_and_grads": False, "bf16_optimizer_states": False}),
+        ],
+    )
+    def test_precision(self, precision, expected):
+        made = self.settings("zero.stage=1", f"precision={precision}").get("bf16", {})
+        assert {key: value for key, value in made.items() if key != "check_grad_overflow"} == expected
+
+    def test_offload(self):
+        asked = ("zero.stage=3", "offload.optimizer=nvme", "offload.nvme_path=/drive", "offload.parameters=cpu")
+        zero = self.settings(*asked, accelerated=True)["zero_optimization"]
+        assert zero["offload_optimizer"] == {"device": "nvme", "pin_memory": True, "nvme_path": "/drive"}
+        assert zero["offload_param"] == {"device": "cpu", "pin_memory": True}
+
+    def written(self, tmp_path, document):
+        path = tmp_path / "ds.json"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        return f"zero.config={path}"
+
+    def test_a_file_that_agrees_is_taken_over(self, tmp_path):
+        asked = self.written(
+            tmp_path,
+            {
+                "train_batch_size": 32,
+                "gradient_accumulation_steps": 2,
+                "gradient_clipping": "auto",
+                "zero_optimization": {"stage": 2, "round_robin_gradients": True},
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            },
+        )
+        overrides = ("zero.stage=2", "schedule.microbatches=2", asked)
+        assert problems(overrides) == []
+        made = self.settings(*overrides)
+        assert made["zero_optimization"]["round_robin_gradients"] is True
+        assert made["zero_optimization"]["stage"] == 2
+
+    @pytest.mark.parametrize(
+        ("document", "key", "own"),
+        [
+            ({"train_batch_size": 64}, "train_batch_size", "data.batch_size = 32"),
+            ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps", "schedule.microbatches = 1"),
+            ({"gradient_clipping": 1.0}, "gradient_clipping", "trainer.grad_clip_norm = None"),
+            ({"zero_optimization": {"stage": 1}}, "zero_optimization.stage", "zero.stage = 2"),
+            ({"bf16": {"enabled": True}}, "bf16.enabled", "precision = fp32"),
+            ({"optimizer": {"params": {"lr": 0.5}}}, "optimizer.params.lr", "optimizer.lr = 0.001"),
+            (
+                {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+                "zero_optimization.offload_optimizer.device",
+                "offload.optimizer = none",
+            ),
+        ],
+    )
+    def test_a_contradiction_names_both_paths(self, tmp_path, document, key, own):
+        (problem,) = problems(["zero.stage=2", self.written(tmp_path, document)])
+        assert problem.path.endswith(f"ds.json:{key}")
+        assert own in problem.rule
+
+    def test_keys_that_nobody_knows_and_schedulers_are_refused(self, tmp_path):
+        document = {"gradient_cliping": 1.0, "scheduler": {"type": "WarmupLR"}}
+        first, second = problems(["zero.stage=2", self.written(tmp_path, document)])
+        assert "gradient_clipping" in first.fix
+        assert "lr_scheduler" in second.rule
+
+    def test_a_file_that_is_not_there(self):
+        (problem,) = problems(["zero.stage=2", "zero.config=nowhere.json"])
+        assert problem.path == "zero.config"
+
+
+def test_the_documents_table_is_the_table():
+    text = (Path(__file__).parents[2] / "docs" / "zero.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `") and line.count(" | ") == 3]
+    assert rows == [f"| `{row.path}` | {row.rule} | {row.why} | {row.source} |" for row in ROWS]

@@ -1,0 +1,134 @@
+"""ZeRO 0 to 3, with and without offload, on two ranks: the plain loop's numbers, to rounding.
+
+Stages 0 and 1 reduce a step's gradients once, as the plain loop does; 2 and 3 reduce every micro-batch, so that their
+sums have another order. What is offloaded changes no bit, as long as the optimizer's class is the same.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import user_code
+from covering import covering
+from user_project import plain_result
+from zero_ranks import train_all
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_master": torch.bfloat16}
+TOLERANCE = {
+    "fp32": 2e-6,
+    "bf16": 4e-2,
+    "bf16_master": 4e-2,
+}  # the format's rounding, over four steps
+PLACES = {
+    "device": (),
+    "optimizer_cpu": ("offload.optimizer=cpu",),
+    "parameters_cpu": ("offload.parameters=cpu",),
+    "both_cpu": ("offload.optimizer=cpu", "offload.parameters=cpu"),
+}
+
+
+class Masters:
+    """AdamW over fp32 copies of 16-bit weights."""
+
+    def __init__(self, parameters):
+        self.parameters = parameters
+        self.masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in parameters]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=1e-3, weight_decay=0.0)
+
+    @torch.no_grad()
+    def step(self):
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.grad = parameter.grad.float()
+        self.optimizer.step()
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            parameter.copy_(master)
+
+
+def overrides(stage, place, precision, count, samples=21, clip=None):
+    made = [
+        "parallelism.data=2", f"zero.stage={stage}", *PLACES[place], f"precision={precision}",
+        f"schedule.microbatches={count}", f"data.kwargs.samples={samples}",
+    ]  # fmt: skip
+    return made if clip is None else [*made, f"trainer.grad_clip_norm={clip}"]
+
+
+def expected(precision, count, samples=21, clip=None, loss=user_code.mean):
+    masters = {"optimizer": Masters} if precision == "bf16_master" else {}
+    return plain_result(
+        loss=loss, samples=samples, replicas=2, by_replica=True, count=count, clip_norm=clip, dtype=DTYPES[precision],
+        **masters,
+    )  # fmt: skip
+
+
+def assert_close(result, losses, state, precision):
+    assert result.loss == pytest.approx(losses, rel=1e-6 if precision == "fp32" else 2e-2)
+    assert result.weights.keys() == state.keys()
+    for name, weight in state.items():
+        torch.testing.assert_close(
+            result.weights[name].float(), weight.float(), atol=TOLERANCE[precision], rtol=TOLERANCE[precision]
+        )
+
+
+def is_allowed(stage, place, precision):
+    return (stage == 3 or "parameters" not in place and place != "both_cpu") and (
+        stage > 0 or place == "device"
+    ) and not (precision == "bf16" and place in ("optimizer_cpu", "both_cpu"))  # fmt: skip
+
+
+FACTORS = {
+    "stage": [0, 1, 2, 3],
+    "place": list(PLACES),
+    "precision": list(DTYPES),
+    "count": [1, 4],
+}
+CELLS = [case for case in covering(FACTORS, strength=2, seed=2) if is_allowed(*case.values[:3])]
+ALL = [case.values for case in CELLS]
+SAMPLE = [case.values for case in CELLS if not case.marks]
+
+
+def check(directory, cells):
+    results = train_all(directory, {"-".join(map(str, cell)): overrides(*cell) for cell in cells})
+    for cell in cells:
+        result = results["-".join(map(str, cell))]
+        assert_close(result, *expected(*cell[2:]), cell[2])
+        assert result.record["status"] == "ok"
+    return results
+
+
+@pytest.mark.slow
+def test_a_sample_equals_the_plain_loop(tmp_path):
+    check(tmp_path, SAMPLE)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_all_equal_the_plain_loop(tmp_path, stage):
+    check(tmp_path, [cell for cell in ALL if cell[0] == stage])
+
+
+@pytest.mark.slow
+def test_stage_0_and_1_are_the_plain_loop_bit_by_bit_and_offload_changes_no_bit(tmp_path):
+    """Clipped, uneven batches, with micro-batches that some or all replicas have no sample for."""
+    runs = {
+        "zero_0": overrides(0, "device", "fp32", 4, samples=17, clip=0.05),
+        "zero_1": overrides(1, "device", "fp32", 4, samples=17),
+        "zero_2": overrides(2, "device", "fp32", 4, samples=17, clip=0.05),
+        "zero_2_cpu": overrides(2, "optimizer_cpu", "fp32", 4, samples=17, clip=0.05),
+        "zero_3": overrides(3, "device", "fp32", 4, samples=17),
+        "zero_3_cpu": overrides(3, "both_cpu", "fp32", 4, samples=17),
+        "counted": [*overrides(2, "device", "fp32", 2), "loss.target=user_code:counted"],
+    }
+    found = train_all(tmp_path, runs)
+    clipped, plain = expected("fp32", 4, 17, 0.05), expected("fp32", 4, 17)
+    assert found["zero_0"].loss == clipped[0]
+    assert all(torch.equal(found["zero_0"].weights[name], clipped[1][name]) for name in clipped[1])
+    assert_close(found["zero_1"], *plain, "fp32")
+    assert_close(found["zero_2"], *clipped, "fp32")
+    assert_close(found["zero_3"], *plain, "fp32")
+    for name in ("zero_2", "zero_3"):
+        own, offloaded = found[name], found[f"{name}_cpu"]
+        assert own.loss == offloaded.loss
+        assert all(torch.equal(own.weights[key], offloaded.weights[key]) for key in own.weights)
+    assert_close(found["counted"], *expected("fp32", 2, loss=user_code.counted), "fp32")
