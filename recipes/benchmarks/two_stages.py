@@ -27,7 +27,7 @@ __all__ = ["compare", "main", "require_equal", "shared_losses"]
 
 _RANKS = 2
 _OURS = ("1f1b", "zb_h1", "zb_v")
-_TORCH = ("Schedule1F1B", "ScheduleZBVZeroBubble")
+_TORCH = {"Schedule1F1B": 1, "ScheduleZBVZeroBubble": 2}  # chunks per rank
 _BATCHES = 4
 _SEED = 0
 _ROUNDING = 1e-4  # of losses after a few updates, relative: the engines sum gradients in different orders
@@ -59,7 +59,7 @@ def _contestants(size: GptSize, microbatches: int, samples: int, with_deepspeed:
         return gpt_layers(size, _SEED), cross_entropy, make_adamw, microbatches
 
     found: dict[str, Pipeline] = {f"runner {name}": RunnerPipeline(*fresh(), schedule=name) for name in _OURS}
-    found |= {f"torch {name}": TorchPipeline(*fresh(), schedule=name) for name in _TORCH}
+    found |= {f"torch {name}": TorchPipeline(*fresh(), schedule=name, chunks=v) for name, v in _TORCH.items()}
     if with_deepspeed:
         found["deepspeed"] = DeepSpeedPipeline(*fresh(), samples=samples)
     return found
