@@ -180,11 +180,14 @@ def test_panels_share_one_time_scale() -> None:
     """The same work, once at double speed: half as wide, below, and in the other group of the trace."""
     slow = events_of(MINE, Costs())
     fast = [event._replace(start=event.start / 2, end=event.end / 2) for event in slow]
-    shapes = _rectangles(panels_svg([Panel("slow", slow), Panel("fast", fast)]))
+    picture = panels_svg([Panel("slow", slow), Panel("fast", fast)])
+    shapes = _rectangles(picture)
     above, below = ([s for s in part if s.findtext(f"{SVG}title") == "3B7"][0] for part in (shapes[:64], shapes[64:]))
     for key in ("x", "width"):
         left = 64 if key == "x" else 0
         assert float(above.attrib[key]) - left == pytest.approx(2 * (float(below.attrib[key]) - left), abs=0.03)
+    idle = [s for s in ElementTree.fromstring(picture).iter(f"{SVG}rect") if s.attrib["fill"] == "#f1f2f4"]
+    assert [float(shape.attrib["width"]) for shape in idle] == [900] * 4 + [450] * 4 + [12], "to each one's own end"
     lowest = max(float(shape.attrib["y"]) for shape in shapes[:64])
     assert min(float(shape.attrib["y"]) for shape in shapes[64:]) > lowest
     events = timelines_trace({"slow": slow, "fast": fast})["traceEvents"]
@@ -201,6 +204,10 @@ def test_svg_names_the_chunks() -> None:
         forwards = {s.attrib["fill"] for s in _rectangles(drawn) if str(s.findtext(f"{SVG}title"))[1:] == "F0"}
         assert len(forwards) == chunks  # a shade for each
     assert "chunk 0" not in to_svg(MINE, Costs())
+    looped, v = (build(name, ranks=4, microbatches=8) for name in ("interleaved_1f1b", "zb_v"))
+    both = panels_svg([Panel("looped", events_of(looped, Costs())), Panel("v", events_of(v, Costs()))])
+    assert "chunk 1" in both
+    assert "chunk 2" not in both
 
 
 def test_catalogue_says_what_a_script_needs() -> None:

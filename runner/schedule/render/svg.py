@@ -78,7 +78,7 @@ def timeline_svg(
 
 
 def panels_svg(panels: Sequence[Panel], *, unit: str = "s", span: tuple[float, float] | None = None) -> str:
-    """Draw timelines below each other, all on one time scale.
+    """Draw timelines below each other, all on one time scale; each is grey where a rank idles before its own end.
 
     Args:
         panels: from above.
@@ -93,9 +93,10 @@ def panels_svg(panels: Sequence[Panel], *, unit: str = "s", span: tuple[float, f
     for panel in panels:
         drawn, top = drawing.panel(panel, top)
         parts.append(drawn)
+    chunks = max((len(stages) for panel in panels for stages in _chunks(panel.events).values()), default=1)
     height = top + 24.0
     head = _head(_LEFT + _WIDTH + _RIGHT, height, "; ".join(panel.title for panel in panels))
-    return "\n".join([head, *parts, *_legend(drawing.colors, events, height - 12.0), "</svg>\n"])
+    return "\n".join([head, *parts, *_legend(drawing.colors, events, chunks, height - 12.0), "</svg>\n"])
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,10 @@ class _Drawing:
         tops = {rank: top + _TOP + self.row_height * place for place, rank in enumerate(rows)}
         bottom = top + _TOP + self.row_height * len(rows)
         scale = _WIDTH / (self.last - self.first) if self.last > self.first else 0.0
+        width = (min(self.last, max((event.end for event in drawn), default=0.0)) - self.first) * scale
         parts = [
             _text(_LEFT, top + 24.0, panel.title, 15, weight="600"),
-            *(_row(rank, y) for rank, y in tops.items()),
+            *(_row(rank, y, width) for rank, y in tops.items()),
             *_boxes(drawn, tops, self.first, scale, self.colors),
             *_axis(self.first, self.last, scale, bottom, self.unit),
         ]
@@ -154,8 +156,8 @@ def _rectangle(x: float, y: float, width: float, height: float, color: str, hint
     return f"{shape}>{tip}</rect>" if tip else f"{shape}/>"
 
 
-def _row(rank: int, y: float) -> str:
-    idle = _rectangle(_LEFT, y, _WIDTH, _LANE, _IDLE)
+def _row(rank: int, y: float, width: float) -> str:
+    idle = _rectangle(_LEFT, y, width, _LANE, _IDLE)
     return _text(_LEFT - 8, y + _LANE / 2 + 4, f"rank {rank}", 12, anchor="end") + "\n" + idle
 
 
@@ -224,10 +226,9 @@ def _ticks(length: float) -> Iterator[float]:
         yield round(count * step, 12)
 
 
-def _legend(colors: dict[str, tuple[str, str]], events: Sequence[Event], y: float) -> Iterator[str]:
+def _legend(colors: dict[str, tuple[str, str]], events: Sequence[Event], chunks: int, y: float) -> Iterator[str]:
     visible = {event.op for event in events if event.end > event.start}
     shown = [entry for op, entry in colors.items() if op in visible] + [(_IDLE, "idle")]
-    chunks = max((len(stages) for stages in _chunks(events).values()), default=1)
     if chunks > 1:
         base = next((colors[op][0] for op in colors if op in visible), _TEXT)
         shown += [(_lighter(base, _tint(chunk, chunks)), f"chunk {chunk}") for chunk in range(chunks)]
