@@ -46,21 +46,28 @@ def document(
         "memory_ranks": _MEMORY_RANKS,
         "blocks": memory.BLOCKS,
     }
-    held = memory.measure(_MEMORY_RANKS, microbatches) if measures else {}
-    bubbles = {}
+    held, bubbles = {}, {}
+    if measures:
+        print(f"memory, D = {_MEMORY_RANKS} ...", flush=True)
+        held = memory.measure(_MEMORY_RANKS, microbatches)
     for number in ranks:
         taken = {}
         if measures:
+            print(f"bubbles, D = {number} ...", flush=True)
             taken = measured.measure(number, microbatches=microbatches, seconds=seconds, rounds=rounds)
         bubbles[str(number)] = [_bubble_row(row, number, settings, taken.get(row.label, {})) for row in ROWS]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **environment(),
         "settings": settings,
-        "rows": [asdict(row) | {"label": row.label} for row in ROWS],
+        "rows": _described(),
         "bubbles": bubbles,
         "memory": [_memory_row(row, microbatches, held.get(row.label)) for row in ROWS],
     }
+
+
+def _described() -> list[dict[str, Any]]:
+    return [asdict(row) | {"label": row.label} for row in ROWS]
 
 
 def _bubble_row(
@@ -114,7 +121,7 @@ def main() -> None:
     parser.add_argument("--write-readme", action="store_true", help="put tables and figures into this recipe's folder")
     options = parser.parse_args()
     if options.reuse:
-        content = json.loads((options.out / "schedules.json").read_text(encoding="utf-8"))
+        content = json.loads((options.out / "schedules.json").read_text(encoding="utf-8")) | {"rows": _described()}
     else:
         content = document(
             ranks=options.ranks,

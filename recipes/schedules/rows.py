@@ -78,5 +78,5 @@ ROWS = (
     Row("dualpipe_v", 2, (), f"{_SPLIT}, B = I + W and T >= 2D; pairs of F and B run one after the other."),
     Row("hanayo", 2, (), "One wave; the order is greedy: no closed form."),
     Row("hanayo", 4, (), "Two waves; the order is greedy: no closed form."),
-    Row("varuna", 1, (), "Recomputation counts as work, not as idle time. Its formula is the run's: no closed form."),
+    Row("varuna", 1, (), "Recomputation counts as work, not as idle time; no closed form here."),
 )
