@@ -31,7 +31,8 @@ def run(arguments: Arguments) -> int:
     for flag in _FILES:
         file = arguments.value(flag)
         if file is not None:
-            _write(flag, Path(file), _content(flag, schedule, costs))
+            shown = step if flag == "csv" else schedule  # what schedule=from_file reads is one step
+            _write(flag, Path(file), _content(flag, shown, costs))
     print(_shown(step, schedule, costs, as_json=arguments.switch("json")))
     return EXIT_OK
 
