@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -46,7 +47,7 @@ def document(
         "memory_ranks": _MEMORY_RANKS,
         "blocks": memory.BLOCKS,
     }
-    held, bubbles = {}, {}
+    held, bubbles, load = {}, {}, os.getloadavg()[0]
     if measures:
         print(f"memory, D = {_MEMORY_RANKS} ...", flush=True)
         held = memory.measure(_MEMORY_RANKS, microbatches)
@@ -59,6 +60,7 @@ def document(
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **environment(),
+        "load_before": load,
         "settings": settings,
         "rows": _described(),
         "bubbles": bubbles,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -192,7 +193,7 @@ def main() -> None:
     microbatches = options.microbatches or (8 if options.gpt else 16)
     pairs = [pair for pair in PAIRS if not (options.without_deepspeed and pair.other == "deepspeed")]
     seconds = None if options.gpt else options.milliseconds / 1000
-    tables, measured = [], {}
+    tables, measured, load = [], {}, os.getloadavg()[0]
     for ranks in options.ranks or ([2] if options.gpt else [4, 8]):
         given: dict[str, Any] = {"microbatches": microbatches, "rounds": options.rounds, "pairs": pairs}
         taken = measure_gpt(ranks, **given) if seconds is None else measure_sleeping(ranks, seconds=seconds, **given)
@@ -202,6 +203,7 @@ def main() -> None:
     document = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **environment(),
+        "load_before": load,
         "settings": {"microbatches": microbatches, "seconds": seconds, "rounds": options.rounds},
         "pairs": [asdict(pair) for pair in pairs],
         "seconds_per_step": measured,

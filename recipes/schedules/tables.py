@@ -22,18 +22,19 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def heading(document: Mapping[str, Any]) -> str:
-    """Where and when it was measured."""
+    """Where and when it was measured, and how busy the machine was with other work just before."""
     hardware, versions = document["hardware"], document["versions"]
     return (
         f"{document['date'][:10]}, {hardware['cpu']}, {hardware['cores']} cores, Python {versions['python']}, "
-        f"torch {versions['torch']}, commit {str(document['commit'])[:10]}."
+        f"torch {versions['torch']}, DeepSpeed {versions['deepspeed']}, commit {str(document['commit'])[:10]}. "
+        f"Load of the machine before the start: {document['load_before']:.1f}."
     )
 
 
 def _bubbles(ranks: str, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
     """Idle / total of one number of ranks."""
     title = (
-        f"**Bubble, idle / total, D = {ranks}, T = {settings['microbatches']}**; measured: "
+        f"**Bubble, idle / total, D = {ranks}, T = {settings['microbatches']}**; measured with "
         f"{1000 * settings['seconds']:g} ms for F, for I and for W"
     )
     header = ("schedule", "survey", "formula", "simulated", "measured", "in a row: simulated", "measured")
