@@ -167,9 +167,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
         super().setup(trainer)
 
     @override
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
-    ) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
         if self.last_step is not None and self.lightning_module is not None:
             self.lightning_module.log("loss", self.last_step.loss, prog_bar=True, batch_size=1)
@@ -249,4 +247,3 @@ def _cut(num_layers: int, num_stages: int, boundaries: Sequence[int] | None) -> 
         return uniform(num_layers, num_stages)
     firsts = [0, *boundaries]
     return tuple((first, end - 1) for first, end in zip(firsts, [*firsts[1:], num_layers], strict=True))
-

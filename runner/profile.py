@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 __all__ = [
+    "BoundaryTensor",
     "LayerProfile",
     "ModelProfile",
     "PROFILE_FILE",
@@ -65,6 +66,21 @@ class SplitBackward:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundaryTensor:
+    """Memory that a layer hands on. What it only carries through has the number that it had before.
+
+    Args:
+        storage: a number, the same in every layer's output that has this memory.
+        num_bytes: of it; 0 where it is not an activation: the batch, a weight, a constant.
+        gradient_bytes: of its gradient; 0 where it has none.
+    """
+
+    storage: int
+    num_bytes: int
+    gradient_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LayerProfile:
     """One layer's cost for one micro-batch of :attr:`ModelProfile.samples` samples. Sizes are bytes.
 
@@ -86,6 +102,15 @@ class LayerProfile:
             that of the ordinary forward.
         recomputation: by the name of what is kept; ``""`` = nothing. Empty = not known, everything is made again.
         split: its backward in two parts; None = not known, read as if W needed all that B does.
+        output: the memory of its output, each once. Empty = not known, read as one tensor that is carried nowhere.
+        saves: storages of its input and its output that autograd keeps; with ``output`` only.
+        output_gradient_bytes: gradient of its output; None = not known, read as ``output_bytes``.
+        chained_backward_bytes: like ``backward_transient_bytes``, of a layer that another one follows in its stage:
+            autograd frees the gradient of the output when it is used. None = not known, read as that.
+        stopped_forward_bytes: peak of a forward that ends when autograd has saved its last tensor, as a second one
+            does; None = not known, read as the whole forward's without an output that is not saved.
+        held_output_bytes: of its output, what its ``saved_bytes`` counts; None = all.
+        pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
     """
 
     name: str
@@ -106,6 +131,24 @@ class LayerProfile:
     unsaved_forward_bytes: int | None = None
     recomputation: Mapping[str, Recomputation] = field(default_factory=dict)
     split: SplitBackward | None = None
+    output: tuple[BoundaryTensor, ...] = ()
+    saves: tuple[int, ...] = ()
+    output_gradient_bytes: int | None = None
+    chained_backward_bytes: int | None = None
+    stopped_forward_bytes: int | None = None
+    held_output_bytes: int | None = None
+    pending_output_bytes: int = 0
+
+    @property
+    def gradient_of_output_bytes(self) -> int:
+        """Of the gradient of its output, or the most that it can be."""
+        return self.output_bytes if self.output_gradient_bytes is None else self.output_gradient_bytes
+
+    @property
+    def inner_backward_bytes(self) -> int:
+        """Peak of its backward where another layer of its stage follows."""
+        known = self.chained_backward_bytes
+        return self.backward_transient_bytes if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +213,14 @@ def profile_from_json(text: str) -> ModelProfile:
 def _layer(document: dict[str, Any]) -> LayerProfile:
     made_again = {name: Recomputation(**figures) for name, figures in document.pop("recomputation", {}).items()}
     split = document.pop("split", None)
+    output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
+    saves = tuple(document.pop("saves", ()))
     return LayerProfile(
-        **document, recomputation=made_again, split=SplitBackward(**split) if split is not None else None
+        **document,
+        recomputation=made_again,
+        split=SplitBackward(**split) if split is not None else None,
+        output=output,
+        saves=saves,
     )
 
 

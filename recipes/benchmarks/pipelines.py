@@ -31,7 +31,7 @@ from runner.schedule.lower import lower
 from runner.schedule.registry import build
 from runner.schedule.values import Schedule
 
-__all__ = ["DeepSpeedPipeline", "LossFunction", "Pipeline", "RunnerPipeline", "TorchPipeline"]
+__all__ = ["DeepSpeedPipeline", "LossFunction", "OneProcess", "Pipeline", "RunnerPipeline", "TorchPipeline"]
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
@@ -62,7 +62,7 @@ class RunnerPipeline:
     Args:
         schedule: by name, or itself.
         delay_seconds: added to every message.
-        post_validation: no barrier before the update.
+        post_validation: ranks do not wait for each other before they update.
     """
 
     def __init__(
@@ -114,6 +114,27 @@ class RunnerPipeline:
             targets if self._has_last else None,
             len(inputs) if self._has_first or self._has_last else None,
         )
+
+
+class OneProcess:
+    """The whole model on every rank, each for itself: one process beside a copy of it."""
+
+    def __init__(
+        self, layers: Sequence[nn.Module], loss: LossFunction, make_optimizer: MakeOptimizer, microbatches: int
+    ) -> None:
+        self._model, self._loss = nn.Sequential(*layers), loss
+        self._microbatches = microbatches
+        self._optimizer = make_optimizer(list(self._model.parameters()))
+
+    def step(self, batch: Batch) -> float | None:
+        self._optimizer.zero_grad()
+        total = 0.0
+        for inputs, targets in zip(*(tensor.tensor_split(self._microbatches) for tensor in batch), strict=True):
+            loss = self._loss(self._model(inputs), targets) / self._microbatches
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        self._optimizer.step()
+        return total
 
 
 class TorchPipeline:

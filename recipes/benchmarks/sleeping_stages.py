@@ -2,11 +2,13 @@
 
     python -m runner.recipes.benchmarks.sleeping_stages [--schedule 1f1b zb_h1 zb_v] [--rounds 4]
     python -m runner.recipes.benchmarks.sleeping_stages --delay 12.5 --schedule 1f1b 1f1b_eager
+    python -m runner.recipes.benchmarks.sleeping_stages --post-validation --steps 10 --schedule zb_v zb_h2
 
 A rank's share of a forward sleeps, and so do those of the gradients of its input and of its weights; a schedule with
 two stages per rank halves them. The figure is the time of a step above its compute, over its compute. Each schedule
 runs beside torch's own of the same kind, where there is one; --delay adds to every message of the runner, and leaves
-torch, whose messages cannot be delayed, out.
+torch, whose messages cannot be delayed, out. --post-validation lets ranks begin a step while others end the one before,
+and leaves torch, which has nothing like it, out; the figure is of a step in a row of --steps.
 """
 
 from __future__ import annotations
@@ -42,19 +44,22 @@ class Kind:
     Args:
         torch: the class in torch.distributed.pipelining, or None.
         target: the most time above compute, over compute.
+        tiled: the most of it in a row of steps with post-validation.
         chunks: stages per rank.
     """
 
     torch: str | None
     target: float | None
     chunks: int = 1
+    tiled: float | None = None
 
 
 _KINDS = {
     "1f1b": Kind("Schedule1F1B", 0.46),
     "1f1b_eager": Kind(None, None),
     "zb_h1": Kind("ScheduleInterleavedZeroBubble", 0.17),
-    "zb_v": Kind("ScheduleZBVZeroBubble", 0.10, chunks=2),
+    "zb_v": Kind("ScheduleZBVZeroBubble", 0.10, chunks=2, tiled=0.03),
+    "zb_h2": Kind(None, None),
 }
 
 
@@ -108,7 +113,14 @@ def sleeping_batch(samples: int) -> tuple[Tensor, Tensor]:
 
 
 def compare(
-    seconds: float, *, schedules: Sequence[str], microbatches: int, rounds: int, delay_seconds: float
+    seconds: float,
+    *,
+    schedules: Sequence[str],
+    microbatches: int,
+    rounds: int,
+    steps: int = 1,
+    delay_seconds: float = 0.0,
+    post_validation: bool = False,
 ) -> dict[str, Any]:
     """As one rank: ``seconds`` per step, and ``losses`` of the first step, by contestant.
 
@@ -128,23 +140,28 @@ def compare(
             layers = [SleepingLayer(seconds / chunks) for _ in range(chunks * dist.get_world_size())]
             return layers, mean_square, make_optimizer, microbatches
 
-        contestants[f"runner {name}"] = RunnerPipeline(*fresh(), schedule=name, delay_seconds=delay_seconds)
-        if kind.torch is not None and not delay_seconds:
+        contestants[f"runner {name}"] = RunnerPipeline(
+            *fresh(), schedule=name, delay_seconds=delay_seconds, post_validation=post_validation
+        )
+        if kind.torch is not None and not delay_seconds and not post_validation:
             contestants[f"torch {kind.torch}"] = TorchPipeline(*fresh(), schedule=kind.torch, chunks=kind.chunks)
     losses = {name: shared_losses(pipeline.step(batch)) for name, pipeline in contestants.items()}
     require_equal(losses)
     turns = {name: partial(pipeline.step, batch) for name, pipeline in contestants.items()}
-    taken = take_turns(turns, warm_rounds=0, rounds=rounds, steps=1, meet=dist.barrier)
+    taken = take_turns(turns, warm_rounds=0, rounds=rounds, steps=steps, meet=dist.barrier)
     return {"seconds": taken, "losses": losses}
 
 
-def figures(taken: Seconds, compute: float, schedules: Sequence[str], delayed: bool) -> list[Figure]:
+def figures(
+    taken: Seconds, compute: float, schedules: Sequence[str], delayed: bool = False, post_validation: bool = False
+) -> list[Figure]:
     """Each contestant's time above ``compute`` seconds, over ``compute``, and what is divided by what; by round."""
     above = {name: [(one - compute) / compute for one in values] for name, values in taken.items()}
     made = []
     for name in schedules:
         kind, own = _KINDS[name], above[f"runner {name}"]
-        made.append(figure(f"runner {name}: above compute / compute", own, None if delayed else kind.target))
+        target = None if delayed else kind.tiled if post_validation else kind.target
+        made.append(figure(f"runner {name}: above compute / compute", own, target))
         if (other := above.get(f"torch {kind.torch}")) is not None:
             made.append(figure(f"torch {kind.torch}: above compute / compute", other))
             made.append(figure(f"runner / torch, {name}, above compute", _ratios(own, other), 1.0))
@@ -162,6 +179,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", nargs="+", choices=_KINDS, default=["1f1b", "zb_h1", "zb_v"])
     parser.add_argument("--rounds", type=int, default=4, help="steps of each that count")
+    parser.add_argument("--steps", type=int, default=1, help="in a row, of which one is the figure")
+    parser.add_argument("--post-validation", action="store_true", help="ranks do not wait for each other to update")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=16)
     parser.add_argument("--milliseconds", type=float, default=50.0, help="of a rank's share of a forward")
@@ -175,7 +194,9 @@ def main() -> None:
         schedules=options.schedule,
         microbatches=options.microbatches,
         rounds=options.rounds,
+        steps=options.steps,
         delay_seconds=options.delay / 1000,
+        post_validation=options.post_validation,
     )
     measured = run_ranks(options.ranks, run)
     publish(
@@ -185,9 +206,17 @@ def main() -> None:
             "microbatches": options.microbatches,
             "seconds_of_forward_and_of_each_gradient": seconds,
             "delay_seconds": options.delay / 1000,
+            "steps": options.steps,
+            "post_validation": options.post_validation,
         },
         seconds=measured["seconds"],
-        figures=figures(measured["seconds"], 3 * seconds * options.microbatches, options.schedule, options.delay > 0),
+        figures=figures(
+            measured["seconds"],
+            3 * seconds * options.microbatches,
+            options.schedule,
+            options.delay > 0,
+            options.post_validation,
+        ),
         losses=measured["losses"],
         path=options.out,
     )

@@ -1,7 +1,8 @@
 """Two ranks: the best of the runner against the best of torch.distributed.pipelining and DeepSpeed, on one GPT.
 
 Each engine runs in the same two processes in turn, with each of its schedules: 1F1B with one stage per rank, ZB-V with
-two. The best is the one with the least median.
+two. The best is the one with the least median. Half the time of the whole model in one process, while a copy of it runs
+on the other core, is what two stages would take that cost nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runner.recipes.benchmarks.pipelines import DeepSpeedPipeline, Pipeline, RunnerPipeline, TorchPipeline
+from runner.recipes.benchmarks.pipelines import DeepSpeedPipeline, OneProcess, Pipeline, RunnerPipeline, TorchPipeline
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import Figure, figure, publish
 from runner.recipes.benchmarks.rounds import Seconds, take_turns
@@ -28,6 +29,8 @@ __all__ = ["compare", "main", "require_equal", "shared_losses"]
 _RANKS = 2
 _OURS = ("1f1b", "zb_h1", "zb_v")
 _TORCH = {"Schedule1F1B": 1, "ScheduleZBVZeroBubble": 2}  # chunks per rank
+_ALONE = "one process beside a copy"
+_OVER_HALF = 1.09
 _BATCHES = 4
 _SEED = 0
 _ROUNDING = 1e-4  # of losses after a few updates, relative: the engines sum gradients in different orders
@@ -60,6 +63,7 @@ def _contestants(size: GptSize, microbatches: int, samples: int, with_deepspeed:
 
     found: dict[str, Pipeline] = {f"runner {name}": RunnerPipeline(*fresh(), schedule=name) for name in _OURS}
     found |= {f"torch {name}": TorchPipeline(*fresh(), schedule=name, chunks=v) for name, v in _TORCH.items()}
+    found[_ALONE] = OneProcess(*fresh())
     if with_deepspeed:
         found["deepspeed"] = DeepSpeedPipeline(*fresh(), samples=samples)
     return found
@@ -90,10 +94,14 @@ def figures(seconds: Seconds) -> list[Figure]:
 
     own = best("runner")
     others = [best(engine) for engine in ("torch", "deepspeed") if any(name.startswith(engine) for name in seconds)]
-    return [
+    made = [
         figure(f"{own} / {other}", [a / b for a, b in zip(seconds[own], seconds[other], strict=True)], 1.0)
         for other in others
     ]
+    if _ALONE in seconds:
+        over_half = [2 * a / b for a, b in zip(seconds[own], seconds[_ALONE], strict=True)]
+        made.append(figure(f"{own} / half of {_ALONE}", over_half, _OVER_HALF))
+    return made
 
 
 def main() -> None:

@@ -309,6 +309,7 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
     for precision, flops in hardware.flops.items():
         yield from _positive(f"hardware.flops.{precision}", flops, "1e12")
     yield from _positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
+    yield from _positive("hardware.host_memory_bytes", hardware.host_memory_bytes, "1e12")
     yield from _positive("hardware.link_bytes_per_second", hardware.link_bytes_per_second, "1e9")
     yield from _not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
     yield from _not_negative("transport.delay_seconds", transport.delay_seconds)

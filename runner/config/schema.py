@@ -122,6 +122,7 @@ class OffloadConfig:
     activations: str = "none"  # save_on_cpu: saved tensors wait for their backward in the host's memory
     ratio: float = 1.0  # of the optimizer states that leave the device
     nvme_path: str | None = None  # folder on the drive for nvme
+    delay_from: int | None = None  # from this step on the host updates beside the next step, which takes effect late
 
 
 @dataclass
@@ -199,6 +200,7 @@ class HardwareConfig:
     name: str = "auto"
     flops: dict[str, float] = field(default_factory=dict)  # peak FLOP/s of one device, by precision
     memory_bytes: float | None = None  # of one device
+    host_memory_bytes: float | None = None  # of the machine around its devices, for what is offloaded
     link_bytes_per_second: float | None = None  # between neighbouring ranks
     link_latency_seconds: float = 0.0
     source: str = ""

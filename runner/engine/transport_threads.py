@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from runner.engine.transport import Channel, Gathering, Handle, Transport
 
@@ -55,6 +56,12 @@ class ThreadHub:
     def num_undelivered(self) -> int:
         """Messages that were sent and never received; zero when a run ended well."""
         return sum(len(box) for box in self.mail.values())
+
+
+def _on_the_wire(tensor: Tensor) -> Tensor:
+    """A copy that stands for a message under way: no rank's memory, and nobody's who counts it."""
+    with _disable_current_modes():
+        return tensor.detach().clone()
 
 
 class _Done:
@@ -116,7 +123,7 @@ class ThreadTransport(Transport):
 
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
         with self.hub.condition:
-            self.hub.mail[self.rank, peer, channel].append(tensor.detach().clone())
+            self.hub.mail[self.rank, peer, channel].append(_on_the_wire(tensor))
             self.hub.condition.notify_all()
         return _Done()
 
@@ -137,7 +144,7 @@ class ThreadTransport(Transport):
         key = group, self._sequence[group]
         self._sequence[group] += 1
         with self.hub.condition:
-            self.hub.meetings[key][self.rank] = tensor.detach().clone()
+            self.hub.meetings[key][self.rank] = _on_the_wire(tensor)
             self.hub.condition.notify_all()
         return key
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import importlib.util
 import os
 import platform
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.environment import environment
+from runner.launch.zero_needs import has_libaio
 
 __all__ = ["PYTHON", "VERSIONS", "Check", "examine"]
 
@@ -200,9 +200,9 @@ def _deepspeed() -> list[Check]:
     version = _version("deepspeed")
     fix = "pip install deepspeed, for zero.stage and its offload"
     rows = [Check("deepspeed", version is not None, version or "not installed", "" if version else fix)]
-    libaio = ctypes.util.find_library("aio")
-    fix = "apt-get install libaio-dev, for offload to NVMe"
-    rows.append(Check("libaio", libaio is not None, libaio or "not found", "" if libaio else fix))
+    found = has_libaio()
+    fix = "apt-get install libaio-dev, for offload=nvme"
+    rows.append(Check("libaio", found, "library and header" if found else "not found", "" if found else fix))
     return rows
 
 

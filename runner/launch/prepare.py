@@ -12,6 +12,7 @@ from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
 from runner.launch.resume import continue_record
 from runner.launch.run_directory import check_run_directory
+from runner.launch.zero_needs import zero_needs
 from runner.profile import PROFILE_FILE
 from runner.record import RunRecord, environment, step_seconds, write_atomically
 
@@ -40,8 +41,9 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     from runner.plan.make import make_plan
 
     place = [] if place_is_made else check_run_directory(config)
-    compiled = compile_problems(config.compile, cuda=device_type(config) == "cuda")
-    raise_problems([*rules(config), *place, *_callable_problems(config), *compiled])
+    cuda = device_type(config) == "cuda"
+    needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda)]
+    raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
     if not plan.fits:
@@ -109,4 +111,3 @@ def first_record(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: st
         peak_memory_bytes=before.peak_memory_bytes | {"predicted": predicted["peak_memory_bytes"]},
         extras=before.extras | {"seconds_source": predicted["seconds_source"]},
     )
-

@@ -95,9 +95,7 @@ def _short(config: RunConfig, steps: int) -> RunConfig:
 
 def _run(config: RunConfig, plan: RunPlan, directory: Path, world_size: int, entry: str) -> Outcome:
     config_file = write_request(replace(config, run_dir=str(directory)), plan, directory, command="runner verify")
-    return run_ranks(
-        Launch(config_file, directory, world_size, config.trainer.threads, place_of(plan), entry=entry)
-    )
+    return run_ranks(Launch(config_file, directory, world_size, config.trainer.threads, place_of(plan), entry=entry))
 
 
 def _promise(config: RunConfig, plan: RunPlan) -> Promise:

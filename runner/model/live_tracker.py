@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any
 
@@ -10,7 +11,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["LiveTracker"]
+__all__ = ["LiveTracker", "StorageNumbers"]
+
+
+class StorageNumbers:
+    """A number for each tensor's storage that no other storage gets, also after this one is freed."""
+
+    def __init__(self) -> None:
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._next = itertools.count()
+
+    def of(self, tensor: Tensor) -> int:
+        """The storage's number."""
+        storage = tensor.untyped_storage()
+        if storage not in self._numbers:
+            self._numbers[storage] = next(self._next)
+        return self._numbers[storage]
 
 
 class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -45,6 +61,11 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live += num_bytes
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._freed, num_bytes)
+
+    def counted_bytes(self, tensor: Tensor) -> int:
+        """Of the storage, if it counts: it was made under the mode, or is watched."""
+        storage = tensor.untyped_storage()
+        return int(storage.nbytes()) if storage in self._seen else 0
 
     def _freed(self, num_bytes: int) -> None:
         self.live -= num_bytes

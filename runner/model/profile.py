@@ -25,12 +25,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
+from runner.model.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
 from runner.model.chain import model_layers
 from runner.model.data import LossFunction, example_batch, load_loss, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import LayerSource, call_whole
-from runner.model.live_tracker import LiveTracker
+from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
 from runner.model.saved_scan import scan_forward
@@ -39,7 +40,7 @@ from runner.model.ties import find_ties
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
-from runner.profile import LayerProfile, ModelProfile, SharedWeight
+from runner.profile import BoundaryTensor, LayerProfile, ModelProfile, SharedWeight
 
 __all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision"]
 
@@ -151,9 +152,10 @@ def profile_layers(
     samples = num_samples(inputs)
     rows = []
     owners = WeakIdKeyDictionary()
+    numbers = StorageNumbers()
 
     def lose(output: Any) -> Tensor:
-        total = loss_sum(loss(output, targets), samples)[0]
+        total = loss_sum(loss(to_precision(output, torch.float32), targets), samples)[0]
         if not total.requires_grad and any(tensor.requires_grad for tensor in flatten(output)[0]):
             why = "Its gradient by the output is cut off (detach, no_grad): nothing would be trained"
             raise RequestError([Problem("loss.target", "no gradient", "must be differentiable", why)])
@@ -165,7 +167,8 @@ def profile_layers(
             _refuse_hidden_ties(source, module, owners)
             function = _autocasting(partial(call_whole, module) if source.spread else module, device_type, autocast)
             try:
-                value, row = _profile_call(source.label or source.name or "model", function, value, tracker, module)
+                name = source.label or source.name or "model"
+                value, row = _profile_call(name, function, value, tracker, numbers, module)
                 _refuse_no_tensor(source.index, module, value)
             except RequestError:
                 raise
@@ -173,9 +176,8 @@ def profile_layers(
                 what = f"layer {source.index} ({type(module).__name__})"
                 raise _LayerError(source.index, what, value, error) from error
             rows.append(row)
-        value = to_precision(value, torch.float32)
         try:
-            _, loss_row = _profile_call("loss", lose, value, tracker)
+            _, loss_row = _profile_call("loss", lose, value, tracker, numbers)
         except RequestError:
             raise
         except Exception as error:
@@ -226,14 +228,21 @@ def _refuse_hidden_ties(source: LayerSource, module: nn.Module, owners: WeakIdKe
 
 
 def _profile_call(
-    name: str, function: Any, value: Any, tracker: LiveTracker, module: nn.Module | None = None
+    name: str,
+    function: Any,
+    value: Any,
+    tracker: LiveTracker,
+    numbers: StorageNumbers,
+    module: nn.Module | None = None,
 ) -> tuple[Any, LayerProfile]:
     """Run ``function`` forward and backward; its detached output, and its row."""
     parameters = list(module.parameters()) if module is not None else []
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
-    given = map_tensors(_as_boundary, value)
+    stopped = stopped_forward_bytes(function, value, tracker)
+    chained = chained_backward_bytes(function, value, tracker)
+    given = map_tensors(as_leaf, value)
     held = [] if module is None else [*parameters, *module.buffers()]
     scan = scan_forward(lambda taken: function(enter_graph(taken)), given, held, tracker)
     flops = FlopCounterMode(display=False)
@@ -245,6 +254,8 @@ def _profile_call(
     saved, forward_peak = tracker.live - base, tracker.peak - base
     roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
     gradients = [torch.ones_like(root) for root in roots]
+    tensors = [*flatten(given)[0], *flatten(output)[0]]
+    kept = {numbers.of(t) for t, seen in zip(tensors, scan.given + scan.made, strict=True) if seen in scan.kept}
     before = tracker.live
     tracker.reset_peak()
     with flops:
@@ -269,10 +280,24 @@ def _profile_call(
         unsaved_forward_bytes=scan.peak_bytes,
         recomputation=scan.recomputation(float(forward_flops)),
         split=split_figures(function, value, tracker),
+        output=_boundary(output, tracker, numbers),
+        saves=tuple(sorted(kept)),
+        output_gradient_bytes=_num_bytes(roots),
+        chained_backward_bytes=chained,
+        stopped_forward_bytes=stopped,
     )
     for parameter in trained:
         parameter.grad = None
-    return map_tensors(torch.Tensor.detach, output), row
+    return map_tensors(as_leaf, output), row
+
+
+def _boundary(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:
+    found: dict[int, BoundaryTensor] = {}
+    for tensor in flatten(output)[0]:
+        gradient_bytes = tensor.numel() * tensor.element_size() if tensor.requires_grad else 0
+        storage = numbers.of(tensor)
+        found[storage] = BoundaryTensor(storage, tracker.counted_bytes(tensor), gradient_bytes)
+    return tuple(found.values())
 
 
 def _autocasting(
@@ -285,10 +310,6 @@ def _autocasting(
             return function(value)
 
     return forward
-
-
-def _as_boundary(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 
 def _num_bytes(value: Any) -> int:
@@ -347,7 +368,7 @@ def _time_call(function: Any, value: Any, device: torch.device) -> tuple[Any, fl
     forward, backward = [], []
     output: Any = None
     for _ in range(_TIMED_RUNS + 1):
-        given = map_tensors(_as_boundary, value)
+        given = map_tensors(as_leaf, value)
         start = _now(device)
         output = function(enter_graph(given))
         middle = _now(device)
@@ -357,7 +378,7 @@ def _time_call(function: Any, value: Any, device: torch.device) -> tuple[Any, fl
             torch.autograd.backward(roots, gradients)
         forward.append(middle - start)
         backward.append(_now(device) - middle)
-    return map_tensors(torch.Tensor.detach, output), median(forward[1:]), median(backward[1:])
+    return map_tensors(as_leaf, output), median(forward[1:]), median(backward[1:])
 
 
 def _now(device: torch.device) -> float:

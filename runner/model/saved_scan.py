@@ -6,8 +6,6 @@ forward that keeps nothing.
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from runner.memory.solve.save_ops import PRESETS, SaveChoice
-from runner.model.live_tracker import LiveTracker
+from runner.model.boundary import flatten
+from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import Recomputation
 
 __all__ = ["ForwardScan", "operator_name", "scan_forward"]
@@ -44,6 +43,8 @@ class ForwardScan:
         operators: those whose outputs a policy may keep, in order.
         peak_bytes: the most that was alive above what was there before.
         saves_input: whether the input is saved.
+        given, made: storages of the tensors of its input and its output, in order.
+        kept: storages of them that are saved.
         needed: how many of the operators had run when autograd saved the last tensor; a second forward stops there.
     """
 
@@ -52,6 +53,9 @@ class ForwardScan:
     operators: list[_Operator] = field(default_factory=list)
     peak_bytes: int = 0
     saves_input: bool = False
+    given: list[int] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
     needed: int = 0
 
     @property
@@ -92,13 +96,14 @@ def scan_forward(
         tracker: active; its peak is reset.
     """
     scanner = _Scanner()
-    inputs = {scanner.number(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor)}
+    scan = ForwardScan(given=[scanner.number(leaf) for leaf in flatten(value)[0]])
+    inputs = set(scan.given)
     known = inputs | {scanner.number(state) for state in states}
-    scan = ForwardScan()
 
     def drop(tensor: Tensor) -> None:
         storage = scanner.number(tensor)
         scan.saves_input |= storage in inputs
+        scan.kept.add(storage)
         scan.needed = len(scanner.operators)
         if storage not in known:
             scan.saved[storage] = tensor.untyped_storage().nbytes()
@@ -108,7 +113,8 @@ def scan_forward(
     with torch.autograd.graph.saved_tensors_hooks(drop, _no_backward), scanner:
         output = function(value)
     scan.peak_bytes = tracker.peak - base
-    scan.outputs = {scanner.number(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)} - known
+    scan.made = [scanner.number(leaf) for leaf in flatten(output)[0]]
+    scan.outputs = set(scan.made) - known
     scan.operators = scanner.operators
     return scan
 
@@ -129,16 +135,8 @@ class _Scanner(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[_Operator] = []
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._next = itertools.count()
+        self.number = StorageNumbers().of
         self._names = frozenset[str]().union(*(names for names, _ in PRESETS.values()))
-
-    def number(self, tensor: Tensor) -> int:
-        """A number for the tensor's storage that no other storage gets, also after this one is freed."""
-        storage = tensor.untyped_storage()
-        if storage not in self._numbers:
-            self._numbers[storage] = next(self._next)
-        return self._numbers[storage]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -152,9 +152,7 @@ class _Constant:
         return type(given) is type(self.value) and given == self.value
 
 
-def split(
-    model: nn.Module, programs: Mapping[bool, Program], cuts: Sequence[int]
-) -> list[tuple[str, Segment]]:
+def split(model: nn.Module, programs: Mapping[bool, Program], cuts: Sequence[int]) -> list[tuple[str, Segment]]:
     """The chain of segments between ``cuts``, positions of the training program; each with a label for tables."""
     aligned = align(programs[True], programs[False])
     positions = {True: list(cuts), False: [aligned[cut] for cut in cuts]}

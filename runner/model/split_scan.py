@@ -47,7 +47,7 @@ def split_figures(function: Callable[[Any], Any], value: Any, tracker: LiveTrack
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _num_bytes(tensors: list[Tensor]) -> int:

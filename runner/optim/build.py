@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from runner.config.schema import OptimizerConfig
+from runner.optim.delayed import DelayedUpdate
 from runner.optim.master import MasterWeights
 
 __all__ = ["build_optimizer", "measure_step_seconds_per_byte", "state_bytes_per_gradient_byte"]
@@ -20,15 +21,22 @@ _PROBE_STEPS = 5
 
 
 def build_optimizer(
-    config: OptimizerConfig, parameters: Iterable[Tensor], *, master_weights: bool = False
+    config: OptimizerConfig,
+    parameters: Iterable[Tensor],
+    *,
+    master_weights: bool = False,
+    delay_from: int | None = None,
 ) -> Optimizer:
     """The optimizer of the configuration over ``parameters``: torch's own, with torch's defaults elsewhere.
 
-    With ``master_weights`` it updates fp32 copies: see :class:`runner.optim.master.MasterWeights`.
+    With ``master_weights`` it updates fp32 copies: see :class:`runner.optim.master.MasterWeights`. With ``delay_from``
+    its updates take effect one step late: see :class:`runner.optim.delayed.DelayedUpdate`.
     """
     trained = list(parameters) or [torch.zeros(0, requires_grad=True)]  # a stage may have nothing to train
     if master_weights:
         return MasterWeights(trained, lambda masters: _build(config, masters))
+    if delay_from is not None:
+        return DelayedUpdate(trained, lambda copies: _build(config, copies), first=delay_from)
     return _build(config, trained)
 
 

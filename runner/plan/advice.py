@@ -37,6 +37,8 @@ def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions
         replan: plans a changed request; RequestError where there is no such plan.
         other_precisions: whether ``replan`` knows the sizes in other precisions.
     """
+    if not plan.fits_host:
+        return _host_misfit(plan)
     peaks = plan.peak_memory_bytes
     rank = peaks.index(max(peaks))
     parts = plan.rank_parts[rank]
@@ -51,6 +53,16 @@ def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions
             "makes it fit"
         )
     return Problem("memory_limit", format_bytes(plan.memory_limit_bytes), rule, why, " or ".join(found))
+
+
+def _host_misfit(plan: RunPlan) -> Problem:
+    """What is offloaded finds no room."""
+    offloaded, limit = plan.host_memory_bytes, plan.host_limit_bytes
+    assert limit is not None
+    rank = offloaded.index(max(offloaded))
+    rule = f"rank {rank} offloads {format_bytes(offloaded[rank])}"
+    why = f"Its part of the host's memory is {format_bytes(limit)}"
+    return Problem("hardware.host_memory_bytes", format_bytes(limit), rule, why, "more replicas or offload=nvme")
 
 
 def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Replan) -> tuple[str, ...]:
@@ -135,6 +147,7 @@ def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[l
         kinds.append([{"schedule.microbatches": n} for n in more])
     if config.partition.name != "profile" and degrees.pipeline > 1:
         kinds.append([{"partition": "profile"}])
+    kinds.append(_sharing(config))
     if config.activation_checkpoint.name == "none":
         kinds.append([{"activation_checkpoint": "full"}])
     if other_precisions and config.precision.name == "fp32":
@@ -145,6 +158,16 @@ def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[l
     halves = (config.data.batch_size >> k for k in range(1, config.data.batch_size.bit_length()))
     kinds.append([{"data.batch_size": n} for n in halves if n >= degrees.data * schedule.microbatches])
     return kinds
+
+
+def _sharing(config: RunConfig) -> list[Overrides]:
+    """ZeRO, and the states in the host's memory."""
+    if config.offload.optimizer != "none" or config.schedule.name == "from_file":
+        return []
+    stage = config.zero.stage or 0
+    stages = [number for number in (1, 2) if number > stage] if config.parallelism.data > 1 else []
+    more: list[Overrides] = [{"zero.stage": number} for number in stages]
+    return [*more, {"zero.stage": max(stage, 2), "offload.optimizer": "cpu"}]
 
 
 def _tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | None:

@@ -11,7 +11,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem, RequestError
 
-__all__ = ["gpu_memory_bytes", "machine_memory_bytes", "memory_limit_bytes", "on_accelerator"]
+__all__ = ["gpu_memory_bytes", "host_memory_bytes", "machine_memory_bytes", "memory_limit_bytes", "on_accelerator"]
 
 
 def memory_limit_bytes(config: RunConfig, *, local_ranks: int, device_bytes: int | None = None) -> int:
@@ -39,6 +39,13 @@ def memory_limit_bytes(config: RunConfig, *, local_ranks: int, device_bytes: int
         rule = "the memory of the device is not known: this machine has none to ask"
         raise RequestError([Problem("memory_limit", None, rule, fix="hardware=a100_80gb or memory_limit=80GB")])
     return machine_memory_bytes() // local_ranks
+
+
+def host_memory_bytes(config: RunConfig, *, local_ranks: int) -> int | None:
+    """The part of the host's memory that one rank may offload to; None for a machine of which it is not known."""
+    if config.hardware.host_memory_bytes is not None:
+        return int(config.hardware.host_memory_bytes) // local_ranks
+    return machine_memory_bytes() // local_ranks if config.hardware.name == "auto" else None
 
 
 def on_accelerator(config: RunConfig, device_bytes: int | None = None) -> bool:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, raise_problems
@@ -17,7 +18,7 @@ from runner.plan.activations import (
     split_backward_problems,
 )
 from runner.plan.advice import compare_without_pipeline, misfit
-from runner.plan.limits import memory_limit_bytes, on_accelerator
+from runner.plan.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
 from runner.plan.ordered import schedule_of, schedule_problems
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
@@ -26,6 +27,7 @@ from runner.plan.stages import stage_figures
 from runner.plan.time import predict_time
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
+from runner.plan.zero_memory import sharing_of
 from runner.profile import ModelProfile
 from runner.schedule.fuse import fuse_backwards
 from runner.schedule.lower import lower
@@ -158,7 +160,13 @@ def _assemble(
     # The search for stages sees the layers as they would be in one stage; what counts is planned for the stages found.
     whole = (0, len(profile.layers) - 1)
     _, rough = plan_activations(config, profile, [whole], on_accelerator=accelerated)
-    stage_limit = StageMemoryLimit.of(rough, schedule, limit, batch_samples=replica_samples, temporaries=temporaries)
+    needs: dict[str, Any] = {
+        "batch_samples": replica_samples,
+        "temporaries": temporaries,
+        "sharing": sharing_of(config, profile, temporaries),
+        "accelerated": accelerated,
+    }
+    stage_limit = StageMemoryLimit.of(rough, schedule, limit, **needs)
     layers, notes = _partition(config, rough, schedule, stage_limit)
     activations, costs = plan_activations(config, profile, layers, on_accelerator=accelerated)
     in_flight = in_flight_microbatches(schedule)
@@ -179,14 +187,7 @@ def _assemble(
         figures=figures,
         in_flight=in_flight,
         activations=activations,
-        memory=predict_memory(
-            program,
-            profile,
-            figures,
-            batch_samples=replica_samples,
-            temporaries=temporaries,
-            backup=config.schedule.post_validation,
-        ),
+        memory=predict_memory(program, profile, figures, **needs, backup=config.schedule.post_validation),
         time=predict_time(
             schedule,
             profile,
@@ -198,6 +199,7 @@ def _assemble(
             post_validation=config.schedule.post_validation,
         ),
         memory_limit_bytes=limit,
+        host_limit_bytes=host_memory_bytes(config, local_ranks=machine.local_ranks or layout["world_size"]),
         advice=notes,
     )
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from runner.plan.rank_walk import RankWalk
 from runner.plan.stages import LayerRanges, StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
+from runner.plan.zero_memory import ZeroSharing
 from runner.profile import ModelProfile, SharedWeight
 from runner.schedule.values import Op, Program, Schedule
 
@@ -46,6 +47,8 @@ def predict_memory(
     batch_samples: int,
     temporaries: int = _ADAM_TEMPORARIES,
     backup: bool = False,
+    sharing: ZeroSharing | None = None,
+    accelerated: bool = True,
 ) -> MemoryPrediction:
     """Each pipeline rank's memory at its peak.
 
@@ -55,22 +58,28 @@ def predict_memory(
         figures: of each stage, from the same profile.
         batch_samples: samples of one optimizer step on one replica.
         temporaries: see :func:`optimizer_temporaries`.
+        sharing: how replicas share out weights, gradients and states; None: each holds all.
+        accelerated: the host's memory is another one than the device's.
         backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
     """
     schedule = program.schedule
-    parts = []
+    parts, host = [], []
     for rank, actions in enumerate(program.actions):
         stages = schedule.stages_of(rank)
         batch = _batch_bytes(profile, schedule, rank, batch_samples)
-        states = _states([figures[stage] for stage in stages], profile, batch)
+        held = [figures[stage] for stage in stages]
+        if sharing is None:
+            states = _states(held, profile, batch)
+            step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
+            step_bytes += _wide_gradients(held, profile)
+        else:
+            states, step_bytes = _shared_states(sharing, held[0], batch, accelerated=accelerated)
         if backup:
             trained = states.gradients  # a gradient is as large as its weight
             states = replace(states, buffers=states.buffers + trained + states.optimizer)
-        held = [figures[stage] for stage in stages]
-        step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
-        step_bytes += _wide_gradients(held, profile)
         parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
-    return MemoryPrediction(tuple(parts))
+        host.append(sharing.held(held[0]).host if sharing is not None and accelerated else 0)
+    return MemoryPrediction(tuple(parts), tuple(host))
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
@@ -139,6 +148,7 @@ class StageMemoryLimit:
         limit_bytes: per stage: its rank's limit / the rank's stages, without what the rank holds anyway.
         held_bytes: per stage: the part of what its rank holds anyway that counts for it.
         temporaries: see :func:`optimizer_temporaries`.
+        sharing, accelerated: see :func:`predict_memory`.
     """
 
     profile: ModelProfile
@@ -146,6 +156,8 @@ class StageMemoryLimit:
     limit_bytes: tuple[int, ...]
     held_bytes: tuple[int, ...]
     temporaries: int = _ADAM_TEMPORARIES
+    sharing: ZeroSharing | None = None
+    accelerated: bool = True
 
     @cached_property
     def _figures(self) -> Callable[[int, int], StageFigures]:
@@ -153,7 +165,15 @@ class StageMemoryLimit:
 
     @classmethod
     def of(
-        cls, profile: ModelProfile, schedule: Schedule, rank_limit_bytes: int, *, batch_samples: int, temporaries: int
+        cls,
+        profile: ModelProfile,
+        schedule: Schedule,
+        rank_limit_bytes: int,
+        *,
+        batch_samples: int,
+        temporaries: int,
+        sharing: ZeroSharing | None = None,
+        accelerated: bool = True,
     ) -> StageMemoryLimit:
         """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
         limits = [rank_limit_bytes] * schedule.stages
@@ -164,7 +184,8 @@ class StageMemoryLimit:
             for stage in stages:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
                 parts[stage] = max(parts[stage], held // len(stages))
-        return cls(profile, held_microbatches(schedule), tuple(limits), tuple(parts), temporaries)
+        in_flight = held_microbatches(schedule)
+        return cls(profile, in_flight, tuple(limits), tuple(parts), temporaries, sharing, accelerated)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
@@ -186,9 +207,8 @@ class StageMemoryLimit:
         figures = self._figures(first, last)
         others = self._held(figures, stage) - figures.saved_bytes + figures.input_bytes
         forward = others + figures.forward_peak_bytes
-        backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
-        step = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
-        return self._states(figures) + max(forward, backward, step)
+        backward = others + figures.saved_bytes + figures.output_gradient_bytes + figures.backward_peak_bytes
+        return self._states(figures) + max(forward, backward, self._step(figures))
 
     def _own_floor(self, first: int, last: int, stage: int) -> int:
         figures = self._figures(first, last)
@@ -204,7 +224,14 @@ class StageMemoryLimit:
             for held in self.in_flight[stage]
         )
 
+    def _step(self, figures: StageFigures) -> int:
+        if self.sharing is not None:
+            return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[1]
+        return _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
+
     def _states(self, figures: StageFigures) -> int:
+        if self.sharing is not None:
+            return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
         optimizer = self.profile.optimizer_bytes_per_gradient_byte * figures.gradient_bytes
         return figures.weight_bytes + figures.gradient_bytes + round(optimizer)
 
@@ -234,6 +261,23 @@ def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
     """How often these stages' layers count a weight that is there once."""
     uses = sum(stage.first <= layer <= stage.last for layer in weight.layers for stage in stages)
     return max(0, uses - 1)
+
+
+def _shared_states(
+    sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool
+) -> tuple[MemoryParts, int]:
+    """What a rank holds at the end of its backwards, and what its update takes more than that."""
+    held, more = sharing.held(stage), sharing.backward_extra(stage)
+    here = 0 if accelerated else held.host  # what is offloaded stays in the one memory
+    update = sharing.update_extra(stage) + (0 if accelerated else sharing.update_extra_host(stage))
+    states = MemoryParts(
+        weights=held.weights + more.weights,
+        gradients=held.gradients + more.gradients,
+        optimizer=held.optimizer + here,
+        activations=0,
+        buffers=held.buffers + more.buffers + batch_bytes,
+    )
+    return states, max(0, update - more.device)
 
 
 def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:

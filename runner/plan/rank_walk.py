@@ -89,10 +89,11 @@ class RankWalk:
             self._activations -= figures.deferred_bytes
             self._held -= self._inputs.pop(_place(action), 0)
         elif action.op is Op.RECV:
-            self._held += figures.input_bytes if action.payload is Payload.ACTIVATION else figures.output_bytes
+            is_input = action.payload is Payload.ACTIVATION
+            self._held += figures.input_bytes if is_input else figures.output_gradient_bytes
         elif action.op is Op.SEND and action.payload is Payload.GRADIENT:
             self._held -= self._leaving.pop(action.stage, 0)
-            self._leaving[action.stage] = figures.input_bytes
+            self._leaving[action.stage] = figures.input_gradient_bytes
         elif action.op is Op.STEP:
             self._see(0, step=self._step_bytes)
 
@@ -100,7 +101,7 @@ class RankWalk:
         """B, or I, after which some of it stays for W. Both make the gradient of the input and use the output's."""
         split = action.op is Op.I
         self._see(figures.input_backward_peak_bytes if split else figures.backward_peak_bytes)
-        self._held += figures.input_bytes - figures.output_bytes
+        self._held += figures.input_gradient_bytes - figures.output_gradient_bytes
         self._activations -= figures.saved_bytes + (figures.output_bytes if self._is_recomputed(action) else 0)
         if not self._is_here(action.stage - 1, action):
             self._held -= figures.input_bytes

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from runner.profile import LayerProfile, ModelProfile
+from runner.profile import BoundaryTensor, LayerProfile, ModelProfile
 
 __all__ = ["for_samples"]
 
@@ -36,20 +36,24 @@ def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
 
 def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
     times = float(ratio)
-    weight_gradient = min(layer.gradient_bytes, layer.backward_transient_bytes)
     return replace(
         layer,
         saved_bytes=_bytes(layer.saved_bytes, ratio),
         output_bytes=_bytes(layer.output_bytes, ratio),
         forward_transient_bytes=_bytes(layer.forward_transient_bytes, ratio),
-        backward_transient_bytes=weight_gradient + _bytes(layer.backward_transient_bytes - weight_gradient, ratio),
+        backward_transient_bytes=_with_weight_gradient(layer.backward_transient_bytes, layer, ratio) or 0,
         forward_flops=layer.forward_flops * times,
         backward_flops=layer.backward_flops * times,
         forward_seconds=layer.forward_seconds * times,
         backward_seconds=layer.backward_seconds * times,
-        unsaved_forward_bytes=(
-            None if layer.unsaved_forward_bytes is None else _bytes(layer.unsaved_forward_bytes, ratio)
+        unsaved_forward_bytes=_maybe_bytes(layer.unsaved_forward_bytes, ratio),
+        output=tuple(
+            BoundaryTensor(each.storage, _bytes(each.num_bytes, ratio), _bytes(each.gradient_bytes, ratio))
+            for each in layer.output
         ),
+        output_gradient_bytes=_maybe_bytes(layer.output_gradient_bytes, ratio),
+        stopped_forward_bytes=_maybe_bytes(layer.stopped_forward_bytes, ratio),
+        chained_backward_bytes=_with_weight_gradient(layer.chained_backward_bytes, layer, ratio),
         recomputation={
             name: replace(
                 figures,
@@ -70,6 +74,18 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             transient_bytes=_bytes(layer.split.transient_bytes, ratio),
         ),
     )
+
+
+def _with_weight_gradient(transient: int | None, layer: LayerProfile, ratio: Fraction) -> int | None:
+    """A backward's peak; the gradient of the weights in it does not grow."""
+    if transient is None:
+        return None
+    fixed = min(layer.gradient_bytes, transient)
+    return fixed + _bytes(transient - fixed, ratio)
+
+
+def _maybe_bytes(size: int | None, ratio: Fraction) -> int | None:
+    return None if size is None else _bytes(size, ratio)
 
 
 def _bytes(size: int, ratio: Fraction) -> int:

@@ -26,12 +26,14 @@ class SplitRanges:
         self._transients = [each.transient_bytes for each in split]
         self._kept = prefix(each.deferred_bytes + each.gradient_bytes for each in split)
         self._kept_inputs = prefix(self._inputs)
-        # While layer k runs, those behind it have left what W needs; the input of layer k + 1 still counts as saved.
+        # While layer k runs, those behind it have left what W needs; the input of layer k + 1 still counts as saved,
+        # but for what layer k + 1 or a later one counts.
         last = len(chain)
         self._running = RangeMaximum(
             [
-                saved[at + 1] + layer.output_bytes + each.transient_bytes
+                saved[at + 1] + layer.gradient_of_output_bytes + each.transient_bytes
                 - self._kept[at + 1] - self._kept_inputs[min(at + 2, last)]
+                + min(layer.pending_output_bytes, self._inputs[min(at + 1, last - 1)])
                 for at, (layer, each) in enumerate(zip(chain, split, strict=True))
             ]
         )  # fmt: skip
@@ -45,12 +47,12 @@ class SplitRanges:
         inputs = self._kept_inputs[end] - self._kept_inputs[first + 1]
         return self._kept[end] - self._kept[first] + inputs
 
-    def peak(self, first: int, end: int, output_bytes: int) -> int:
+    def peak(self, first: int, end: int, held_output_bytes: int) -> int:
         """Most above the start of I. The caller holds the stage's output and its gradient, as in a full backward."""
         peak = self._transients[end - 1]
         if end - 1 > first:
             kept = self._kept[end] + self._kept_inputs[end] - self._gradients[end - 1]
-            peak = max(peak, self._running.over(first, end - 1) + kept - self._saved[end] + output_bytes)
+            peak = max(peak, self._running.over(first, end - 1) + kept - self._saved[end] + held_output_bytes)
         return max(peak, 0)
 
 

@@ -32,6 +32,7 @@ class StageFigures:
         input_backward_peak_bytes: most above what was alive at the start of I, like ``backward_peak_bytes``.
         deferred_bytes: kept from the end of I to W, the gradient of its output included, its input excluded.
         deferred_input_bytes: of its input, kept from the end of I to W.
+        input_gradient_bytes, output_gradient_bytes: gradients of the two boundary tensors.
     """
 
     first: int
@@ -50,6 +51,8 @@ class StageFigures:
     input_backward_peak_bytes: int = 0
     deferred_bytes: int = 0
     deferred_input_bytes: int = 0
+    input_gradient_bytes: int = 0
+    output_gradient_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -74,7 +77,10 @@ class LayerRanges:
         self._largest = RangeMaximum([layer.largest_parameter_bytes or layer.gradient_bytes for layer in chain])
         self._forward = RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
         self._backward = RangeMaximum(
-            [saved[at + 1] + layer.output_bytes + layer.backward_transient_bytes for at, layer in enumerate(chain)]
+            [
+                saved[at + 1] + layer.gradient_of_output_bytes + layer.inner_backward_bytes
+                for at, layer in enumerate(chain)
+            ]
         )
         self._unsaved = _UnsavedForwards(chain)
         self._split = SplitRanges(chain, saved)
@@ -86,26 +92,30 @@ class LayerRanges:
         end = last + 2 if is_last else last + 1  # the loss is one more layer
         output_bytes = 0 if is_last else layers[last].output_bytes
         input_bytes = 0 if first == 0 else layers[first - 1].output_bytes
+        pending = layers[end - 1].pending_output_bytes  # no layer of this stage counts it
+        held = 0 if is_last else _held_output(layers[last])
         return StageFigures(
             first=first,
             last=last,
             weight_bytes=self._weights[end] - self._weights[first],
             gradient_bytes=self._gradients[end] - self._gradients[first],
             largest_parameter_bytes=self._largest.over(first, end),
-            saved_bytes=self._saved[end] - self._saved[first],
+            saved_bytes=self._saved[end] - self._saved[first] + pending,
             input_bytes=input_bytes,
             output_bytes=output_bytes,
             forward_peak_bytes=self._forward.over(first, end) - self._saved[first],
-            backward_peak_bytes=self._backward_peak(first, end, output_bytes),
+            backward_peak_bytes=self._backward_peak(first, end, held),
             forward_seconds=self._forward_seconds[end] - self._forward_seconds[first],
             backward_seconds=self._backward_seconds[end] - self._backward_seconds[first],
             unsaved_forward_peak_bytes=self._unsaved.over(first, end),
-            input_backward_peak_bytes=self._split.peak(first, end, output_bytes),
+            input_backward_peak_bytes=self._split.peak(first, end, held),
             deferred_bytes=self._split.deferred(first, end),
             deferred_input_bytes=min(self._split.of_input(first), input_bytes),
+            input_gradient_bytes=0 if first == 0 else layers[first - 1].gradient_of_output_bytes,
+            output_gradient_bytes=0 if is_last else layers[last].gradient_of_output_bytes,
         )
 
-    def _backward_peak(self, first: int, end: int, output_bytes: int) -> int:
+    def _backward_peak(self, first: int, end: int, held_output_bytes: int) -> int:
         """Layer by layer from the last: what later layers have freed counts against a transient to come.
 
         The stage's output and its gradient stay until B ends, because the caller of autograd holds both; so
@@ -113,7 +123,7 @@ class LayerRanges:
         """
         peak = self._chain[end - 1].backward_transient_bytes
         if end - 1 > first:
-            peak = max(peak, self._backward.over(first, end - 1) - self._saved[end] + output_bytes)
+            peak = max(peak, self._backward.over(first, end - 1) - self._saved[end] + held_output_bytes)
         return max(peak, 0)
 
 
@@ -135,6 +145,12 @@ class _UnsavedForwards:
         """Of layers first .. end-1."""
         rest = self._following.over(first + 1, end) if end - first > 1 else 0
         return max(self._alone[first], rest)
+
+
+def _held_output(layer: LayerProfile) -> int:
+    """Of a stage's output, what the stage's saved bytes count."""
+    held = layer.output_bytes if layer.held_output_bytes is None else layer.held_output_bytes
+    return held + layer.pending_output_bytes
 
 
 def _unsaved(layer: LayerProfile) -> int:

@@ -52,9 +52,15 @@ class MemoryParts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPrediction:
-    """Each rank's memory at its peak; the sum of its parts is the peak. Indexed by the rank's pipe position."""
+    """Each rank's memory at its peak; the sum of its parts is the peak. Indexed by the rank's pipe position.
+
+    Args:
+        parts: on the device.
+        host: what is offloaded from a device with memory of its own to the host's.
+    """
 
     parts: tuple[MemoryParts, ...]
+    host: tuple[int, ...] = ()
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -136,6 +142,7 @@ class RunPlan:
         activations: what is kept between forward and backward, and where.
         memory, time: predictions.
         memory_limit_bytes: of one rank.
+        host_limit_bytes: of the host's memory, for what one rank offloads; None where that is not known.
         advice: one line each: what would make it fit, whether pipelining pays, what is not known.
         problems: broken rules; a plan with problems must not start.
     """
@@ -152,13 +159,25 @@ class RunPlan:
     memory: MemoryPrediction
     time: TimePrediction
     memory_limit_bytes: int
+    host_limit_bytes: int | None = None
     advice: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """Whether every rank's predicted peak is within the limit."""
-        return max(self.memory.peak_bytes) <= self.memory_limit_bytes
+        """Whether every rank's predicted peak is within the limit, and what is offloaded within the host's memory."""
+        return max(self.memory.peak_bytes) <= self.memory_limit_bytes and self.fits_host
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether what is offloaded finds room; true where the host's memory is not known."""
+        return self.host_limit_bytes is None or max(self.memory.host, default=0) <= self.host_limit_bytes
+
+    @property
+    def host_memory_bytes(self) -> tuple[int, ...]:
+        """What each rank offloads to its host, by global rank."""
+        positions = (self.topology.coordinates(rank).pipe for rank in range(self.topology.world_size))
+        return tuple(self.memory.host[position] for position in positions)
 
     @property
     def rank_parts(self) -> tuple[MemoryParts, ...]:
@@ -184,6 +203,8 @@ class RunPlan:
             "partition": [list(layers) for layers in self.partition],
             "layout": dict(self.layout),
             "problems": [problem.line() for problem in self.problems],
+            "host_memory_bytes": list(self.host_memory_bytes),
+            "host_memory_limit_bytes": self.host_limit_bytes,
             "advice": list(self.advice),
             "in_flight_microbatches": list(self.in_flight),
         }

@@ -155,8 +155,9 @@ class DeepSpeedStage:
         """What DeepSpeed holds from one step to the next, optimizer states left out."""
         found = [getattr(self.optimizer, name, None) for name in _HELD]
         listed = [tensor for value in found for tensor in (value if isinstance(value, list) else [value])]
+        buckets = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]  # stage 3's are there for ever
         shards = [getattr(parameter, "ds_tensor", None) for parameter in self.module.parameters()]
-        held = [tensor for tensor in (*listed, *shards) if isinstance(tensor, Tensor)]
+        held = [tensor for tensor in (*listed, *shards, *buckets) if isinstance(tensor, Tensor)]
         return held + [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
 
     @property

@@ -20,7 +20,10 @@ from runner.engine.gradients import StageGradients
 from runner.engine.memory_meter import MemoryMeter
 from runner.engine.options import EngineOptions
 from runner.engine.sharding import KeptElsewhere, Sharding
+from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule
+from runner.model.ties import Tie
+from runner.optim.delayed import DelayedUpdate
 from runner.strategy.deepspeed_stage import DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
 from runner.strategy.pipeline import Layout, PipelineStrategy
 from runner.strategy.state import gather_optimizer_state
@@ -52,9 +55,19 @@ class ZeroStrategy(PipelineStrategy):
     def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
         if self._stage == 0:
             return None
+        crossing = [tie.name for tie in self._ties() if len(tie.stages(self.plan.partition)) > 1]
+        if crossing:
+            why = f"{crossing[0]} is on several stages, and each stage's DeepSpeed engine would update its own copy"
+            rule = "must be null for weights that stages share"
+            raise RequestError([Problem("zero.stage", self._stage, rule, why, "zero.stage=null")])
         (stage,) = stages.values()
         self.sharding = DeepSpeedStage(stage, self.settings, len(self.view.replicas))
         return self.sharding
+
+    def _ties(self) -> Sequence[Tie]:
+        module: Any = self.lightning_module
+        ties: Sequence[Tie] = module.ties
+        return ties
 
     @override
     def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
@@ -120,6 +133,8 @@ class ZeroStrategy(PipelineStrategy):
         if self.sharding is None:
             return super().optimizer_state(optimizer)
         assert self.engine is not None
+        if isinstance(optimizer, DelayedUpdate):
+            optimizer.settle()
         own = whole_states(self.sharding, masters=self._masters)
         state = gather_optimizer_state(self.gather_objects(own if self.replica == 0 else None))
         scale = self.engine.update.scale

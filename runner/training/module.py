@@ -59,7 +59,8 @@ class LayersModule(pl.LightningModule):
         trained = [parameter for parameter in self.stages.parameters() if parameter.requires_grad]
         # ZeRO shares out masters of its own
         masters = PRECISIONS[self._config.precision.name].master_weights and not self._config.zero.stage
-        optimizer = build_optimizer(self._config.optimizer, trained, master_weights=masters)
+        delay_from = self._config.offload.delay_from
+        optimizer = build_optimizer(self._config.optimizer, trained, master_weights=masters, delay_from=delay_from)
         section, peak = self._config.lr_scheduler, self._config.optimizer.lr
         scheduler = build_scheduler(section, optimizer, peak, self._config.trainer.max_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -24,8 +24,8 @@ COMPANY = {
     ("schedule", "from_file"): ["schedule.file=mine.csv"],
     ("activation_checkpoint", "manual"): ["activation_checkpoint.layers=[0]"],
     ("offload", "optimizer_cpu"): ["zero.stage=1"],
-    ("offload", "parameters_cpu"): ["zero.stage=3"],
-    ("offload", "nvme"): ["zero.stage=3", "offload.nvme_path=drive"],
+    ("offload", "parameters_cpu"): ["zero.stage=3", "parallelism.pipeline=1"],
+    ("offload", "nvme"): ["zero.stage=3", "offload.nvme_path=drive", "parallelism.pipeline=1"],
     ("partition", "manual"): ["partition.boundaries=[1]", "parallelism.pipeline=2"],
 }
 EVERY_OPTION = [(group, name) for group in groups() for name in options(group, (shipped_conf(),))]

@@ -14,7 +14,7 @@ from runner.memory.solve.policies import solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions, Segment
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
-from runner.profile import Recomputation, profile_from_json
+from runner.profile import BoundaryTensor, Recomputation, profile_from_json
 
 KNOWN = {"saves_input": True, "saves_output": False, "unsaved_forward_bytes": 14}
 AGAIN = {"": Recomputation(0, 20, 100.0), "matmuls": Recomputation(8, 12, 25.0)}
@@ -93,6 +93,53 @@ def test_profiles_without_knowledge_stay_as_they_are() -> None:
     assert adjusted(profile, solve(profile, [(0, 2)], PolicyOptions())) == profile
 
 
+SKIP, BATCH = BoundaryTensor(0, 10), BoundaryTensor(9, 0)
+
+
+def carrying():
+    """The first layer makes a skip tensor of 10 that the last one saves; each makes one of 10 for the next to save."""
+    made = [BoundaryTensor(number, 10) for number in (1, 2, 3, 4)]
+    outputs = [(SKIP, made[0], BATCH), (SKIP, made[1], BATCH), (SKIP, made[2]), (made[3],)]
+    saves = [(9,), (1,), (2,), (0, 3)]
+    fresh = [40, 30, 30, 30]  # saved bytes: 20 inside of each, and what it makes
+    return model(
+        [
+            layer(
+                saved_bytes=num_bytes, output_bytes=10 * len(output), output=output, saves=kept,
+                output_gradient_bytes=10 * len(output),
+            )
+            for output, kept, num_bytes in zip(outputs, saves, fresh, strict=True)
+        ],
+        loss=loss_layer(output=(BoundaryTensor(5, 0),), saves=(4,)),
+    )  # fmt: skip
+
+
+def test_a_tensor_that_layers_carry_through_counts_once() -> None:
+    profile = carrying()
+    rows = adjusted(profile, ActivationPlan(((Segment(0, 3),),)))
+    assert [row.saved_bytes for row in rows.layers] == [20, 30, 30, 40]  # each its input, the last one the skip besides
+    assert rows.loss.saved_bytes == 10
+    assert [row.saved_bytes + row.forward_transient_bytes for row in rows.layers] == [45, 55, 55, 55]
+    halves = [(0, 1), (2, 3)]
+    first, second = stage_figures(adjusted(profile, solve(profile, halves, PolicyOptions())), halves)
+    assert first.saved_bytes == 40 + 10 + 20  # inside, the tensor between, and its output of two
+    assert second.saved_bytes == 40 + 10 + 10  # what it was given is its caller's
+
+
+def test_segments_that_are_computed_again_share_what_they_are_given() -> None:
+    profile = carrying()
+    (stage,) = stage_figures(adjusted(profile, solve(profile, [(0, 3)], PolicyOptions("full"))), [(0, 3)])
+    assert stage.saved_bytes == 10 + 3 * 10 + 10  # the skip, three inputs, the loss's
+
+
+def test_a_tensor_that_nothing_keeps_counts_where_it_is_alive() -> None:
+    given, handed = BoundaryTensor(1, 10), BoundaryTensor(2, 10)
+    layers = [layer(output=(given,)), layer(output=(handed,)), layer(output=(BoundaryTensor(3, 10),))]
+    rows = adjusted(model(layers), ActivationPlan(((Segment(0, 2),),))).layers
+    assert [row.saved_bytes for row in rows] == [20, 20, 20]
+    assert [row.forward_transient_bytes for row in rows] == [15, 25, 25]
+
+
 def test_on_an_accelerator_saved_tensors_leave() -> None:
     profile = chain()
     moved = solve(profile, [(0, 3)], PolicyOptions(), to_host=True)
@@ -104,6 +151,8 @@ def test_on_an_accelerator_saved_tensors_leave() -> None:
 
 
 def test_profiles_keep_what_was_scanned_through_json_and_scaling() -> None:
+    assert profile_from_json(carrying().to_json()) == carrying()
+    assert for_samples(carrying(), 2).layers[0].output[:2] == (BoundaryTensor(0, 20), BoundaryTensor(1, 20))
     profile = chain()
     assert profile_from_json(profile.to_json()) == profile
     doubled = for_samples(profile, 2).layers[0]

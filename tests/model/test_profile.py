@@ -62,16 +62,43 @@ def test_gpt_by_hand():
 
 def test_a_linear_layer_by_hand():
     batch, inputs, outputs = 8, 32, 16
-    sources = layers_of(nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh()), 0)
+    sources = layers_of(nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh(), nn.Linear(outputs, outputs)), 0)
     profile = profile_layers(sources, torch.randn(batch, inputs), torch.randn(batch, outputs), mse_loss, torch.float32)
-    linear, tanh = profile.layers
+    linear, tanh, second = profile.layers
     assert linear.num_parameters == inputs * outputs + outputs
     assert linear.forward_flops == 2 * batch * inputs * outputs
-    assert linear.backward_flops == 2 * linear.forward_flops
+    assert linear.backward_flops == linear.forward_flops, "nobody asks for the gradient of the batch"
+    assert second.backward_flops == 2 * second.forward_flops
     assert linear.output_bytes == 4 * batch * outputs
     assert linear.saved_bytes == linear.output_bytes, "its output is alive; its input belongs to the layer before"
     assert tanh.forward_flops == 0
     assert linear.largest_parameter_bytes == 4 * inputs * outputs
+
+
+class Carries(nn.Module):
+    """Hands its input on beside a result."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, value):
+        value = value if isinstance(value, dict) else {"skip": self.linear(value), "x": value}
+        return {"skip": value["skip"], "x": torch.tanh(self.linear(value["x"]))}
+
+
+def test_what_is_carried_is_one_tensor():
+    sources = layers_of(nn.Sequential(Carries(8), Carries(8)), 0)
+    x = torch.randn(4, 8)
+    profile = profile_layers(sources, x, x, lambda out, y: mse_loss(out["x"] + out["skip"], y), torch.float32)
+    first, second = profile.layers
+    (skip, between), (carried, last) = first.output, second.output
+    assert carried == skip
+    assert len({skip.storage, between.storage, last.storage}) == 3
+    assert second.output_bytes == 2 * 128
+    assert second.output_gradient_bytes == 2 * 128
+    assert set(second.saves) == {between.storage, last.storage}, "the linear layer its input, tanh its output"
+    assert second.chained_backward_bytes < second.backward_transient_bytes
 
 
 def test_in_place_layers_are_profiled():

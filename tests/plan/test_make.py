@@ -47,7 +47,9 @@ def test_the_json_document_has_the_contracts_keys() -> None:
         "fits", "memory_limit_bytes", "peak_memory_bytes", "parts", "step_seconds", "seconds_source",
         "bubble_ratio", "partition", "layout", "problems",
     }  # fmt: skip
-    assert set(document) == contract | {"advice", "in_flight_microbatches"}
+    assert set(document) == contract | {
+        "advice", "in_flight_microbatches", "host_memory_bytes", "host_memory_limit_bytes",
+    }  # fmt: skip
     assert document["layout"] == {"pipeline": 4, "data": 2, "tensor": 1, "world_size": 8}
     assert document["partition"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert document["fits"] is True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.recipes.benchmarks import one_process, sleeping_stages, two_stages
+from runner.recipes.benchmarks import one_process, sleeping_stages, two_stages, zero
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.rounds import take_turns
@@ -56,9 +56,7 @@ def test_time_above_compute():
 
 @pytest.mark.slow
 def test_two_stages_over_processes():
-    run = partial(
-        two_stages.compare, SMALL, microbatches=4, samples=8, rounds=2, steps=1, with_deepspeed=False
-    )
+    run = partial(two_stages.compare, SMALL, microbatches=4, samples=8, rounds=2, steps=1, with_deepspeed=False)
     measured = run_ranks(2, run)
     assert measured["seconds"].keys() == measured["losses"].keys()
     assert {"runner zb_v", "torch ScheduleZBVZeroBubble"} <= measured["seconds"].keys()
@@ -74,5 +72,13 @@ def test_sleeping_stages_take_at_least_their_schedule():
 @pytest.mark.slow
 def test_one_process_takes_turns_with_the_command():
     measured = one_process.measure(SMALL, samples=4, rounds=2, turn=2)
+    two_stages.require_equal(measured["losses"])
+    assert [len(values) for values in measured["seconds"].values()] == [2, 2]
+
+
+@pytest.mark.slow
+def test_zero_takes_turns_with_a_hand_written_loop(tmp_path: Path):
+    run = partial(zero.measure, SMALL, str(tmp_path), stage=2, samples=8, microbatches=2, rounds=2, turn=2)
+    measured = run_ranks(2, run)
     two_stages.require_equal(measured["losses"])
     assert [len(values) for values in measured["seconds"].values()] == [2, 2]

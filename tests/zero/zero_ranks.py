@@ -7,6 +7,7 @@ run (:func:`runner.training.run.run_rank`) and leaves its record and weights in 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
 
 HERE = Path(__file__).resolve()
@@ -73,6 +75,32 @@ class Result:
         return self.record["loss"]
 
 
+def live_bytes() -> int:
+    """Of all tensors that Python can reach, each storage once."""
+    gc.collect()
+    sizes = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor) and one.layout is torch.strided and one.device.type == "cpu":
+            sizes[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+    return sum(sizes.values())
+
+
+class LiveBytes(Callback):
+    """Live bytes just before the last update and after it, above those before the run."""
+
+    def __init__(self) -> None:
+        self._earlier = live_bytes()  # DeepSpeed lets an engine of an earlier run go never
+        self.found = {}
+
+    def on_before_optimizer_step(self, *args) -> None:
+        self.found["gradients are there"] = live_bytes() - self._earlier
+
+    def on_train_batch_end(self, trainer, *args) -> None:
+        self.found["between steps"] = live_bytes() - self._earlier
+        tensors = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
+        self.found["state elements"] = sum(tensor.numel() for tensor in tensors if tensor.dim())
+
+
 def main(file: Path) -> None:
     import torch.distributed as dist
 
@@ -84,7 +112,10 @@ def main(file: Path) -> None:
         run_dir = file.parent / name
         print(f"== {name}", flush=True)
         config = _written(run_dir, [*ALWAYS, *overrides])
-        run_rank(config, run_dir)
+        watchers = [LiveBytes()] if name.startswith("bytes") else []
+        run_rank(config, run_dir, watchers=watchers)
+        if watchers and dist.get_rank() == 0:
+            (run_dir / "live.json").write_text(json.dumps(watchers[0].found), encoding="utf-8")
         dist.barrier()
     os._exit(0)  # Gloo's threads now and then abort in the interpreter's own teardown
 

@@ -149,27 +149,32 @@ def test_one_more_forward_per_microbatch_of_a_segment(recomputes):
     assert calls == dict.fromkeys(range(len(chains[0])), COUNT * (2 if recomputes else 1))
 
 
-@pytest.mark.parametrize(
-    ("name", "policy"), [("tied_gpt", policy) for policy in POLICIES]
-)
-def test_the_measured_peak_of_traced_models_is_the_predicted_one(name, policy):
+PEAKS = [
+    *((name, policy, "1f1b") for name in ("unet", "resnet", "dropout", "mlp", "gpt2") for policy in ("none", "full")),
+    *(("tied_gpt", policy, "1f1b") for policy in POLICIES),
+    *((name, "none", "zb_v") for name in ("tied_gpt", "unet", "resnet")),  # I and W, and two stages on each rank
+]
+
+
+@pytest.mark.parametrize(("name", "policy", "schedule"), PEAKS)
+def test_the_measured_peak_of_traced_models_is_the_predicted_one(name, policy, schedule):
     case, pipeline, count, batch = ZOO[name], 2, 4, 32
-    profile, partition, plan = planned(name, policy, pipeline, batch // count)
+    order = build(schedule, ranks=pipeline, microbatches=count)
+    profile, partition, plan = planned(name, policy, order.stages, batch // count)
     profile = replace(profile, optimizer_bytes_per_gradient_byte=2.0)
-    program = lower(build("1f1b", ranks=pipeline, microbatches=count))
     figures = stage_figures(adjusted(profile, plan), partition)
-    predicted = predict_memory(program, profile, figures, batch_samples=batch).peak_bytes
-    chains = [copied(traced(case, torch.float32, pipeline)) for _ in range(pipeline)]
+    predicted = predict_memory(lower(order), profile, figures, batch_samples=batch).peak_bytes
+    chains = [copied(traced(case, torch.float32, order.stages)) for _ in range(pipeline)]
 
     def run(transport):
         engine = make_engine(
-            chains[transport.rank], case.loss, transport, schedule="1f1b", pipeline=pipeline, data=1, count=count,
+            chains[transport.rank], case.loss, transport, schedule=order, pipeline=pipeline, data=1, count=count,
             optimizer=partial(torch.optim.AdamW, foreach=False),
             prepare=lambda stage, number: install(stage, plan.stages[number]),
         )  # fmt: skip
         meter = MemoryMeter(engine)
         for _ in range(2):
-            part = part_of(batch_of(case, batch, 0), transport, pipeline, 1)
+            part = part_of(batch_of(case, batch, 0), transport, pipeline, 1, order)
             with meter.step(part):
                 engine.submit(part)
         engine.drain()

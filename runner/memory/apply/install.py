@@ -22,9 +22,7 @@ def install(stage: StageModule, segments: Sequence[Segment], *, to_host: bool = 
         segments: the stage's segments, in order.
         to_host: saved tensors are moved to the host's memory and fetched back in the backward.
     """
-    parts = [
-        (each.first, each.last, _around(stage, each) if each.recompute else None) for each in segments
-    ]
+    parts = [(each.first, each.last, _around(stage, each) if each.recompute else None) for each in segments]
     stage.wrap(parts, _SaveOnCpu(stage) if to_host else None)
 
 

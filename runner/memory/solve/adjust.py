@@ -4,8 +4,8 @@ Per segment that is computed again, from layer s to layer e: from forward to bac
 stays, and the output of e where somebody needs it; the backward begins with a forward of the whole segment, whose saved
 tensors are alive together until they are used. So the segment's peak stands in the row of layer e.
 
-An output stays alive after its forward if its own layer saves it, if the next layer saves its input or is computed
-again from it, or if it leaves the stage. Where a profile does not know, it says that it is saved.
+A tensor between layers stays alive after their forwards if a layer's autograd saves it, if a segment is computed again
+from it, or if it leaves the stage. It counts once, in the first layer that keeps it: see :mod:`.tensors`.
 
 FLOPs are counted for matrix products, convolutions and attention: a second forward's seconds go with them, where a
 selective policy leaves some out.
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from runner.memory.solve.tensors import StageTensors
 from runner.memory.solve.values import ActivationPlan, Segment
 from runner.profile import LayerProfile, ModelProfile, Recomputation
 
@@ -33,7 +35,8 @@ def adjusted(profile: ModelProfile, plan: ActivationPlan) -> ModelProfile:
         first, last = segments[0].first, segments[-1].last
         chain = list(profile.layers[first : last + 1])
         is_last = last == len(profile.layers) - 1
-        stage = _Stage(chain, loss if is_last else None, segments)
+        before = profile.layers[first - 1] if first else None
+        stage = _Stage(before, chain, loss if is_last else None, segments)
         made = stage.rows()
         if is_last:
             loss = made.pop()
@@ -60,18 +63,33 @@ def _input_bytes(profile: ModelProfile, layer: int) -> int:
 class _Stage:
     """The rows of one stage, and of the loss where it is the last."""
 
-    def __init__(self, layers: list[LayerProfile], loss: LayerProfile | None, segments: Sequence[Segment]) -> None:
+    def __init__(
+        self,
+        before: LayerProfile | None,
+        layers: list[LayerProfile],
+        loss: LayerProfile | None,
+        segments: Sequence[Segment],
+    ) -> None:
         self._chain = [*layers, loss] if loss is not None else layers
         self._has_loss = loss is not None
         first = segments[0].first
         self._segments = [(each, each.first - first, each.last - first) for each in segments]
-        self._starts = {start for each, start, _ in self._segments if each.recompute}  # their inputs are kept
-        self._held = {  # outputs that their own segment keeps
-            end
-            for each, _, end in self._segments
-            if each.recompute and _recomputation(self._chain[end], each.save_ops).keeps_output
-        }
-        self.lives = [self._is_alive(at) for at in range(len(self._chain))]
+        self.tensors = StageTensors(before, self._chain)
+        self._find_holders()
+
+    def _find_holders(self) -> None:
+        """Who keeps the tensors between layers: autograd, a segment that starts from them, the stage's caller."""
+        for segment, start, end in self._segments:
+            if segment.recompute:
+                self.tensors.hold_input(start)
+            for at in range(start, end + 1):
+                if not segment.recompute:
+                    self.tensors.hold_saved(at)
+                elif _recomputation(self._chain[at], segment.save_ops).keeps_output:
+                    self.tensors.hold_output(at)
+        if self._has_loss:
+            self.tensors.hold_saved(len(self._chain) - 1)
+        self.tensors.hold_to_the_end()
 
     def rows(self) -> list[LayerProfile]:
         rows: list[LayerProfile] = []
@@ -83,54 +101,45 @@ class _Stage:
         """The first layer that must run again for a layer's backward: itself where nothing is computed again."""
         return next((start for each, start, end in self._segments if each.recompute and start <= at <= end), at)
 
-    def _is_alive(self, at: int) -> bool:
-        """Whether a layer's output stays when the next layer has run."""
-        if at == len(self._chain) - 1 or at + 1 in self._starts or at in self._held:
-            return True
-        return self._chain[at].saves_output or self._chain[at + 1].saves_input
-
-    def _is_freed_before_backward(self, at: int) -> bool:
-        """An output that only the layers behind it kept is gone when its own layer's backward begins."""
-        return at < len(self._chain) - 1 and self.lives[at] and not self._chain[at].saves_output
-
-    def _given(self, at: int) -> int:
-        """Bytes of the input that is alive while a layer runs and that no row before has counted."""
-        return self._chain[at - 1].output_bytes if at and not self.lives[at - 1] else 0
-
     def _once(self, at: int) -> LayerProfile:
         """A layer that keeps what autograd saves."""
         layer = self._chain[at]
-        dead = 0 if self.lives[at] else layer.output_bytes
-        freed = layer.output_bytes if self._is_freed_before_backward(at) else 0
-        return replace(
-            layer,
-            saved_bytes=layer.saved_bytes - dead,
-            forward_transient_bytes=layer.forward_transient_bytes + dead + self._given(at),
-            backward_transient_bytes=layer.backward_transient_bytes - freed,
-        )
+        saved = layer.saved_bytes - self.tensors.made_bytes(at) + self.tensors.counted_bytes(at)
+        running = self.tensors.waiting_bytes(at) + layer.saved_bytes + layer.forward_transient_bytes
+        return self._row(at, saved, running, backward_transient_bytes=layer.backward_transient_bytes)
 
     def _again(self, segment: Segment, start: int, end: int) -> list[LayerProfile]:
         """The layers of a segment that is run forward again in its backward."""
         rows = []
+        peak = self._peak_of_backward(segment, start, end)
         for at in range(start, end + 1):
             layer = self._chain[at]
             figures = _recomputation(layer, segment.save_ops)
-            stays = layer.output_bytes if at == end and self.lives[end] else 0
-            saved = figures.kept_bytes + stays
-            freed = 0 if end in self._held or end == len(self._chain) - 1 else stays
-            given = self._chain[at - 1].output_bytes if at > start else self._given(start)
             share = figures.recomputed_flops / layer.forward_flops if layer.forward_flops else 1.0
-            rows.append(
-                replace(
-                    layer,
-                    saved_bytes=saved,
-                    forward_transient_bytes=given + self._forward_peak(layer, figures) - saved,
-                    backward_transient_bytes=self._peak_of_backward(segment, start, end) - freed if at == end else 0,
-                    backward_flops=layer.backward_flops + figures.recomputed_flops,
-                    backward_seconds=layer.backward_seconds + layer.forward_seconds * share,
-                )
+            row = self._row(
+                at,
+                saved_bytes=figures.kept_bytes + self.tensors.counted_bytes(at),
+                running_bytes=self.tensors.waiting_bytes(at) + self._forward_peak(layer, figures),
+                backward_transient_bytes=peak if at == end else 0,
+                chained_backward_bytes=None,
+                backward_flops=layer.backward_flops + figures.recomputed_flops,
+                backward_seconds=layer.backward_seconds + layer.forward_seconds * share,
             )
+            rows.append(row)
         return rows
+
+    def _row(self, at: int, saved_bytes: int, running_bytes: int, **changes: Any) -> LayerProfile:
+        layer, held = self._chain[at], self.tensors.held_output_bytes(at)
+        if layer.output_gradient_bytes is not None and at < len(self._chain) - 1:
+            changes["output_gradient_bytes"] = layer.output_gradient_bytes - self.tensors.callers_gradient_bytes(at)
+        return replace(
+            layer,
+            saved_bytes=saved_bytes,
+            forward_transient_bytes=running_bytes - saved_bytes,
+            held_output_bytes=None if held == layer.output_bytes else held,
+            pending_output_bytes=self.tensors.pending_output_bytes(at),
+            **changes,
+        )
 
     def _forward_peak(self, layer: LayerProfile, figures: Recomputation) -> int:
         ordinary = layer.saved_bytes + layer.forward_transient_bytes
@@ -141,23 +150,44 @@ class _Stage:
     def _peak_of_backward(self, segment: Segment, start: int, end: int) -> int:
         """Most above what the segment kept and the gradient of its output, while it runs again and goes back."""
         leaves = end == len(self._chain) - 1  # then the caller holds the output and its gradient
+        known = 0 if leaves else self._chain[end].gradient_of_output_bytes
+        given = {*self.tensors.inputs(start)}  # and what was counted since
         peak = made = 0
         for at in range(start, end + 1):
             layer = self._chain[at]
             figures = _recomputation(layer, segment.save_ops)
-            unsaved_output = 0 if layer.saves_output else layer.output_bytes
-            ordinary = layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes
-            if at == end:  # nobody asks for the output: the second forward stops before
+            saves = self.tensors.saves(at)
+            between = {storage: size for storage, size in self.tensors.inputs(at).items() if storage not in given}
+            made += sum(size for storage, size in between.items() if storage in saves)
+            waiting = sum(size for storage, size in between.items() if storage not in saves)
+            given |= saves
+            if at == end:
                 done = figures.recomputed_bytes - figures.released_bytes
-                running = max(done, ordinary - unsaved_output)
-                return max(peak, made + running, made + done + layer.backward_transient_bytes)
-            peak = max(peak, made + ordinary)
+                running = waiting + max(done, self._stopped_forward(at) - figures.kept_bytes)
+                backward = self._last_backward(at) if leaves else layer.inner_backward_bytes
+                return max(peak, made + running, made + done + backward)
+            ordinary = layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes
+            peak = max(peak, made + waiting + ordinary)
             made += figures.recomputed_bytes
-            if unsaved_output and self._chain[at + 1].saves_input:
-                made += unsaved_output
-            own_gradient = layer.output_bytes - (0 if leaves else self._chain[end].output_bytes)
-            peak = max(peak, made + own_gradient + layer.backward_transient_bytes)
+            own_gradient = layer.gradient_of_output_bytes - known
+            peak = max(peak, made + own_gradient + layer.inner_backward_bytes)
         return peak
+
+    def _stopped_forward(self, at: int) -> int:
+        """Peak of a second forward of a segment's last layer: nobody asks for its output, it stops before."""
+        layer, saves = self._chain[at], self.tensors.saves(at)
+        if layer.stopped_forward_bytes is not None:
+            return layer.stopped_forward_bytes
+        unsaved_output = sum(size for storage, size in self.tensors.made(at).items() if storage not in saves)
+        return layer.saved_bytes + layer.forward_transient_bytes - unsaved_output
+
+    def _last_backward(self, at: int) -> int:
+        """Peak of a stage's last layer that was run again: the caller holds the gradient, and not the second output."""
+        layer, saves = self._chain[at], self.tensors.saves(at)
+        second_output = sum(size for storage, size in self.tensors.made(at).items() if storage in saves)
+        if layer.chained_backward_bytes is None:
+            return layer.backward_transient_bytes
+        return max(layer.chained_backward_bytes, layer.backward_transient_bytes - second_output)
 
 
 def _recomputation(layer: LayerProfile, save_ops: str | None) -> Recomputation:
@@ -170,18 +200,19 @@ def _on_device(rows: list[LayerProfile], stage: _Stage) -> list[LayerProfile]:
 
     A backward fetches a tensor when an operator asks for it: at most what its segment had saved is on the device.
     """
-    left = []
+    left, tensors = [], stage.tensors
     for at, row in enumerate(rows):
-        stays = row.output_bytes if at == len(rows) - 1 and stage.lives[at] else 0
+        stays = tensors.held_output_bytes(at) if at == len(rows) - 1 else 0
         gone = row.saved_bytes - stays
-        before = at - 1, stage.start_of(at) - 1
-        given, fetched = (rows[one].output_bytes if one >= 0 and stage.lives[one] else 0 for one in before)
         left.append(
             replace(
                 row,
                 saved_bytes=stays,
-                forward_transient_bytes=row.forward_transient_bytes + gone + given,
-                backward_transient_bytes=row.backward_transient_bytes + gone + fetched,
+                forward_transient_bytes=row.forward_transient_bytes + gone + tensors.counted_before_bytes(at, at),
+                backward_transient_bytes=row.backward_transient_bytes
+                + gone
+                + tensors.counted_before_bytes(stage.start_of(at), at),
+                chained_backward_bytes=None,
             )
         )
     return left

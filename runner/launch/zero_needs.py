@@ -1,0 +1,50 @@
+"""What a machine must have for ZeRO and offload, asked before anything starts."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from runner.config.precision import PRECISIONS
+from runner.config.schema import RunConfig
+from runner.errors import Problem
+
+__all__ = ["has_libaio", "zero_needs"]
+
+_HEADERS = (Path("/usr/include"), Path("/usr/local/include"))
+
+
+def zero_needs(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
+    """What of it this machine lacks."""
+    if config.zero.stage is None:
+        return
+    if importlib.util.find_spec("deepspeed") is None:
+        why = "It is DeepSpeed's, which is not installed: pip install deepspeed"
+        yield Problem("zero.stage", config.zero.stage, "must be null on this machine", why, "zero.stage=null")
+    for part in ("optimizer", "parameters"):
+        if getattr(config.offload, part) == "nvme" and not has_libaio():
+            why = "DeepSpeed compiles its async_io operator against libaio, not found here: apt-get install libaio-dev"
+            yield Problem(f"offload.{part}", "nvme", "needs libaio", why, f"offload.{part}=cpu")
+    if config.zero.stage and not cuda and PRECISIONS[config.precision.name].weights == "float16" and not _has_fp16():
+        why = "This CPU has no arithmetic for it (deepspeed/accelerator/cpu_accelerator.py: is_fp16_supported)"
+        yield Problem("precision.name", config.precision.name, "must be another with ZeRO here", why, "precision=bf16")
+
+
+def has_libaio() -> bool:
+    """Whether libaio's library and header are found, where the system has them or ``CFLAGS`` says."""
+    given = [Path(flag[2:]) for flag in shlex.split(os.environ.get("CFLAGS", "")) if flag.startswith("-I")]
+    header = any((folder / "libaio.h").exists() for folder in (*_HEADERS, *given))
+    return header and (ctypes.util.find_library("aio") is not None or "aio" in os.environ.get("LDFLAGS", ""))
+
+
+def _has_fp16() -> bool:
+    import torch
+
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    except (AttributeError, RuntimeError):
+        return False

@@ -1,0 +1,110 @@
+"""Delayed parameter update: the host updates while the device computes, and each update takes effect one step late.
+
+From some step on, ``w[i+1] = w[i] - update(g[i-1])``: gradients of step i are handed to a thread that updates copies of
+the weights during step i + 1; the copies become the weights at the end of it. The arithmetic is the wrapped
+optimizer's, on the same numbers, so that the result is the recursion's bit for bit, whoever is faster. What the last
+step hands over never takes effect.
+
+Source: Ren et al. 2021, "ZeRO-Offload", section 5.2. DeepSpeed 0.19.8 has no switch for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+__all__ = ["DelayedUpdate"]
+
+Build = Callable[[list[Tensor]], Optimizer]
+
+
+class DelayedUpdate(Optimizer):
+    """Around any of torch's optimizers. Others may put other weights into its groups, as ZeRO does with its partitions.
+
+    Args:
+        parameters: in one group.
+        build: makes the wrapped optimizer over copies of a group's weights.
+        first: the first step whose update is delayed, from 0; those before take effect at once.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], build: Build, *, first: int) -> None:
+        super().__init__(list(parameters), dict(build([torch.zeros(1, requires_grad=True)]).defaults))
+        self._build = build
+        self._first = first
+        self._slots: dict[tuple[int, ...], _Slot] = {}
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delayed-update")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Let the update under way take effect, and start that of the gradients that are there now."""
+        result = closure() if closure is not None else None
+        for group in self.param_groups:
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not trained:
+                continue
+            key = tuple(map(id, trained))
+            if key not in self._slots:
+                self._slots[key] = _Slot(trained, self._build)
+            slot = self._slots[key]
+            slot.take_effect()
+            slot.hand_over({name: value for name, value in group.items() if name != "params"})
+            if slot.steps < self._first:
+                slot.update()
+                slot.publish()
+            else:
+                slot.pending = self._worker.submit(slot.update)
+            slot.steps += 1
+            self.state.update(slot.states())
+        return result
+
+    def settle(self) -> None:
+        """Wait for the updates under way; they do not take effect by it."""
+        for slot in self._slots.values():
+            if slot.pending is not None:
+                slot.pending.result()
+
+
+class _Slot:
+    """Copies of one group's weights, and their optimizer."""
+
+    def __init__(self, parameters: Sequence[Tensor], build: Build) -> None:
+        self.steps = 0
+        self.pending: Future[None] | None = None
+        self._parameters = list(parameters)
+        self._copies = [Parameter(parameter.detach().clone()) for parameter in parameters]
+        self._optimizer = build(list(self._copies))
+
+    def take_effect(self) -> None:
+        if self.pending is not None:
+            self.pending.result()
+            self.pending = None
+            self.publish()
+
+    def hand_over(self, settings: dict[str, Any]) -> None:
+        """Copy the gradients, and the learning rate that goes with them."""
+        for group in self._optimizer.param_groups:
+            group.update(settings)
+        for parameter, copy in zip(self._parameters, self._copies, strict=True):
+            assert parameter.grad is not None
+            if copy.grad is None:
+                copy.grad = parameter.grad.clone()
+            else:
+                copy.grad.copy_(parameter.grad)
+
+    def update(self) -> None:
+        self._optimizer.step()
+
+    def publish(self) -> None:
+        for parameter, copy in zip(self._parameters, self._copies, strict=True):
+            parameter.copy_(copy)
+
+    def states(self) -> dict[Tensor, Any]:
+        """By weight, as the wrapped optimizer has them by copy."""
+        pairs = zip(self._parameters, self._copies, strict=True)
+        return {parameter: self._optimizer.state[copy] for parameter, copy in pairs if copy in self._optimizer.state}

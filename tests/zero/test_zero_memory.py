@@ -1,0 +1,91 @@
+"""Bytes of weights, gradients and optimizer states: counted from live tensors, and predicted with their parts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from plan_profiles import layer, model
+from zero_ranks import train_all
+
+from runner.config.resolve import resolve
+from runner.model.profile import profile_model
+from runner.optim.build import state_bytes_per_gradient_byte
+from runner.plan.make import make_plan
+from runner.plan.memory import optimizer_temporaries
+from runner.plan.stages import stage_figures
+from runner.plan.zero_memory import sharing_of
+
+WIDE = ("model.target=zero_model:model", "parallelism.data=2", "schedule.microbatches=2")
+CPU, BOTH = ("offload.optimizer=cpu",), ("offload.optimizer=cpu", "offload.parameters=cpu")
+RUNS = {
+    "bytes_1_adam": ("zero.stage=1",),
+    "bytes_2_momentum": ("zero.stage=2", "optimizer=sgd", "optimizer.momentum=0.9"),
+    "bytes_3_plain": ("zero.stage=3", "optimizer=sgd"),
+    "bytes_1_bf16": ("zero.stage=1", "precision=bf16"),
+    "bytes_2_cpu_master": ("zero.stage=2", "precision=bf16_master", *CPU),
+    "bytes_3_master": ("zero.stage=3", "precision=bf16_master"),
+    "bytes_1_delayed": ("zero.stage=1", *CPU, "offload.delay_from=1"),
+    "bytes_3_cpu": ("zero.stage=3", *CPU),
+    "bytes_3_both_cpu": ("zero.stage=3", "precision=bf16_master", *BOTH),
+}
+
+
+def predicted(overrides):
+    """Of one rank: between steps, and when gradients are there."""
+    asked = ("data.target=user_code:points", "loss.target=user_code:mean")
+    config = resolve([*asked, "data.batch_size=8", "device=cpu", *WIDE, *overrides])
+    profile = profile_model(config)
+    (figures,) = stage_figures(profile, [(0, len(profile.layers) - 1)])
+    sharing = sharing_of(config, profile, optimizer_temporaries(config.optimizer.name))
+    held = sharing.held(figures)
+    # The bucket is let go, and the last partition of gradients is there, when the update begins.
+    arrives = sharing.stage < 3 and sharing.optimizer == "none"
+    gradients = figures.gradient_bytes // 2 if arrives else 0
+    return held.device + held.host, held.device + held.host + gradients
+
+
+def planned(*overrides, parameters):
+    """The plan of a model of so many parameters, as 48 equal layers, on a machine of its own kind."""
+    config = resolve(["model=mlp", "hardware=v100_32gb", "precision=fp16", "data.batch_size=1", *overrides])
+    each = 2 * parameters // 48
+    sizes = {"weight_bytes": each, "gradient_bytes": each, "largest_parameter_bytes": each // 12}
+    profile = model([layer(**sizes, saved_bytes=4_000_000, output_bytes=4_000_000)] * 48)
+    ratio = state_bytes_per_gradient_byte(config.optimizer, 2.0)
+    profile = replace(profile, optimizer_bytes_per_gradient_byte=ratio, master_bytes_per_gradient_byte=2.0)
+    return make_plan(config, profile)
+
+
+@pytest.mark.parametrize("billions", [10, 13])
+def test_one_device_of_32_gb_trains_more_than_ten_billion_parameters_with_offload(billions):
+    refused = planned(parameters=billions * 10**9)
+    assert not refused.fits
+    assert not planned("zero.stage=0", parameters=billions * 10**9).fits
+    offloaded = planned("zero.stage=2", "offload.optimizer=cpu", parameters=billions * 10**9)
+    assert offloaded.fits
+    assert 2 * billions * 10**9 <= max(offloaded.peak_memory_bytes) <= 32 * 10**9
+    assert max(offloaded.host_memory_bytes) == pytest.approx(20 * billions * 10**9, rel=0.03)
+    assert any("offload.optimizer=cpu" in problem.fix for problem in refused.problems)
+
+
+def test_a_host_without_room_for_what_is_offloaded_is_refused():
+    asked = ("zero.stage=2", "offload.optimizer=cpu", "hardware.host_memory_bytes=1e11")
+    plan = planned(*asked, parameters=10**10)
+    assert not plan.fits
+    (problem,) = plan.problems
+    assert problem.path == "hardware.host_memory_bytes"
+
+
+@pytest.mark.slow
+def test_live_bytes_are_the_predicted_ones(tmp_path):
+    train_all(tmp_path, {name: [*WIDE, *overrides] for name, overrides in RUNS.items()})
+    errors, peaks = {}, {}
+    for name, overrides in RUNS.items():
+        found = json.loads((tmp_path / name / "live.json").read_text(encoding="utf-8"))
+        for moment, expected in zip(("between steps", "gradients are there"), predicted(overrides), strict=True):
+            errors[f"{name}, {moment}"] = found[moment] / expected - 1
+        told = json.loads((tmp_path / name / "record.json").read_text(encoding="utf-8"))["peak_memory_bytes"]
+        peaks[name] = max(told["measured"]) / max(told["predicted"]) - 1
+    assert {name: error for name, error in errors.items() if abs(error) > 0.02} == {}
+    assert {name: error for name, error in peaks.items() if not -0.2 < error < 0.05} == {}

@@ -1,0 +1,76 @@
+"""ZeRO over the data axis of each pipeline stage, and checkpoints that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from user_project import plain_result
+from zero_ranks import train_all
+
+GRID = (
+    "parallelism.pipeline=2", "parallelism.data=2", "schedule.microbatches=4", "data.kwargs.samples=17",
+    "trainer.grad_clip_norm=0.05",
+)  # fmt: skip
+CPU = "offload.optimizer=cpu"
+
+
+def state_elements(run_dir):
+    """Elements of optimizer state on rank 0."""
+    return json.loads((run_dir / "live.json").read_text(encoding="utf-8"))["state elements"]
+
+
+@pytest.mark.slow
+def test_pipelines_with_zero_are_the_plain_loop(tmp_path):
+    """Clipped by the norm of all stages, with short steps whose micro-batches some replicas have no sample for."""
+    runs = {
+        "bytes_ddp": GRID,
+        "zero_0": (*GRID, "zero.stage=0"),
+        "bytes_1": (*GRID, "zero.stage=1"),
+        "zero_2": (*GRID, "zero.stage=2"),
+        "zero_1_cpu": (*GRID, "zero.stage=1", CPU, "schedule=gpipe"),
+        "zero_2_cpu": (*GRID, "zero.stage=2", CPU),
+    }
+    found = train_all(tmp_path, runs, ranks=4)
+    losses, state = plain_result(samples=17, replicas=2, by_replica=True, count=4, clip_norm=0.05)
+    for name, result in found.items():
+        assert result.loss == pytest.approx(losses, rel=1e-6), name
+        for key, weight in state.items():
+            torch.testing.assert_close(result.weights[key], weight, atol=2e-6, rtol=2e-6, msg=f"{name}: {key}")
+    assert found["zero_0"].loss == found["bytes_ddp"].loss == losses
+    whole, shared = state_elements(tmp_path / "bytes_ddp"), state_elements(tmp_path / "bytes_1")
+    assert whole / 2 <= shared <= whole / 2 + 8  # two states, each padded by at most an alignment
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_another_stage_bit_by_bit(tmp_path):
+    """Stage 1 sums as plain data parallelism does, so that where a run stops and goes on changes nothing."""
+    start = ("parallelism.data=2", "data.kwargs.samples=24", "trainer.max_steps=2", "optimizer.weight_decay=0.1")
+    go_on = ("parallelism.data=2", "data.kwargs.samples=24", "trainer.max_steps=4", "optimizer.weight_decay=0.1")
+
+    def after(name):
+        return f"resume={tmp_path / name / 'checkpoints' / 'step-2.ckpt'}"
+
+    masters = ("precision=bf16_master",)
+    runs = {
+        "plain": start,
+        "one": (*start, "zero.stage=1"),
+        "three": (*start, "zero.stage=3", CPU),
+        "whole": go_on,
+        "plain_to_one": (*go_on, "zero.stage=1", after("plain")),
+        "one_to_plain": (*go_on, after("one")),
+        "three_to_two": (*go_on, "zero.stage=2", CPU, after("three")),
+        "plain_to_three": (*go_on, "zero.stage=3", after("plain")),
+        "masters": (*start, *masters, "zero.stage=1"),
+        "masters_whole": (*go_on, *masters, "zero.stage=1"),
+        "masters_to_three": (*go_on, *masters, "zero.stage=3", after("masters")),
+        "masters_to_plain": (*go_on, *masters, after("masters")),
+    }
+    found = train_all(tmp_path, runs)
+    for name in ("plain_to_one", "one_to_plain", "three_to_two", "plain_to_three"):
+        assert found[name].loss == pytest.approx(found["whole"].loss, rel=1e-6), name
+        for key, weight in found["whole"].weights.items():
+            torch.testing.assert_close(found[name].weights[key], weight, atol=1e-6, rtol=1e-6, msg=f"{name}: {key}")
+    for name in ("masters_to_three", "masters_to_plain"):
+        assert found[name].loss == pytest.approx(found["masters_whole"].loss, rel=2e-3), name
