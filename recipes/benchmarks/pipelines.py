@@ -25,9 +25,11 @@ from runner.model.layers import build_stage, layers_of
 from runner.optim.backup import OptimizerBackup
 from runner.plan.batches import split_sizes
 from runner.recipes.benchmarks.workload import Batch
+from runner.schedule.fuse import fuse_backwards
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.registry import build
+from runner.schedule.values import Schedule
 
 __all__ = ["DeepSpeedPipeline", "LossFunction", "OneProcess", "Pipeline", "RunnerPipeline", "TorchPipeline"]
 
@@ -36,6 +38,8 @@ MakeOptimizer = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
 
 _CPU = torch.device("cpu")
 _LONGEST_WAIT_SECONDS = 120.0
+_OF_ONE_STAGE = ("ScheduleGPipe", "Schedule1F1B")  # torch's; the others take a list
+_V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 
 
 class Pipeline(Protocol):
@@ -56,7 +60,7 @@ class RunnerPipeline:
     """The runner's engine.
 
     Args:
-        schedule: by name.
+        schedule: by name, or itself.
         delay_seconds: added to every message.
         post_validation: ranks do not wait for each other before they update.
     """
@@ -68,12 +72,14 @@ class RunnerPipeline:
         make_optimizer: MakeOptimizer,
         microbatches: int,
         *,
-        schedule: str = "1f1b",
+        schedule: str | Schedule = "1f1b",
         delay_seconds: float = 0.0,
         post_validation: bool = False,
     ) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        order = build(schedule, ranks=ranks, microbatches=microbatches)
+        if isinstance(schedule, str):
+            schedule = build(schedule, ranks=ranks, microbatches=microbatches)
+        order = fuse_backwards(schedule)
         sources = layers_of(nn.Sequential(*layers), seed=0)
         stages = {
             stage: build_stage(sources, *_layers_of_stage(stage, order.stages, len(layers)))
@@ -98,13 +104,16 @@ class RunnerPipeline:
         self.engine.attach_optimizer(optimizer.step, backup=OptimizerBackup(optimizer))
 
     def step(self, batch: Batch) -> float | None:
+        return self.engine.submit(self.part_of(batch))[-1].loss
+
+    def part_of(self, batch: Batch) -> StepBatch:
+        """What this rank sees of a step's batch."""
         inputs, targets = batch
-        part = StepBatch(
+        return StepBatch(
             inputs if self._has_first else None,
             targets if self._has_last else None,
             len(inputs) if self._has_first or self._has_last else None,
         )
-        return self.engine.submit(part)[-1].loss
 
 
 class OneProcess:
@@ -132,8 +141,8 @@ class TorchPipeline:
     """A schedule of ``torch.distributed.pipelining``.
 
     Args:
-        schedule: its class: ``Schedule1F1B``, ``ScheduleInterleavedZeroBubble`` (with one stage per rank, which is
-            ZB-H1), ``ScheduleZBVZeroBubble`` (with two).
+        schedule: its class, e.g. ``Schedule1F1B``; ``ScheduleInterleavedZeroBubble`` of one chunk is ZB-H1.
+        chunks: stages per rank.
     """
 
     def __init__(
@@ -144,12 +153,13 @@ class TorchPipeline:
         microbatches: int,
         *,
         schedule: str = "Schedule1F1B",
+        chunks: int = 1,
     ) -> None:
         from torch.distributed import pipelining
 
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        numbers = [rank, 2 * ranks - 1 - rank] if schedule == "ScheduleZBVZeroBubble" else [rank]
-        stages = len(numbers) * ranks
+        stages = chunks * ranks
+        numbers = [rank, stages - 1 - rank] if schedule in _V_SHAPED else [*range(rank, stages, ranks)]
         modules = []
         for number in numbers:
             first, last = _layers_of_stage(number, stages, len(layers))
@@ -159,7 +169,7 @@ class TorchPipeline:
             for module, number in zip(modules, numbers, strict=True)
         ]
         kind = getattr(pipelining, schedule)
-        self._schedule = kind(parts[0] if schedule == "Schedule1F1B" else parts, microbatches, loss)
+        self._schedule = kind(parts[0] if schedule in _OF_ONE_STAGE else parts, microbatches, loss)
         self._has_first, self._has_last = 0 in numbers, stages - 1 in numbers
         self._optimizer = make_optimizer([parameter for module in modules for parameter in module.parameters()])
 

@@ -31,7 +31,7 @@ from runner.recipes.benchmarks.result import Figure, figure, publish
 from runner.recipes.benchmarks.rounds import Seconds, take_turns
 from runner.recipes.benchmarks.two_stages import require_equal, shared_losses
 
-__all__ = ["Kind", "SleepingLayer", "compare", "main"]
+__all__ = ["Kind", "SleepingLayer", "compare", "main", "mean_square", "sleeping_batch"]
 
 _WIDTH = 16
 _EAGER_GAIN = 0.93
@@ -101,8 +101,15 @@ class SleepingLayer(nn.Module):
         return made
 
 
-def _loss(output: Tensor, target: Tensor) -> Tensor:
+def mean_square(output: Tensor, target: Tensor) -> Tensor:
+    """The loss."""
     return nn.functional.mse_loss(output, target)
+
+
+def sleeping_batch(samples: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of :class:`SleepingLayer`, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(samples, _WIDTH, generator=generator), torch.ones(samples, _WIDTH)
 
 
 def compare(
@@ -124,21 +131,20 @@ def compare(
         RuntimeError: the contestants do not compute the same losses.
     """
     make_optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01)
-    generator = torch.Generator().manual_seed(0)
-    batch = (torch.rand(microbatches, _WIDTH, generator=generator), torch.ones(microbatches, _WIDTH))
+    batch = sleeping_batch(microbatches)
     contestants: dict[str, Pipeline] = {}
     for name in schedules:
         kind = _KINDS[name]
 
         def fresh(chunks: int = kind.chunks) -> tuple[Any, ...]:
             layers = [SleepingLayer(seconds / chunks) for _ in range(chunks * dist.get_world_size())]
-            return layers, _loss, make_optimizer, microbatches
+            return layers, mean_square, make_optimizer, microbatches
 
         contestants[f"runner {name}"] = RunnerPipeline(
             *fresh(), schedule=name, delay_seconds=delay_seconds, post_validation=post_validation
         )
         if kind.torch is not None and not delay_seconds and not post_validation:
-            contestants[f"torch {kind.torch}"] = TorchPipeline(*fresh(), schedule=kind.torch)
+            contestants[f"torch {kind.torch}"] = TorchPipeline(*fresh(), schedule=kind.torch, chunks=kind.chunks)
     losses = {name: shared_losses(pipeline.step(batch)) for name, pipeline in contestants.items()}
     require_equal(losses)
     turns = {name: partial(pipeline.step, batch) for name, pipeline in contestants.items()}

@@ -28,7 +28,7 @@ __all__ = ["compare", "main", "require_equal", "shared_losses"]
 
 _RANKS = 2
 _OURS = ("1f1b", "zb_h1", "zb_v")
-_TORCH = ("Schedule1F1B", "ScheduleZBVZeroBubble")
+_TORCH = {"Schedule1F1B": 1, "ScheduleZBVZeroBubble": 2}  # chunks per rank
 _ALONE = "one process beside a copy"
 _OVER_HALF = 1.09
 _BATCHES = 4
@@ -62,7 +62,7 @@ def _contestants(size: GptSize, microbatches: int, samples: int, with_deepspeed:
         return gpt_layers(size, _SEED), cross_entropy, make_adamw, microbatches
 
     found: dict[str, Pipeline] = {f"runner {name}": RunnerPipeline(*fresh(), schedule=name) for name in _OURS}
-    found |= {f"torch {name}": TorchPipeline(*fresh(), schedule=name) for name in _TORCH}
+    found |= {f"torch {name}": TorchPipeline(*fresh(), schedule=name, chunks=v) for name, v in _TORCH.items()}
     found[_ALONE] = OneProcess(*fresh())
     if with_deepspeed:
         found["deepspeed"] = DeepSpeedPipeline(*fresh(), samples=samples)

@@ -11,6 +11,7 @@ from runner.cli.request import checked
 from runner.errors import EXIT_OK, Problem, RequestError, raise_problems
 from runner.plan.ordered import costs_of, schedule_of
 from runner.schedule.simulate import Costs
+from runner.schedule.stream import period, repeat
 from runner.schedule.values import Schedule
 
 __all__ = ["run"]
@@ -25,12 +26,14 @@ def run(arguments: Arguments) -> int:
         print(_catalogue(as_json=arguments.switch("json")))
         return EXIT_OK
     config = checked(arguments.words, [*arguments.problems, *_unwritable(arguments)])
-    schedule, costs = schedule_of(config), costs_of(config)
+    step, costs = schedule_of(config), costs_of(config)
+    schedule = repeat(step, config.schedule.steps or 1)
     for flag in _FILES:
         file = arguments.value(flag)
         if file is not None:
-            _write(flag, Path(file), _content(flag, schedule, costs))
-    print(_shown(schedule, costs, as_json=arguments.switch("json")))
+            shown = step if flag == "csv" else schedule  # what schedule=from_file reads is one step
+            _write(flag, Path(file), _content(flag, shown, costs))
+    print(_shown(step, schedule, costs, as_json=arguments.switch("json")))
     return EXIT_OK
 
 
@@ -61,10 +64,13 @@ def _content(flag: str, schedule: Schedule, costs: Costs) -> str:
     return json.dumps(to_trace(schedule, costs)) + "\n"
 
 
-def _shown(schedule: Schedule, costs: Costs, *, as_json: bool) -> str:
+def _shown(step: Schedule, schedule: Schedule, costs: Costs, *, as_json: bool) -> str:
+    """``schedule`` is one ``step``, or a stream of several."""
     from runner.schedule.render import to_json, to_text
 
-    return _document(to_json(schedule, costs)) if as_json else to_text(schedule, costs)
+    if not as_json:
+        return to_text(schedule, costs)
+    return _document(to_json(schedule, costs, period=period(step, costs) if schedule.windows > 1 else None))
 
 
 def _catalogue(*, as_json: bool) -> str:

@@ -138,9 +138,11 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
         why = "The average would take in weights that may yet be taken back"
         fix = "schedule.post_validation=false"
         yield Problem("schedule.post_validation", True, "does not go with trainer.ema_decay", why, fix)
-    if schedule.steps not in (None, 1):
-        why = f"Windows overlap in asynchronous schedules only, which are {_NOT_YET}"
-        yield Problem("schedule.steps", schedule.steps, "must be null or 1", why, "schedule.steps=null")
+    yield from _at_least("schedule.steps", schedule.steps, 1)
+    if (schedule.steps or 1) > 1 and not schedule.post_validation:
+        why = "Without it all ranks wait for each other before the optimizer step: every step looks like the first"
+        rule = "needs schedule.post_validation=true"
+        yield Problem("schedule.steps", schedule.steps, rule, why, "schedule.post_validation=true")
     if schedule.name == "from_file" and schedule.file is None:
         yield Problem("schedule.file", None, "must name a file", "The schedule is read from it", "schedule.file=PATH")
     if schedule.name != "from_file" and schedule.file is not None:

@@ -8,7 +8,7 @@ from runner.plan.stages import StageFigures
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.simulate import Simulation, StageCosts, simulate
-from runner.schedule.stream import repeat
+from runner.schedule.stream import period
 from runner.schedule.values import Op, Schedule
 
 __all__ = ["predict_time", "ring_all_reduce_seconds", "stage_costs"]
@@ -43,19 +43,10 @@ def predict_time(
     played = simulate(schedule, costs)
     source = "measured" if stage_seconds is not None else profile.seconds_source
     if post_validation:
-        period = _period(schedule, costs)
-        bubble = 1.0 - sum(played.busy) / (schedule.ranks * period)
-        return TimePrediction(period + _longest_update(schedule, costs), bubble, played.busy, source)
-    return TimePrediction(max(_finish(schedule, played, costs)), played.bubble_ratio, played.busy, source)
-
-
-_WINDOWS = 6  # after which a stream repeats itself; one window more is one period more
-
-
-def _period(schedule: Schedule, costs: StageCosts) -> float:
-    """Seconds from one step to the next where no rank waits for the others at the end of a step."""
-    shorter, longer = (simulate(repeat(schedule, windows), costs).makespan for windows in (_WINDOWS, _WINDOWS + 1))
-    return longer - shorter
+        seconds = period(schedule, costs)
+        bubble = 1.0 - sum(played.busy) / (schedule.ranks * seconds)
+        return TimePrediction(seconds + _longest_update(schedule, costs), bubble, played.busy, source, costs)
+    return TimePrediction(max(_finish(schedule, played, costs)), played.bubble_ratio, played.busy, source, costs)
 
 
 def _longest_update(schedule: Schedule, costs: StageCosts) -> float:

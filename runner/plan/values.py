@@ -11,6 +11,7 @@ from runner.plan.partition import Partition
 from runner.plan.stages import StageFigures
 from runner.plan.topology import Topology
 from runner.profile import ModelProfile, SecondsSource
+from runner.schedule.simulate import StageCosts
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["Link", "MemoryParts", "MemoryPrediction", "RunPlan", "StageSeconds", "TimePrediction"]
@@ -116,12 +117,14 @@ class TimePrediction:
         bubble_ratio: idle / total rank time over the flushed span of the pipeline's forwards and backwards.
         busy_seconds: per pipe position, in forwards and backwards.
         source: whether the seconds were measured or estimated.
+        costs: from which the schedule was played, in seconds.
     """
 
     step_seconds: float
     bubble_ratio: float
     busy_seconds: tuple[float, ...]
     source: SecondsSource
+    costs: StageCosts
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from runner.schedule.simulate import Costs, StageCosts, simulate
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["repeat", "updates", "weight_versions"]
+__all__ = ["period", "repeat", "updates", "weight_versions"]
+
+_WINDOWS = 6  # after which a stream repeats itself; one window more is one period more
 
 
 def repeat(schedule: Schedule, windows: int) -> Schedule:
@@ -28,6 +31,17 @@ def repeat(schedule: Schedule, windows: int) -> Schedule:
         window_of_microbatch=tuple(window for window in range(windows) for _ in range(size)),
         actions=tuple(tuple(shifted(a, window) for window in range(windows) for a in row) for row in schedule.actions),
     )
+
+
+def period(schedule: Schedule, costs: Costs | StageCosts) -> float:
+    """Time from one optimizer step to the next where no rank waits for the others in between, in the costs' unit.
+
+    Args:
+        schedule: one window.
+        costs: of its compute.
+    """
+    shorter, longer = (simulate(repeat(schedule, windows), costs).makespan for windows in (_WINDOWS, _WINDOWS + 1))
+    return longer - shorter
 
 
 def updates(schedule: Schedule) -> tuple[tuple[tuple[int, int, int], ...], ...]:

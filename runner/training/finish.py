@@ -20,14 +20,12 @@ from runner.model.targets import import_target
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, step_seconds
-from runner.schedule.render.events import Event
-from runner.schedule.render.svg import timeline_svg
-from runner.schedule.render.trace import timeline_trace
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import Checkpoints, StepClock
 from runner.training.lightning_module import TrainedModule
-from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step, timed_events
+from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step
+from runner.training.timelines import draw_timelines
 
 __all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
 
@@ -68,7 +66,7 @@ def finish(
     assert strategy.meter is not None
     timed = range(strategy.meter.untimed_steps, len(clock.walls))
     walls = {index: clock.walls[index] for index in timed}
-    artifacts |= _draw_timeline(run_dir, measures, walls)
+    artifacts |= draw_timelines(run_dir, plan, measures, walls)
     record = _measured(RunRecord.load(run_dir), strategy, module, config, plan, measures, walls)
     record = record.replace(artifacts=record.artifacts | artifacts)
     if strategy.stopped:
@@ -189,26 +187,6 @@ def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
         "weight_gradients": total("weight_gradients"),
         "optimizer_states": 0.0,
     }
-
-
-def _draw_timeline(run_dir: Path, measures: Sequence[RankMeasures], walls: Mapping[int, float]) -> dict[str, str]:
-    """The measured timeline of the step nearest to the median one, as a picture and as a Chrome trace."""
-    import json
-
-    pipeline = [rank for rank in measures if rank.replica == 0]
-    found = timed_events(pipeline, list(walls), walls)
-    if found is None:
-        return {}
-    step, by_rank = found
-    origin = min(event.start for events in by_rank.values() for event in events)
-    events = [
-        Event(rank, event.op, event.stage, event.microbatch, event.start - origin, event.end - origin)
-        for rank, own in by_rank.items()
-        for event in own
-    ]
-    (run_dir / "timeline.svg").write_text(timeline_svg(events, title=f"step {step + 1}, measured"), encoding="utf-8")
-    (run_dir / "timeline.json").write_text(json.dumps(timeline_trace(events)), encoding="utf-8")
-    return {"timeline": "timeline.svg", "trace": "timeline.json"}
 
 
 def _call_report(config: RunConfig, run_dir: Path, weights: dict[str, Tensor], record: RunRecord) -> None:

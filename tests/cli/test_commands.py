@@ -143,6 +143,20 @@ def test_costs_are_the_users(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["makespan"] == (8 + 3) * 7
 
 
+def test_schedule_of_several_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a barrier zb_h2 idles before its first and after its last step only; a file holds one step."""
+    words = ["schedule=zb_h2", "schedule.steps=3", "schedule.post_validation=true", *PIPELINE]
+    file = tmp_path / "one.csv"
+    assert main(["schedule", *words, "--json", "--csv", str(file)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["microbatches"], document["makespan"]) == (24, 3 * 24 + 3)
+    assert document["steady_bubble_ratio"] == pytest.approx(0)
+    assert document["versions"]["F"][23] == [2, 2, 2, 2]
+    assert main(["schedule", "schedule=from_file", f"schedule.file={file}", *PIPELINE, "--json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert (one["makespan"], one["steady_bubble_ratio"]) == (27, None)
+
+
 def test_schedule_draws_text_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {flag: tmp_path / f"order.{flag}" for flag in ("csv", "svg", "trace")}
     flags = [word for flag, file in files.items() for word in (f"--{flag}", str(file))]

@@ -51,7 +51,8 @@ def told(*overrides: str) -> list[str]:
         ("parallelism.tensor=2", f"parallelism.tensor = 2: must be 1. Tensor parallelism is {_NOT_YET}. Try parallelism.tensor=1."),
         ("schedule.microbatches=0", "schedule.microbatches = 0: must be at least 1. Try schedule.microbatches=1."),
         ("schedule.chunks=0", "schedule.chunks = 0: must be at least 1. Try schedule.chunks=1."),
-        ("schedule.steps=2", f"schedule.steps = 2: must be null or 1. Windows overlap in asynchronous schedules only, which are {_NOT_YET}. Try schedule.steps=null."),
+        ("schedule.steps=2", "schedule.steps = 2: needs schedule.post_validation=true. Without it all ranks wait for each other before the optimizer step: every step looks like the first. Try schedule.post_validation=true."),
+        ("schedule.steps=0", "schedule.steps = 0: must be at least 1. Try schedule.steps=1."),
         ("schedule.post_validation=true trainer.ema_decay=0.9", "schedule.post_validation = true: does not go with trainer.ema_decay. The average would take in weights that may yet be taken back. Try schedule.post_validation=false."),
         ("schedule=from_file", "schedule.file = null: must name a file. The schedule is read from it. Try schedule.file=PATH."),
         ("schedule.file=a.csv", "schedule.file = a.csv: belongs to schedule=from_file. The schedule 1f1b is generated. Try schedule=from_file."),
@@ -133,6 +134,7 @@ def test_all_broken_rules_are_told_at_once() -> None:
         "partition=manual partition.boundaries=[2,3] parallelism.pipeline=3",
         "partition=manual partition.boundaries=[] parallelism.pipeline=1",
         "schedule=dapple schedule.steps=1",
+        "schedule=zb_h2 schedule.steps=3 schedule.post_validation=true",
         "model.target=a.b.c:d_e",
     ],
 )

@@ -58,13 +58,15 @@ def test_time_above_compute():
 def test_two_stages_over_processes():
     run = partial(two_stages.compare, SMALL, microbatches=4, samples=8, rounds=2, steps=1, with_deepspeed=False)
     measured = run_ranks(2, run)
-    assert measured["seconds"].keys() == measured["losses"].keys() == {"runner", "torch"}
+    assert measured["seconds"].keys() == measured["losses"].keys()
+    assert {"runner zb_v", "torch ScheduleZBVZeroBubble"} <= measured["seconds"].keys()
 
 
 @pytest.mark.slow
 def test_sleeping_stages_take_at_least_their_schedule():
-    measured = run_ranks(2, partial(sleeping_stages.compare, 0.002, microbatches=4, rounds=2))
-    assert all(value >= 5 * 0.006 for values in measured["seconds"].values() for value in values)
+    settings = {"schedules": ["1f1b", "zb_h1"], "microbatches": 4, "rounds": 2, "delay_seconds": 0.0}
+    measured = run_ranks(2, partial(sleeping_stages.compare, 0.002, **settings))
+    assert all(value >= 13 * 0.002 for values in measured["seconds"].values() for value in values)
 
 
 @pytest.mark.slow

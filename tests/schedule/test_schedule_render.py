@@ -6,9 +6,21 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from runner.schedule import SPECS, Costs, Schedule, StageCosts, build, lower, parse_action, simulate
-from runner.schedule.render import Event, events_of, timeline_svg, timeline_trace, to_json, to_svg, to_text, to_trace
+from runner.schedule.render import (
+    Event,
+    Panel,
+    events_of,
+    panels_svg,
+    timeline_svg,
+    timeline_trace,
+    timelines_trace,
+    to_json,
+    to_svg,
+    to_text,
+    to_trace,
+)
 from runner.schedule.render.catalogue import catalogue_json, catalogue_text
-from runner.schedule.stream import repeat
+from runner.schedule.stream import period, repeat
 
 SVG = "{http://www.w3.org/2000/svg}"
 MINE = build("1f1b", ranks=4, microbatches=8)
@@ -53,6 +65,21 @@ def test_json_of_several_windows() -> None:
     assert document["bubble_ratio"] == pytest.approx(1 / 3)
     with pytest.raises(ValueError, match="windows = 0"):
         repeat(MINE, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio"), [("zb_h2", 0), ("zb_v", 0), ("zb_h1", 1 / 9), ("1f1b", 3 / 11), ("v_half", 0.2)]
+)
+def test_windows_without_a_barrier_tile(name: str, ratio: float) -> None:
+    """What is left of the bubble is the idle time between a rank's first and last action."""
+    step = build(name, ranks=4, microbatches=8)
+    stream = repeat(step, 3)
+    document = to_json(stream, Costs(), period=period(step, Costs()))
+    assert document["steady_bubble_ratio"] == pytest.approx(ratio, abs=1e-9)
+    if ratio == 0:  # one window's skew for all three
+        assert document["makespan"] == simulate(step, Costs()).makespan + 2 * 24
+        assert document["inner_idle"] == [0] * 4
+    assert f"{name}: 4 ranks, 3 steps of 8 micro-batches" in to_svg(stream, Costs())
 
 
 def test_mark_points_at_the_cell() -> None:
@@ -149,6 +176,25 @@ def test_measured_events_use_the_same_drawings() -> None:
     assert events_of(MINE, Costs())[0] == Event(0, "F", 0, 0, 0.0, 1.0, "0F0")
 
 
+def test_panels_share_one_time_scale() -> None:
+    """The same work, once at double speed: half as wide, below, and in the other group of the trace."""
+    slow = events_of(MINE, Costs())
+    fast = [event._replace(start=event.start / 2, end=event.end / 2) for event in slow]
+    picture = panels_svg([Panel("slow", slow), Panel("fast", fast)])
+    shapes = _rectangles(picture)
+    above, below = ([s for s in part if s.findtext(f"{SVG}title") == "3B7"][0] for part in (shapes[:64], shapes[64:]))
+    for key in ("x", "width"):
+        left = 64 if key == "x" else 0
+        assert float(above.attrib[key]) - left == pytest.approx(2 * (float(below.attrib[key]) - left), abs=0.03)
+    idle = [s for s in ElementTree.fromstring(picture).iter(f"{SVG}rect") if s.attrib["fill"] == "#f1f2f4"]
+    assert [float(shape.attrib["width"]) for shape in idle] == [900] * 4 + [450] * 4 + [12], "to each one's own end"
+    lowest = max(float(shape.attrib["y"]) for shape in shapes[:64])
+    assert min(float(shape.attrib["y"]) for shape in shapes[64:]) > lowest
+    events = timelines_trace({"slow": slow, "fast": fast})["traceEvents"]
+    assert {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"} == {0: "slow", 1: "fast"}
+    assert [e["dur"] for e in events if e["name"] == "3B7"] == [2e6, 1e6]
+
+
 def test_svg_names_the_chunks() -> None:
     for chunks in (2, 4):
         drawn = to_svg(build("hanayo", ranks=2, microbatches=2, chunks=chunks), Costs())
@@ -158,6 +204,10 @@ def test_svg_names_the_chunks() -> None:
         forwards = {s.attrib["fill"] for s in _rectangles(drawn) if str(s.findtext(f"{SVG}title"))[1:] == "F0"}
         assert len(forwards) == chunks  # a shade for each
     assert "chunk 0" not in to_svg(MINE, Costs())
+    looped, v = (build(name, ranks=4, microbatches=8) for name in ("interleaved_1f1b", "zb_v"))
+    both = panels_svg([Panel("looped", events_of(looped, Costs())), Panel("v", events_of(v, Costs()))])
+    assert "chunk 1" in both
+    assert "chunk 2" not in both
 
 
 def test_catalogue_says_what_a_script_needs() -> None:

@@ -11,14 +11,20 @@ from runner.schedule.values import Schedule
 __all__ = ["to_json"]
 
 
-def to_json(schedule: Schedule, costs: Costs) -> dict[str, Any]:
+def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) -> dict[str, Any]:
     """Everything about ``schedule`` that a program might ask, in plain lists and numbers.
 
     An entry ``[stage, window, index]`` of ``updates`` is an optimizer step that comes before ``index`` of the rank's
     actions. ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
-    ``steady_bubble_ratio`` is null: every schedule here is flushed at each step.
+    ``steady_bubble_ratio`` is null where ``period`` is not given.
+
+    Args:
+        schedule: one optimizer step, or a stream of several.
+        costs: its durations.
+        period: time from one optimizer step to the next, where steps run into each other.
     """
     times = simulate(schedule, costs)
+    busy = sum(times.busy) / schedule.windows
     seen = [[schedule.window_of(m)] * schedule.stages for m in range(schedule.microbatches)]
     return {
         "schedule": schedule.name,
@@ -33,7 +39,7 @@ def to_json(schedule: Schedule, costs: Costs) -> dict[str, Any]:
         "costs": {"F": costs.F, "B": costs.B, "I": costs.I, "W": costs.W, "comm": costs.comm},
         "makespan": times.makespan,
         "bubble_ratio": times.bubble_ratio,
-        "steady_bubble_ratio": None,
+        "steady_bubble_ratio": 1.0 - busy / (schedule.ranks * period) if period else None,
         "inner_idle": list(times.inner_idle),
         "peak_activations": list(times.peak_activations),
         "weight_versions": list(weight_versions(schedule)),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from runner.schedule.render.events import BESIDE, Event, events_of
 from runner.schedule.simulate import Costs, StageCosts, simulate
 from runner.schedule.values import Program, Schedule
 
-__all__ = ["timeline_svg", "to_svg"]
+__all__ = ["Panel", "panels_svg", "timeline_svg", "to_svg"]
 
 _COLORS = {
     "F": ("#8fb8ed", "forward"),
@@ -45,41 +47,83 @@ def to_svg(view: Schedule | Program, costs: Costs | StageCosts, *, title: str | 
     times = simulate(view, costs)
     chunks = f"{schedule.chunks} chunks per rank, " if schedule.chunks > 1 else ""
     default = (
-        f"{schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} micro-batches, {chunks}"
+        f"{schedule.name}: {schedule.ranks} ranks, {_batches(schedule)}, {chunks}"
         f"bubble {100 * times.bubble_ratio:.1f} %"
     )
     return timeline_svg(events_of(view, costs), title=default if title is None else title, unit=unit)
 
 
+def _batches(schedule: Schedule) -> str:
+    each = f"{schedule.microbatches // schedule.windows} micro-batches"
+    return each if schedule.windows == 1 else f"{schedule.windows} steps of {each}"
+
+
+class Panel(NamedTuple):
+    """One timeline of a picture.
+
+    Args:
+        title: printed above it.
+        events: what happened; compute of one rank must not overlap, messages may.
+    """
+
+    title: str
+    events: Sequence[Event]
+
+
 def timeline_svg(
     events: Iterable[Event], *, title: str, unit: str = "s", span: tuple[float, float] | None = None
 ) -> str:
-    """Draw a timeline.
+    """Draw one timeline; arguments are those of :class:`Panel` and :func:`panels_svg`."""
+    return panels_svg([Panel(title, tuple(events))], unit=unit, span=span)
+
+
+def panels_svg(panels: Sequence[Panel], *, unit: str = "s", span: tuple[float, float] | None = None) -> str:
+    """Draw timelines below each other, all on one time scale; each is grey where a rank idles before its own end.
 
     Args:
-        events: what happened; compute of one rank must not overlap, messages may.
-        title: printed above.
+        panels: from above.
         unit: of the events' times, for the axis.
-        span: first and last moment to draw, so that two pictures may share an axis; default: of the events.
+        span: first and last moment to draw; default: of all events.
     """
-    drawn = sorted(events, key=lambda event: (event.rank, event.start))
-    first, last = span or (min((e.start for e in drawn), default=0.0), max((e.end for e in drawn), default=0.0))
-    scale = _WIDTH / (last - first) if last > first else 0.0
-    rows = sorted({event.rank for event in drawn})
-    has_messages = any(event.op in BESIDE and event.end > event.start for event in drawn)
-    row_height = _LANE + _GAP + (_BESIDE_LANE if has_messages else 0.0)
-    bottom = _TOP + row_height * len(rows)
-    height = bottom + 64.0
-    colors = _colors(drawn)
-    parts = [
-        _head(_LEFT + _WIDTH + _RIGHT, height, title),
-        *(_row(rank, _TOP + row_height * place) for place, rank in enumerate(rows)),
-        *_boxes(drawn, {rank: _TOP + row_height * place for place, rank in enumerate(rows)}, first, scale, colors),
-        *_axis(first, last, scale, bottom, unit),
-        *_legend(colors, drawn, height - 12.0),
-        "</svg>\n",
-    ]
-    return "\n".join(parts)
+    events = [event for panel in panels for event in panel.events]
+    first, last = span or (min((e.start for e in events), default=0.0), max((e.end for e in events), default=0.0))
+    has_messages = any(event.op in BESIDE and event.end > event.start for event in events)
+    drawing = _Drawing(first, last, _colors(events), _LANE + _GAP + (_BESIDE_LANE if has_messages else 0.0), unit)
+    parts, top = [], 0.0
+    for panel in panels:
+        drawn, top = drawing.panel(panel, top)
+        parts.append(drawn)
+    chunks = max((len(stages) for panel in panels for stages in _chunks(panel.events).values()), default=1)
+    height = top + 24.0
+    head = _head(_LEFT + _WIDTH + _RIGHT, height, "; ".join(panel.title for panel in panels))
+    return "\n".join([head, *parts, *_legend(drawing.colors, events, chunks, height - 12.0), "</svg>\n"])
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """What all panels of a picture share: first and last moment, colours, height of a rank's row, unit of time."""
+
+    first: float
+    last: float
+    colors: dict[str, tuple[str, str]]
+    row_height: float
+    unit: str
+
+    def panel(self, panel: Panel, top: float) -> tuple[str, float]:
+        """The panel that begins at ``top``, and where it ends."""
+        drawn = sorted(panel.events, key=lambda event: (event.rank, event.start))
+        rows = sorted({event.rank for event in drawn})
+        tops = {rank: top + _TOP + self.row_height * place for place, rank in enumerate(rows)}
+        bottom = top + _TOP + self.row_height * len(rows)
+        scale = _WIDTH / (self.last - self.first) if self.last > self.first else 0.0
+        width = (min(self.last, max((event.end for event in drawn), default=0.0)) - self.first) * scale
+        parts = [
+            _text(_LEFT, top + 24.0, panel.title, 15, weight="600"),
+            *(_row(rank, y, width) for rank, y in tops.items()),
+            *_boxes(drawn, tops, self.first, scale, self.colors),
+            *_axis(self.first, self.last, scale, bottom, self.unit),
+        ]
+        return "\n".join(parts), bottom + 40.0
 
 
 def _colors(events: Sequence[Event]) -> dict[str, tuple[str, str]]:
@@ -94,8 +138,7 @@ def _head(width: float, height: float, title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}" font-family="Helvetica, Arial, sans-serif" fill="{_TEXT}">\n'
-        f'<title>{escape(title)}</title>\n<rect width="100%" height="100%" fill="#ffffff"/>\n'
-        + _text(_LEFT, 24.0, title, 15, weight="600")
+        f'<title>{escape(title)}</title>\n<rect width="100%" height="100%" fill="#ffffff"/>'
     )
 
 
@@ -113,8 +156,8 @@ def _rectangle(x: float, y: float, width: float, height: float, color: str, hint
     return f"{shape}>{tip}</rect>" if tip else f"{shape}/>"
 
 
-def _row(rank: int, y: float) -> str:
-    idle = _rectangle(_LEFT, y, _WIDTH, _LANE, _IDLE)
+def _row(rank: int, y: float, width: float) -> str:
+    idle = _rectangle(_LEFT, y, width, _LANE, _IDLE)
     return _text(_LEFT - 8, y + _LANE / 2 + 4, f"rank {rank}", 12, anchor="end") + "\n" + idle
 
 
@@ -183,10 +226,9 @@ def _ticks(length: float) -> Iterator[float]:
         yield round(count * step, 12)
 
 
-def _legend(colors: dict[str, tuple[str, str]], events: Sequence[Event], y: float) -> Iterator[str]:
+def _legend(colors: dict[str, tuple[str, str]], events: Sequence[Event], chunks: int, y: float) -> Iterator[str]:
     visible = {event.op for event in events if event.end > event.start}
     shown = [entry for op, entry in colors.items() if op in visible] + [(_IDLE, "idle")]
-    chunks = max((len(stages) for stages in _chunks(events).values()), default=1)
     if chunks > 1:
         base = next((colors[op][0] for op in colors if op in visible), _TEXT)
         shown += [(_lighter(base, _tint(chunk, chunks)), f"chunk {chunk}") for chunk in range(chunks)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runner.schedule.render.events import BESIDE, Event, events_of
 from runner.schedule.simulate import Costs, StageCosts
 from runner.schedule.values import Program, Schedule
 
-__all__ = ["timeline_trace", "to_trace"]
+__all__ = ["timeline_trace", "timelines_trace", "to_trace"]
 
 
 def to_trace(view: Schedule | Program, costs: Costs | StageCosts, *, seconds_per_unit: float = 1e-3) -> dict[str, Any]:
@@ -30,7 +30,20 @@ def timeline_trace(events: Iterable[Event], *, seconds_per_unit: float = 1.0) ->
         events: e.g. measured ones, in seconds.
         seconds_per_unit: of their times.
     """
-    microseconds = 1e6 * seconds_per_unit
+    return {"traceEvents": _process(0, events, 1e6 * seconds_per_unit), "displayTimeUnit": "ms"}
+
+
+def timelines_trace(timelines: Mapping[str, Iterable[Event]]) -> dict[str, Any]:
+    """Several timelines, in seconds, in one trace: each a group of tracks with its name."""
+    trace: list[dict[str, Any]] = []
+    for group, (name, events) in enumerate(timelines.items()):
+        trace.append({"name": "process_name", "ph": "M", "pid": group, "tid": 0, "args": {"name": name}})
+        trace += _process(group, events, 1e6)
+    return {"traceEvents": trace, "displayTimeUnit": "ms"}
+
+
+def _process(group: int, events: Iterable[Event], microseconds: float) -> list[dict[str, Any]]:
+    """The tracks of one group, names first; ``microseconds`` is how long the events' unit is."""
     tracks: dict[int, str] = {}
     complete = []
     for event in events:
@@ -42,7 +55,7 @@ def timeline_trace(events: Iterable[Event], *, seconds_per_unit: float = 1.0) ->
                 "name": event.label,
                 "cat": event.op,
                 "ph": "X",
-                "pid": 0,
+                "pid": group,
                 "tid": track,
                 "ts": event.start * microseconds,
                 "dur": (event.end - event.start) * microseconds,
@@ -50,7 +63,7 @@ def timeline_trace(events: Iterable[Event], *, seconds_per_unit: float = 1.0) ->
             }
         )
     names: list[dict[str, Any]] = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": track, "args": {"name": name}}
+        {"name": "thread_name", "ph": "M", "pid": group, "tid": track, "args": {"name": name}}
         for track, name in sorted(tracks.items())
     ]
-    return {"traceEvents": names + complete, "displayTimeUnit": "ms"}
+    return names + complete

@@ -1,0 +1,1 @@
+"""The synchronous one-directional schedules side by side: on paper, simulated, measured."""

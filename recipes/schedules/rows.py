@@ -1,0 +1,82 @@
+"""The table's rows: what is compared, and what the survey prints of it.
+
+The survey is Guan et al., Advances of Pipeline Model Parallelism for Deep Learning Training: An Overview, 2024; its
+Table 3 compares pipelines by bubble ratio, weights and activations. D ranks, T micro-batches, v chunks per rank, Mw a
+rank's share of the weights, Ma its activations of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.schedule.registry import build
+from runner.schedule.values import Schedule
+
+__all__ = ["ROWS", "Row"]
+
+_SPLIT = "F = I = W"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule of the table.
+
+    Args:
+        schedule: its name.
+        chunks: per rank.
+        printed: bubble ratio and activations in the survey's table; empty where it has no such row.
+        condition: when the printed or the closed form holds.
+    """
+
+    schedule: str
+    chunks: int
+    printed: tuple[str, str] | tuple[()] = ()
+    condition: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name, with the chunks where there are several."""
+        return self.schedule + (f", v = {self.chunks}" if self.chunks > 1 else "")
+
+    def build(self, ranks: int, microbatches: int) -> Schedule:
+        """The schedule itself."""
+        return build(self.schedule, ranks=ranks, microbatches=microbatches, chunks=self.chunks)
+
+
+ROWS = (
+    Row("naive", 1, ("(D-1)/D", "Ma"), "The survey's baseline: one micro-batch at a time; holds for any F : B."),
+    Row("gpipe", 1, ("(D-1)/(T+D-1)", "T Ma"), "Exact for any F : B where messages take no time."),
+    Row(
+        "1f1b",
+        1,
+        ("(D-1)/(D+T-1)", "[Ma, D Ma]"),
+        "DAPPLE's row. Exact for any F : B, also for T < D; rank r holds min(T, D-r) Ma, so that the printed range is "
+        "over the ranks where T >= D.",
+    ),
+    Row("1f1b_eager", 1, (), "DAPPLE's policy B; the same bubble as 1f1b, less of it where messages take time."),
+    Row(
+        "interleaved_1f1b",
+        2,
+        ("(D-1)/(vT)", "T Ma"),
+        "Megatron's row. The printed ratio is idle / ideal, unlike the other rows; as idle / total it is "
+        "(D-1)/(vT+D-1). The printed T Ma is right for T = D alone; else rank 0 holds (D + (D-1)/v) Ma. The schedule "
+        "is in Megatron's paper of 2021, the survey cites that of 2019.",
+    ),
+    Row("looped_bfs", 2, (), "(D-1)/(vT+D-1) for T >= D; T Ma on every rank."),
+    Row("zb_h1", 1, (), "T >= D, W <= F and W <= I; 1f1b's peak on rank 0."),
+    Row(
+        "zb_h2",
+        1,
+        ("~0 %", "(2D-1) Ma"),
+        f"The printed 0 needs {_SPLIT}, T >= 2D-1 and no barrier before the optimizer step (the columns of steps in a "
+        "row); with a barrier it takes zb_h1's time with almost twice its memory. Activations exact on rank 0.",
+    ),
+    Row("zb_auto", 1, (), "Found by search under a limit of D micro-batches per rank: no closed form."),
+    Row("zb_v", 2, (), f"{_SPLIT}, B = I + W and T >= 2D-1; no idle time between a rank's first and last action."),
+    Row("v_half", 2, (), f"{_SPLIT}, B = I + W and T > D; D // 2 + 1 is exact, the paper's bubble is approximate."),
+    Row("v_min", 2, (), f"{_SPLIT}, B = I + W and T >= D; suffers most where the three differ."),
+    Row("dualpipe_v", 2, (), f"{_SPLIT}, B = I + W and T >= 2D; pairs of F and B run one after the other."),
+    Row("hanayo", 2, (), "One wave; the order is greedy: no closed form."),
+    Row("hanayo", 4, (), "Two waves; the order is greedy: no closed form."),
+    Row("varuna", 1, (), "Recomputation counts as work, not as idle time; no closed form here."),
+)

@@ -1,0 +1,135 @@
+"""The schedules' recipe: every row on paper, its tables and figures, and small measurements."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from runner.recipes.benchmarks.workload import GptSize
+from runner.recipes.schedules import measured, memory, peers
+from runner.recipes.schedules.__main__ import document, write
+from runner.recipes.schedules.computed import compute
+from runner.recipes.schedules.figures import FIGURES, draw
+from runner.recipes.schedules.rows import ROWS, Row
+from runner.recipes.schedules.tables import markdown, replace_block, to_csv
+from runner.schedule.registry import SPECS
+
+
+def row(name: str, chunks: int | None = None) -> Row:
+    return next(row for row in ROWS if row.schedule == name and chunks in (None, row.chunks))
+
+
+def test_every_schedule_of_this_kind_is_a_row():
+    assert {row.schedule for row in ROWS} == set(SPECS) - {"from_file"}
+    assert all(row.condition for row in ROWS)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
+def test_the_simulation_agrees_with_the_closed_form(row: Row, ranks: int):
+    known = compute(row, ranks, 16)
+    assert (known.formula is None) == (SPECS[row.schedule].formulas is None)
+    if known.formula is not None:
+        assert known.simulated == pytest.approx(known.formula)
+        assert known.simulated_activations == pytest.approx(known.formula_activations)
+    assert known.simulated_in_a_row <= known.simulated + 1e-9
+
+
+def test_what_the_specification_prints_for_four_ranks_and_eight_microbatches():
+    printed = {"naive": 0.75, "gpipe": 0.273, "interleaved_1f1b": 0.158, "zb_h1": 0.111, "zb_v": 0.059, "v_half": 0.2}
+    for name, ratio in printed.items():
+        assert compute(row(name), 4, 8).simulated == pytest.approx(ratio, abs=5e-4)
+    assert compute(row("zb_h2"), 4, 8).simulated_in_a_row == pytest.approx(0)
+    assert compute(row("zb_h1"), 4, 8).simulated_in_a_row == pytest.approx(1 / 9)
+
+
+def test_a_formula_stands_only_where_its_condition_holds():
+    assert compute(row("zb_v"), 4, 6).formula is None
+    assert compute(row("zb_v"), 4, 7).formula is not None
+
+
+def test_the_predicted_bytes_are_the_formulas_and_what_is_under_way():
+    one = memory.predict(row("1f1b"), 4, 16)
+    assert one["formula"] == [count * share for count, share in zip((4, 3, 2, 1), one["share"], strict=True)]
+    for part, formula, share in zip(one["predicted"], one["formula"], one["share"], strict=True):
+        assert part["weights"] == one["formula_weights"]
+        assert formula < part["activations"] < formula + share / 2
+    whole, half = (memory.predict(row(name), 4, 16)["predicted"] for name in ("zb_v", "v_half"))
+    assert sum(rank["activations"] for rank in half) < 0.8 * sum(rank["activations"] for rank in whole)
+
+
+def test_tables_figures_and_files(tmp_path: Path):
+    content = document(ranks=[4], microbatches=8, seconds=0.02, rounds=1, measures=False)
+    write(content, tmp_path)
+    assert json.loads((tmp_path / "schedules.json").read_text(encoding="utf-8")) == json.loads(json.dumps(content))
+    assert {"date", "hardware", "versions", "commit", "settings"} <= content.keys()
+    lines = list(csv.DictReader(io.StringIO(to_csv(content))))
+    assert [line["schedule"] for line in lines] == [row.label for row in ROWS]
+    assert float(lines[1]["bubble_simulated"]) == pytest.approx(3 / 11)
+    text = markdown(content)
+    assert "| gpipe | (D-1)/(T+D-1) | 0.273 | 0.273 |  | 0.273 |  |" in text
+    assert "idle / ideal, unlike the other rows" in text
+    assert all(f"- `{row.label}`: " in text for row in ROWS)
+
+
+def test_figures_show_their_schedules(tmp_path: Path):
+    for path, names in zip(draw(tmp_path), FIGURES.values(), strict=True):
+        texts = {text.text or "" for text in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")}
+        assert all(any(text.startswith(name) for text in texts) for name in names)
+
+
+def test_a_block_of_the_readme_is_replaced_and_nothing_else(tmp_path: Path):
+    readme = tmp_path / "README.md"
+    readme.write_text("above\n<!-- tables -->\nold\n<!-- /tables -->\nbelow\n", encoding="utf-8")
+    for content in ("first", "second"):
+        replace_block(readme, "tables", content)
+        expected = f"above\n<!-- tables -->\n\n{content}\n\n<!-- /tables -->\nbelow\n"
+        assert readme.read_text(encoding="utf-8") == expected
+    with pytest.raises(ValueError, match="no lines <!-- peers -->"):
+        replace_block(readme, "peers", "")
+
+
+def test_the_peers_table():
+    taken = {"1f1b": [3.3, 3.4], "Schedule1F1B": [3.6, 3.4]}
+    pair = peers.Pair("1f1b", "Schedule1F1B")
+    text = peers.markdown(taken, [pair], ranks=4, microbatches=8, seconds=0.1)
+    assert text.splitlines()[-1] == "| 1f1b | 1 | 0.375 | 0.396 | Schedule1F1B | 0.458 | 0.958 |"
+    text = peers.markdown(taken, [pair], ranks=4, microbatches=8, seconds=None)
+    assert text.splitlines()[-1] == "| 1f1b | 1 | 0.375 | 3.350 | Schedule1F1B | 3.500 | 0.958 |"
+
+
+@pytest.mark.slow
+def test_sleeping_stages_take_at_least_their_schedule():
+    rows = [row("gpipe"), row("zb_h2"), row("zb_v")]
+    taken = measured.measure(2, microbatches=4, seconds=0.005, rounds=1, rows=rows)
+    assert {name: set(kinds) for name, kinds in taken.items()} == {
+        "gpipe": {"flushed"}, "zb_h2": {"flushed", "in_a_row"}, "zb_v, v = 2": {"flushed", "in_a_row"}
+    }  # fmt: skip
+    for one in rows:
+        known = compute(one, 2, 4)
+        assert measured.bubble(known.busy, 0.005, taken[one.label]["flushed"]) >= known.simulated
+
+
+@pytest.mark.slow
+def test_measured_bytes_are_the_predicted_ones():
+    rows = [row("1f1b"), row("zb_v"), row("varuna")]
+    held = memory.measure(2, 4, rows)
+    for one in rows:
+        for found, expected in zip(held[one.label], memory.predict(one, 2, 4)["predicted"], strict=True):
+            assert found["weights"] == expected["weights"]
+            assert found["activations"] == pytest.approx(expected["activations"], rel=0.05)
+
+
+@pytest.mark.slow
+def test_every_engine_computes_the_same():
+    """Unequal losses are an error."""
+    pairs = [pair for pair in peers.PAIRS if pair.other != "deepspeed"]
+    taken = peers.measure_sleeping(2, microbatches=4, seconds=0.002, rounds=1, pairs=pairs)
+    assert set(taken) == {name for pair in pairs for name in (pair.ours, pair.other)}
+    small = GptSize(layers=2, width=16, sequence_length=8, vocab_size=20, heads=2)
+    assert peers.measure_gpt(2, microbatches=4, rounds=1, size=small, pairs=pairs).keys() == taken.keys()
