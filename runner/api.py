@@ -41,6 +41,7 @@ from runner.model.ties import find_ties
 from runner.plan.partition import Partition, partition_problems, uniform
 from runner.plan.topology import Topology
 from runner.schedule import registry
+from runner.schedule.fuse import fuse_backwards
 from runner.schedule.lower import lower
 from runner.schedule.values import Program, Schedule
 from runner.strategy import pipeline
@@ -106,7 +107,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
     ) -> None:
         wanted: dict[str, Any] = {"ranks": stages, "microbatches": microbatches, "chunks": chunks}
         raise_problems(registry.problems_of(schedule, file=None, **wanted))
-        order = registry.build(schedule, file=None, **wanted)
+        order = fuse_backwards(registry.build(schedule, file=None, **wanted))
         topology = Topology.grid(stages, data, placement=order.placement)
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # what seed_everything leaves for other processes
         options = EngineOptions(microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite)

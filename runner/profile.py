@@ -18,6 +18,8 @@ __all__ = [
     "PROFILE_FILE",
     "Recomputation",
     "SecondsSource",
+    "SharedWeight",
+    "SplitBackward",
     "profile_from_json",
     "read_profile",
 ]
@@ -47,6 +49,22 @@ class Recomputation:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitBackward:
+    """A layer whose backward is parted into I, the gradient of its input, and W, those of its weights.
+
+    Args:
+        deferred_bytes: what I leaves to W, without the layer's input and the gradient of its output.
+        input_bytes, gradient_bytes: what W needs of the layer's input, of the gradient of its output.
+        transient_bytes: peak while I runs above (saved + the gradient of its output), like that of a backward.
+    """
+
+    deferred_bytes: int
+    input_bytes: int
+    gradient_bytes: int
+    transient_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerProfile:
     """One layer's cost for one micro-batch of :attr:`ModelProfile.samples` samples. Sizes are bytes.
 
@@ -67,6 +85,7 @@ class LayerProfile:
         unsaved_forward_bytes: peak of a forward that saves nothing, its output included; None = not known, read as
             that of the ordinary forward.
         recomputation: by the name of what is kept; ``""`` = nothing. Empty = not known, everything is made again.
+        split: its backward in two parts; None = not known, read as if W needed all that B does.
     """
 
     name: str
@@ -86,6 +105,22 @@ class LayerProfile:
     saves_output: bool = True
     unsaved_forward_bytes: int | None = None
     recomputation: Mapping[str, Recomputation] = field(default_factory=dict)
+    split: SplitBackward | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeight:
+    """A weight that several layers count as theirs.
+
+    Args:
+        layers: their indices, each once.
+        weight_bytes: of it.
+        gradient_bytes: of its gradient; 0 where it is frozen.
+    """
+
+    layers: tuple[int, ...]
+    weight_bytes: int
+    gradient_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +139,7 @@ class ModelProfile:
         tokens_per_sample: for tokens/s; None where a sample is not a sequence of tokens.
         master_bytes_per_gradient_byte: of fp32 master weights; 0 where the optimizer updates the weights themselves.
             A step with masters makes gradients as wide as they are, and drops them.
+        shared: weights of several layers; a rank holds one for all of its layers.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -116,6 +152,7 @@ class ModelProfile:
     optimizer_seconds_per_byte: float
     tokens_per_sample: int | None = None
     master_bytes_per_gradient_byte: float = 0.0
+    shared: tuple[SharedWeight, ...] = ()
 
     def to_json(self) -> str:
         """The profile as one JSON document; numbers in full precision."""
@@ -126,12 +163,16 @@ def profile_from_json(text: str) -> ModelProfile:
     """The inverse of :meth:`ModelProfile.to_json`. Raises TypeError or KeyError where it is no profile."""
     document = json.loads(text)
     layers = tuple(_layer(layer) for layer in document.pop("layers"))
-    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), **document)
+    shared = tuple(SharedWeight(**{**each, "layers": tuple(each["layers"])}) for each in document.pop("shared", ()))
+    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), shared=shared, **document)
 
 
 def _layer(document: dict[str, Any]) -> LayerProfile:
     made_again = {name: Recomputation(**figures) for name, figures in document.pop("recomputation", {}).items()}
-    return LayerProfile(**document, recomputation=made_again)
+    split = document.pop("split", None)
+    return LayerProfile(
+        **document, recomputation=made_again, split=SplitBackward(**split) if split is not None else None
+    )
 
 
 def read_profile(run_dir: Path) -> ModelProfile:

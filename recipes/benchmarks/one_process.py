@@ -15,9 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from runner.launch.allocator import KEEP_FREED_MEMORY
 from runner.recipes.benchmarks.plain_loop import SEED, WARM_TURNS, PlainLoopLogger
 from runner.recipes.benchmarks.result import figure, publish
-from runner.recipes.benchmarks.rounds import ALLOCATOR, Seconds
+from runner.recipes.benchmarks.rounds import Seconds
 from runner.recipes.benchmarks.two_stages import require_equal
 from runner.recipes.benchmarks.workload import GptSize
 
@@ -35,7 +36,8 @@ def measure(size: GptSize, *, samples: int, rounds: int, turn: int) -> dict[str,
     steps = (rounds + WARM_TURNS) * turn
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        subprocess.run([*_command(size, samples, steps, turn, folder, result)], check=True, env=os.environ | ALLOCATOR)
+        command = _command(size, samples, steps, turn, folder, result)
+        subprocess.run(command, check=True, env=os.environ | KEEP_FREED_MEMORY)
         measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return measured
 

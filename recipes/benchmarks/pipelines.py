@@ -1,4 +1,4 @@
-"""The same layers, one stage per rank, 1F1B, under three engines: the runner's, torch's and DeepSpeed's.
+"""The same layers, cut into the same stages, under three engines: the runner's, torch's and DeepSpeed's.
 
 All accumulate the mean loss of a step's micro-batches and update once. Every rank makes its contestant with the same
 arguments and calls :meth:`step` with the same batch.
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
-from runner.engine.transport_processes import ProcessTransport
+from runner.engine.transport import Transport
+from runner.engine.transport_delayed import DelayedTransport
+from runner.engine.transport_sockets import SocketTransport
 from runner.engine.window import StepBatch
 from runner.model.layers import build_stage, layers_of
 from runner.plan.batches import split_sizes
@@ -32,6 +34,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
 
 _CPU = torch.device("cpu")
+_LONGEST_WAIT_SECONDS = 120.0
 
 
 class Pipeline(Protocol):
@@ -42,65 +45,104 @@ class Pipeline(Protocol):
         ...
 
 
-def _own(layers: Sequence[nn.Module]) -> tuple[int, int]:
-    """First and last layer of this rank; sizes differ by one at most, the larger ones come first."""
-    ends = list(itertools.accumulate(split_sizes(len(layers), dist.get_world_size()), initial=0))
-    return ends[dist.get_rank()], ends[dist.get_rank() + 1] - 1
+def _layers_of_stage(stage: int, stages: int, layers: int) -> tuple[int, int]:
+    """First and last layer of a stage; sizes differ by one at most, the larger ones come first."""
+    ends = list(itertools.accumulate(split_sizes(layers, stages), initial=0))
+    return ends[stage], ends[stage + 1] - 1
 
 
 class RunnerPipeline:
-    """The runner's engine."""
+    """The runner's engine.
+
+    Args:
+        schedule: by name.
+        delay_seconds: added to every message.
+    """
 
     def __init__(
-        self, layers: Sequence[nn.Module], loss: LossFunction, make_optimizer: MakeOptimizer, microbatches: int
+        self,
+        layers: Sequence[nn.Module],
+        loss: LossFunction,
+        make_optimizer: MakeOptimizer,
+        microbatches: int,
+        *,
+        schedule: str = "1f1b",
+        delay_seconds: float = 0.0,
     ) -> None:
-        self._rank, ranks = dist.get_rank(), dist.get_world_size()
-        self._last = ranks - 1
-        stage = build_stage(layers_of(nn.Sequential(*layers), seed=0), *_own(layers))
-        schedule = build("1f1b", ranks=ranks, microbatches=microbatches)
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        order = build(schedule, ranks=ranks, microbatches=microbatches)
+        sources = layers_of(nn.Sequential(*layers), seed=0)
+        stages = {
+            stage: build_stage(sources, *_layers_of_stage(stage, order.stages, len(layers)))
+            for stage in order.stages_of(rank)
+        }
+        self._has_first, self._has_last = 0 in stages, order.stages - 1 in stages
         pipeline = tuple(range(ranks))
+        transport: Transport = SocketTransport([pipeline], timeout_seconds=_LONGEST_WAIT_SECONDS)
+        if delay_seconds:
+            transport = DelayedTransport(transport, delay_seconds=delay_seconds, bytes_per_second=None)
         self.engine = Engine(
-            view=RankView(self._rank, pipeline, replicas=(self._rank,), num_stages=ranks, first_microbatch=0),
-            training=lower(schedule),
-            forward_only=lower(forward_only(schedule, microbatches)),
-            stages={self._rank: stage},
+            view=RankView(rank, pipeline, replicas=(rank,), num_stages=order.stages, first_microbatch=0),
+            training=lower(order),
+            forward_only=lower(forward_only(order, microbatches)),
+            stages=stages,
             loss=loss,
-            transport=ProcessTransport(_CPU, [pipeline]),
+            transport=transport,
             options=EngineOptions(microbatches),
         )
-        self.engine.attach_optimizer(make_optimizer(list(stage.parameters())).step)
+        parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]
+        self.engine.attach_optimizer(make_optimizer(parameters).step)
 
     def step(self, batch: Batch) -> float | None:
         inputs, targets = batch
-        ends = self._rank in (0, self._last)
         part = StepBatch(
-            inputs if self._rank == 0 else None,
-            targets if self._rank == self._last else None,
-            len(inputs) if ends else None,
+            inputs if self._has_first else None,
+            targets if self._has_last else None,
+            len(inputs) if self._has_first or self._has_last else None,
         )
         return self.engine.submit(part)[-1].loss
 
 
 class TorchPipeline:
-    """``torch.distributed.pipelining.Schedule1F1B``."""
+    """A schedule of ``torch.distributed.pipelining``.
+
+    Args:
+        schedule: its class: ``Schedule1F1B``, ``ScheduleInterleavedZeroBubble`` (with one stage per rank, which is
+            ZB-H1), ``ScheduleZBVZeroBubble`` (with two).
+    """
 
     def __init__(
-        self, layers: Sequence[nn.Module], loss: LossFunction, make_optimizer: MakeOptimizer, microbatches: int
+        self,
+        layers: Sequence[nn.Module],
+        loss: LossFunction,
+        make_optimizer: MakeOptimizer,
+        microbatches: int,
+        *,
+        schedule: str = "Schedule1F1B",
     ) -> None:
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+        from torch.distributed import pipelining
 
-        self._rank, ranks = dist.get_rank(), dist.get_world_size()
-        self._last = ranks - 1
-        first, last = _own(layers)
-        module = nn.Sequential(*layers[first : last + 1])
-        self._schedule = Schedule1F1B(PipelineStage(module, self._rank, ranks, _CPU), microbatches, loss)
-        self._optimizer = make_optimizer(list(module.parameters()))
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        numbers = [rank, 2 * ranks - 1 - rank] if schedule == "ScheduleZBVZeroBubble" else [rank]
+        stages = len(numbers) * ranks
+        modules = []
+        for number in numbers:
+            first, last = _layers_of_stage(number, stages, len(layers))
+            modules.append(nn.Sequential(*layers[first : last + 1]))
+        parts = [
+            pipelining.PipelineStage(module, number, stages, _CPU)
+            for module, number in zip(modules, numbers, strict=True)
+        ]
+        kind = getattr(pipelining, schedule)
+        self._schedule = kind(parts[0] if schedule == "Schedule1F1B" else parts, microbatches, loss)
+        self._has_first, self._has_last = 0 in numbers, stages - 1 in numbers
+        self._optimizer = make_optimizer([parameter for module in modules for parameter in module.parameters()])
 
     def step(self, batch: Batch) -> float | None:
         losses: list[Tensor] = []
         self._optimizer.zero_grad()
-        inputs = batch[:1] if self._rank == 0 else ()
-        expected: dict[str, Any] = {"target": batch[1], "losses": losses} if self._rank == self._last else {}
+        inputs = batch[:1] if self._has_first else ()
+        expected: dict[str, Any] = {"target": batch[1], "losses": losses} if self._has_last else {}
         self._schedule.step(*inputs, **expected, return_outputs=False)
         self._optimizer.step()
         return float(torch.stack(losses).detach().mean()) if losses else None

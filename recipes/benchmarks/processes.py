@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from runner.recipes.benchmarks.rounds import ALLOCATOR
+from runner.launch.allocator import KEEP_FREED_MEMORY
 
 __all__ = ["run_ranks"]
 
@@ -28,7 +28,7 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> Any:
         ProcessRaisedException: a rank failed; the others are ended.
     """
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(ALLOCATOR)  # read by an interpreter as it starts
+        os.environ.update(KEEP_FREED_MEMORY)  # read by an interpreter as it starts
         spawn(_rank, (world_size, Path(folder), function, args), nprocs=world_size)  # type: ignore[no-untyped-call]
         return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
 

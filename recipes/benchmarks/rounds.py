@@ -5,13 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-__all__ = ["ALLOCATOR", "Seconds", "take_turns"]
-
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""Environment of processes whose contestants share a heap: glibc keeps what is freed, for all of them.
-
-Otherwise one contestant's turn gives memory back to the system, which the next one pays for with page faults.
-"""
+__all__ = ["Seconds", "take_turns"]
 
 Seconds = dict[str, list[float]]
 """Per contestant, seconds per step of each round."""

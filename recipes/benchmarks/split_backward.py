@@ -1,29 +1,31 @@
 """What splitting the backward costs: I and then W against one full backward, on one thread.
 
-    python -m recipes.benchmarks.split_backward [--rounds 15]
+    python -m runner.recipes.benchmarks.split_backward [--rounds 15]
 
 The model is a GPT (8 blocks, width 256, 128 tokens, 4 samples). The two ways take turns; a round's figure is the ratio
 of its times, and the median over the rounds is printed, with the first and third quartile. Times are the process's
 processor time, which on one thread is that of the work, whoever else uses the machine.
 
 What waits for W is memory that a full backward does not hold. By default the C library gives such memory back to the
-system when it is freed and asks for it again, page by page, in the next I. To see the cost without that:
-
-    MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=1000000000 python -m recipes.benchmarks.split_backward
+system when it is freed and asks for it again, page by page, in the next I. So the measurement runs as the runner's
+ranks do, with glibc told to keep freed memory; --default-allocator shows the cost without that.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from runner.engine.split_backward import PendingWeights, backward_input, backward_weight
+from runner.launch.allocator import allocator_variables
 from runner.model.layers import build_stage, layers_of
+from runner.model.split_backward import PendingWeights, backward_input, backward_weight
 from runner.zoo import gpt
 
 VOCABULARY, TOKENS, WIDTH, BLOCKS, HEADS, SAMPLES = 512, 128, 256, 8, 4, 4
@@ -67,7 +69,11 @@ def one_round(stage: nn.Module, value: torch.Tensor, gradient: torch.Tensor) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--default-allocator", action="store_true")
+    options = parser.parse_args()
+    if not options.default_allocator and (wanted := allocator_variables(os.environ)):
+        os.execve(sys.executable, [*sys.orig_argv], os.environ | wanted)  # read by an interpreter as it starts
+    rounds = options.rounds
     torch.set_num_threads(1)
     for name, first in (("first stage", True), ("middle stage", False)):
         torch.manual_seed(0)

@@ -1,6 +1,7 @@
-"""Two stages, 1F1B: the runner against torch.distributed.pipelining and DeepSpeed, same layers, same cut, same batches.
+"""Two ranks: the best of the runner against the best of torch.distributed.pipelining and DeepSpeed, on one GPT.
 
-Each engine runs in the same two processes in turn.
+Each engine runs in the same two processes in turn, with each of its schedules: 1F1B with one stage per rank, ZB-V with
+two. The best is the one with the least median.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import math
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from runner.recipes.benchmarks.workload import GptSize, cross_entropy, gpt_batch
 __all__ = ["compare", "main", "require_equal", "shared_losses"]
 
 _RANKS = 2
+_OURS = ("1f1b", "zb_h1", "zb_v")
+_TORCH = ("Schedule1F1B", "ScheduleZBVZeroBubble")
 _BATCHES = 4
 _SEED = 0
 _ROUNDING = 1e-4  # of losses after a few updates, relative: the engines sum gradients in different orders
@@ -39,7 +43,7 @@ def compare(
     """
     contestants = _contestants(size, microbatches, samples, with_deepspeed)
     batches = gpt_batches(size, samples, _BATCHES)
-    losses = {name: shared_losses([one.step(batch) for batch in batches]) for name, one in contestants.items()}
+    losses = {name: shared_losses(*map(one.step, batches)) for name, one in contestants.items()}
     require_equal(losses)
     cycles = {name: itertools.cycle(batches) for name in contestants}
     turns = {
@@ -54,39 +58,47 @@ def _contestants(size: GptSize, microbatches: int, samples: int, with_deepspeed:
     def fresh() -> tuple[Any, ...]:
         return gpt_layers(size, _SEED), cross_entropy, make_adamw, microbatches
 
-    found: dict[str, Pipeline] = {"runner": RunnerPipeline(*fresh()), "torch": TorchPipeline(*fresh())}
+    found: dict[str, Pipeline] = {f"runner {name}": RunnerPipeline(*fresh(), schedule=name) for name in _OURS}
+    found |= {f"torch {name}": TorchPipeline(*fresh(), schedule=name) for name in _TORCH}
     if with_deepspeed:
         found["deepspeed"] = DeepSpeedPipeline(*fresh(), samples=samples)
     return found
 
 
-def shared_losses(losses: list[float | None]) -> list[float]:
-    """The last rank's losses on every rank."""
-    values = torch.tensor([math.nan if loss is None else loss for loss in losses], dtype=torch.float64)
-    dist.broadcast(values, dist.get_world_size() - 1)
-    return [float(value) for value in values]
+def shared_losses(*losses: float | None) -> list[float]:
+    """The losses on every rank; only those that have the last stage know them."""
+    known = [math.nan if loss is None else loss for loss in losses]
+    of_ranks = [torch.empty(len(known), dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, torch.tensor(known, dtype=torch.float64))
+    return [next(loss for loss in column if not math.isnan(loss)) for column in torch.stack(of_ranks, 1).tolist()]
 
 
 def require_equal(losses: dict[str, list[float]]) -> None:
-    """Raise RuntimeError unless all contestants have the runner's losses, to rounding."""
+    """Raise RuntimeError unless all contestants have the first one's losses, to rounding."""
+    first = next(iter(losses))
     for name, values in losses.items():
-        pairs = zip(values, losses["runner"], strict=True)
-        if not all(math.isclose(own, runner, rel_tol=_ROUNDING) for own, runner in pairs):
-            raise RuntimeError(f"{name} computes other losses than the runner: {values} and {losses['runner']}")
+        pairs = zip(values, losses[first], strict=True)
+        if not all(math.isclose(own, other, rel_tol=_ROUNDING) for own, other in pairs):
+            raise RuntimeError(f"{name} computes other losses than {first}: {values} and {losses[first]}")
 
 
 def figures(seconds: Seconds) -> list[Figure]:
-    """The runner's time over each other's, round by round."""
+    """The time of the best of the runner over that of the best of each other engine, and over all, round by round."""
+
+    def best(engine: str) -> str:
+        return min((name for name in seconds if name.startswith(engine)), key=lambda name: median(seconds[name]))
+
+    own = best("runner")
+    others = [best(engine) for engine in ("torch", "deepspeed") if any(name.startswith(engine) for name in seconds)]
     return [
-        figure(f"runner / {name}", [own / other for own, other in zip(seconds["runner"], others, strict=True)], 1.0)
-        for name, others in seconds.items()
-        if name != "runner"
+        figure(f"{own} / {other}", [a / b for a, b in zip(seconds[own], seconds[other], strict=True)], 1.0)
+        for other in others
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each that count")
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each that count")
     parser.add_argument("--steps", type=int, default=2, help="steps of a turn")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--samples", type=int, default=32, help="of a step")

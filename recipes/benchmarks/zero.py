@@ -74,7 +74,8 @@ class Turns(Callback):
     def __init__(self, loop: Any, turn: int) -> None:
         self.seconds: Seconds = {"runner": [], "hand-written": []}
         self.losses: list[float] = []
-        self._make, self.loop, self._turn = loop, None, turn
+        self.loop: Any = None
+        self._make, self._turn = loop, turn
         self._since = 0.0
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:

@@ -65,7 +65,7 @@ _SCHEDULE = Command(
         Flag("--csv", "write the actions in torch's schedule CSV", "FILE"),
         Flag("--svg", "write a picture", "FILE"),
         Flag("--trace", "write a Chrome trace for chrome://tracing or Perfetto", "FILE"),
-        Flag("--list", "list the schedules with their formulas and sources"),
+        Flag("--list", "list the schedules with their constraints, formulas and sources; with --json for a script"),
     ),
     sections=("parallelism", "schedule", "cost"),
 )

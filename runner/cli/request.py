@@ -9,7 +9,7 @@ from runner.config.resolve import resolve, resolve_sweep
 from runner.config.rules import rules
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
-from runner.schedule.registry import problems_of
+from runner.plan.ordered import schedule_problems
 
 __all__ = ["checked", "jobs_of", "merged", "problems_in"]
 
@@ -25,15 +25,7 @@ def merged(*lists: Iterable[Problem]) -> list[Problem]:
 
 def problems_in(config: RunConfig) -> list[Problem]:
     """What the sections' and the schedule's rules find wrong in a resolved configuration."""
-    schedule = config.schedule
-    of_schedule = problems_of(
-        schedule.name,
-        ranks=config.parallelism.pipeline,
-        microbatches=schedule.microbatches,
-        chunks=schedule.chunks,
-        file=schedule.file,
-    )
-    return merged(rules(config), of_schedule)
+    return merged(rules(config), schedule_problems(config))
 
 
 def checked(overrides: Sequence[str], earlier: Sequence[Problem] = ()) -> RunConfig:

@@ -22,7 +22,7 @@ __all__ = ["KNOWN_NAMES", "rules"]
 
 # Names that decide what runs; the options of each group have these and no others.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
-    "partition": ("uniform", "parameters", "profile", "manual"),
+    "partition": ("uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": ("adamw", "adam", "sgd"),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
     "precision": tuple(PRECISIONS),
@@ -116,6 +116,8 @@ def _targets(config: RunConfig) -> Iterator[Problem]:
 def _data(config: RunConfig) -> Iterator[Problem]:
     yield from _at_least("data.batch_size", config.data.batch_size, 1)
     yield from _at_least("data.workers", config.data.workers, 0)
+    if config.data.collate is not None:
+        yield from _target("data.collate", config.data.collate)
 
 
 def _parallelism(config: RunConfig) -> Iterator[Problem]:
@@ -131,6 +133,11 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
     schedule = config.schedule
     yield from _at_least("schedule.microbatches", schedule.microbatches, 1)
     yield from _at_least("schedule.chunks", schedule.chunks, 1)
+    yield from _at_least("schedule.memory_limit", schedule.memory_limit, 1)
+    if schedule.post_validation and config.trainer.ema_decay is not None:
+        why = "The average would take in weights that may yet be taken back"
+        fix = "schedule.post_validation=false"
+        yield Problem("schedule.post_validation", True, "does not go with trainer.ema_decay", why, fix)
     if schedule.steps not in (None, 1):
         why = f"Windows overlap in asynchronous schedules only, which are {_NOT_YET}"
         yield Problem("schedule.steps", schedule.steps, "must be null or 1", why, "schedule.steps=null")
@@ -154,11 +161,6 @@ def _partition(config: RunConfig) -> Iterator[Problem]:
         why = "A manual partition cuts where you say"
         yield Problem(path, None, "must be given", why, f"{path}={_example(stages)}")
         return
-    if len(boundaries) != stages - 1:
-        rule = f"must have {stages - 1} entries"
-        yield Problem(
-            path, boundaries, rule, f"There are {stages} stages, one more than cuts", f"{path}={_example(stages)}"
-        )
     if any(first >= second for first, second in zip([0, *boundaries], boundaries, strict=False)):
         ordered = sorted({each for each in boundaries if each > 0})
         why = "Each is the first layer of a stage, and layer 0 starts the first"
@@ -301,13 +303,15 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
 
 
 def _machine(config: RunConfig) -> Iterator[Problem]:
-    hardware, launcher = config.hardware, config.launcher
+    hardware, launcher, transport = config.hardware, config.launcher, config.transport
     for precision, flops in hardware.flops.items():
         yield from _positive(f"hardware.flops.{precision}", flops, "1e12")
     yield from _positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
     yield from _positive("hardware.host_memory_bytes", hardware.host_memory_bytes, "1e12")
     yield from _positive("hardware.link_bytes_per_second", hardware.link_bytes_per_second, "1e9")
     yield from _not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
+    yield from _not_negative("transport.delay_seconds", transport.delay_seconds)
+    yield from _positive("transport.bytes_per_second", transport.bytes_per_second, "1e9")
     yield from _positive("launcher.rendezvous_timeout_seconds", launcher.rendezvous_timeout_seconds, "60")
     yield from _positive("launcher.step_timeout_seconds", launcher.step_timeout_seconds, "600")
     for key in ("F", "B", "I", "W", "comm"):

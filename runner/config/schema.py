@@ -33,6 +33,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "TrainerConfig",
+    "TransportConfig",
     "ZeroConfig",
 ]
 
@@ -57,7 +58,8 @@ class DataConfig:
     target: str = "???"
     kwargs: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 32  # samples per optimizer step, over all ranks
-    shuffle: bool = True  # a new seeded order per epoch
+    shuffle: bool | None = None  # a new seeded order per epoch; null = true, or an iterable dataset's own order
+    collate: str | None = None  # package.module:function that makes a batch (input, target) of a list of samples
     workers: int = 0  # loader processes per rank that loads data
 
 
@@ -88,6 +90,8 @@ class ScheduleConfig:
     microbatches: int = 1  # per optimizer step and data replica
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
     file: str | None = None  # from_file: a schedule in torch's CSV form
+    post_validation: bool = False  # ranks update before all have agreed to it, and take it back where one objects
+    memory_limit: int | None = None  # zb_auto: micro-batches a rank may keep between F and W; null = its ranks
     steps: int | None = None  # windows drawn by `runner schedule`
 
 
@@ -204,13 +208,21 @@ class HardwareConfig:
 
 @dataclass
 class CostConfig:
-    """Costs for `runner schedule`, in one unit: of one rank's whole share of a micro-batch."""
+    """Costs for `runner schedule` and `schedule=zb_auto`, in one unit: of one rank's whole share of a micro-batch."""
 
     F: float = 1.0
     B: float = 2.0
     I: float = 1.0  # noqa: E741 - the field's name in the literature
     W: float = 1.0
     comm: float = 0.0
+
+
+@dataclass
+class TransportConfig:
+    """A link slower than the machine's, for experiments: messages between ranks are held back."""
+
+    delay_seconds: float = 0.0  # added to every message
+    bytes_per_second: float | None = None  # of a link in one direction; null = its own speed
 
 
 @dataclass
@@ -261,6 +273,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     cost: CostConfig = field(default_factory=CostConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)

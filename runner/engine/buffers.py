@@ -47,6 +47,12 @@ class Buffers:
         del self._held[kind, stage, microbatch]
         return value
 
+    def clear(self) -> list[Any]:
+        """Take everything away."""
+        values = list(self._held.values())
+        self._held.clear()
+        return values
+
     def require_empty(self) -> None:
         """Raise RuntimeError, naming what is left, unless nothing is."""
         if self._held:

@@ -1,4 +1,4 @@
-"""What passes once per window through all ranks of a pipeline: sizes downstream, the loss upstream."""
+"""What all ranks of a pipeline learn once per window: sizes, from rank to rank, and the loss, from the last stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from runner.engine.context import RankView
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Channel, Handle, Transport
-from runner.engine.window import StepBatch
+from runner.engine.window import StepBatch, Window
 from runner.errors import RunFailedError
 from runner.model.boundary import flatten, num_samples
 
@@ -20,6 +20,9 @@ __all__ = ["Chains"]
 
 class Chains:
     """The header's way from the first stage, and the totals' from the last.
+
+    Totals go to each rank at once, when the last micro-batch's loss is known, and lie there until STEP: a rank that
+    ends its window early waits for nobody else's end.
 
     Args:
         view: where this rank stands.
@@ -31,15 +34,15 @@ class Chains:
         self._view = view
         self._transport = transport
         self._signatures: dict[tuple[object, ...], int] = {}
-        self._passing: dict[Channel, tuple[Handle, Tensor]] = {}
-        self._down = _chain(placement[0], len(view.pipeline), +1)
-        self._up = _chain(placement[-1], len(view.pipeline), -1)
+        self._passing: dict[tuple[Channel, int], tuple[Handle, Tensor]] = {}
+        self._down = _chain(placement[0], len(view.pipeline))
+        self._last = placement[-1]
 
     def header(
         self, batch: StepBatch, *, step: int, training: bool, stop: bool, timeline: Timeline
     ) -> tuple[int, int, int]:
         """Samples of the window, the signature of its input, and how many ranks want to stop: down the pipeline."""
-        previous, following = self._neighbours(self._down)
+        previous, following = self._neighbours()
         header = torch.zeros(6, dtype=torch.int64, device=self._transport.device)
         if previous is None:
             samples = batch.samples if batch.samples is not None else num_samples(batch.inputs)
@@ -64,6 +67,8 @@ class Chains:
             )
         if following is not None:
             self._pass_on(header, following, Channel.HEADER)
+        elif training and self._view.position != self._last:
+            self._pass_on(header[4:5].clone(), self._view.pipeline[self._last], Channel.STOP)
         return values[0], values[1], values[4]
 
     def _signature(self, batch: StepBatch) -> int:
@@ -71,29 +76,37 @@ class Chains:
         shapes = tuple((tuple(t.shape[1:]), t.dtype) for t in tensors)
         return self._signatures.setdefault((str(structure), *shapes), len(self._signatures))
 
-    def _neighbours(self, chain: Sequence[int]) -> tuple[int | None, int | None]:
-        """Global ranks before and after this one in a chain of positions."""
-        at = chain.index(self._view.position)
-        before = self._view.pipeline[chain[at - 1]] if at else None
-        after = self._view.pipeline[chain[at + 1]] if at + 1 < len(chain) else None
+    def _neighbours(self) -> tuple[int | None, int | None]:
+        """Global ranks before and after this one on the header's way."""
+        at = self._down.index(self._view.position)
+        before = self._view.pipeline[self._down[at - 1]] if at else None
+        after = self._view.pipeline[self._down[at + 1]] if at + 1 < len(self._down) else None
         return before, after
 
+    def send_totals(self, window: Window) -> None:
+        """Tell every other rank of the pipeline ``[sum, weight, stop]``; called by the last stage's, once a window."""
+        if window.training and self._down[-1] != self._last:
+            stop = torch.zeros(1, dtype=torch.int64, device=self._transport.device)
+            self._transport.receive(stop, self._view.pipeline[self._down[-1]], Channel.STOP).wait()
+            window.loss[2] = float(stop)
+        message = window.loss.to(self._transport.device, copy=True)
+        for position, rank in enumerate(self._view.pipeline):
+            if position != self._last:
+                self._pass_on(message, rank, Channel.TOTALS)
+
     def totals(self, totals: Tensor) -> None:
-        """Fill in ``[sum, weight, stop]``, known on the last stage, on every rank of the pipeline."""
-        previous, following = self._neighbours(self._up)
-        if previous is not None:
+        """Fill in the pipeline's ``[sum, weight, stop]`` on every rank."""
+        if self._view.position != self._last:
             received = torch.empty_like(totals, device=self._transport.device)
-            self._transport.receive(received, previous, Channel.TOTALS).wait()
+            self._transport.receive(received, self._view.pipeline[self._last], Channel.TOTALS).wait()
             totals.copy_(received)
-        if following is not None:
-            self._pass_on(totals.to(self._transport.device), following, Channel.TOTALS)
 
     def _pass_on(self, message: Tensor, peer: int, channel: Channel) -> None:
         """Send without waiting for the peer, which may be a step behind; the message before has arrived by now."""
-        before = self._passing.pop(channel, None)
+        before = self._passing.pop((channel, peer), None)
         if before is not None:
             before[0].wait()
-        self._passing[channel] = self._transport.send(message, peer, channel), message
+        self._passing[channel, peer] = self._transport.send(message, peer, channel), message
 
     def drain(self) -> None:
         """Wait for what is under way."""
@@ -102,6 +115,6 @@ class Chains:
         self._passing.clear()
 
 
-def _chain(start: int, length: int, direction: int) -> list[int]:
-    """Positions from ``start`` around the pipeline: the way of headers and totals."""
-    return [(start + direction * offset) % length for offset in range(length)]
+def _chain(start: int, length: int) -> list[int]:
+    """Positions from ``start`` around the pipeline: the way of headers."""
+    return [(start + offset) % length for offset in range(length)]

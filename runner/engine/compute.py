@@ -1,23 +1,25 @@
-"""The compute actions of one rank: F, B, I and W of its stages."""
+"""The compute actions of one rank: F, R, B, I and W of its stages."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from runner.engine.context import RankContext, number_of
 from runner.engine.messages import Incoming
-from runner.engine.split_backward import backward_input, backward_weight
 from runner.engine.window import Window
+from runner.memory.apply.recompute import ChangedBuffers
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import mix_seed
 from runner.model.profile import to_precision
+from runner.model.split_backward import backward_input, backward_weight
 from runner.schedule.values import Action
 
 __all__ = ["Compute"]
@@ -32,16 +34,27 @@ class Compute:
         dtype: of the model's input.
         autocast: format of the forwards' matrix products; None where it is the weights' own.
         seed: what random layers are seeded from, with step, micro-batch and layer.
+        on_losses: called when a window's last loss is known, on the last stage's rank.
     """
 
     def __init__(
-        self, rank: RankContext, *, loss: LossFunction, dtype: torch.dtype, autocast: torch.dtype | None, seed: int
+        self,
+        rank: RankContext,
+        *,
+        loss: LossFunction,
+        dtype: torch.dtype,
+        autocast: torch.dtype | None,
+        seed: int,
+        on_losses: Callable[[Window], None],
     ) -> None:
         self._rank = rank
         self._loss = loss
         self._dtype = dtype
         self._autocast = autocast
         self._seed = seed
+        self._on_losses = on_losses
+        self._changed = {stage: ChangedBuffers([module]) for stage, module in rank.stages.items()}
+        self.recomputed: Set[tuple[int, int | None]] = frozenset()  # stages and micro-batches whose graph R makes
 
     @contextmanager
     def with_loss(self, wrap: Callable[[LossFunction], LossFunction]) -> Iterator[None]:
@@ -53,34 +66,65 @@ class Compute:
             self._loss = own
 
     def forward(self, window: Window, action: Action) -> None:
-        """``output = stage(input)``; on the last stage also the loss. Keeps the graph for the backward."""
+        """``output = stage(input)``; on the last stage also the loss. Keeps the graph for the backward, or for R."""
         stage, microbatch = action.stage, number_of(action)
         if not window.sizes[microbatch]:
             return
         value = self._input(window, stage, microbatch)
-        module, sharding = self._rank.stages[stage], self._rank.sharding
-        run = module if sharding is None else sharding.forward
+        again = window.training and (stage, microbatch) in self.recomputed
+        buffers = self._changed[stage].snapshot() if again else None
         start = time.perf_counter()
         with self._rank.transport.exclusive(), torch.set_grad_enabled(window.training):
             try:
-                with torch.autocast(
-                    self._rank.transport.device.type, self._autocast, enabled=self._autocast is not None
-                ):
-                    seed = self._seed_layers(window, microbatch) if window.training else None
-                    with _without_effects(module, microbatch in window.stand_ins):
-                        output = run(enter_graph(value), seed)
-                if stage == self._rank.view.num_stages - 1:
-                    output = self._lose(window, microbatch, output)
+                with saved_tensors_hooks(_drop, _never) if again else nullcontext():
+                    output = self._run(window, stage, microbatch, value, counts=True)
             except Exception:
                 self._rank.buffers.put("input", stage, microbatch, value)  # for the message: what the stage was given
                 raise
         self._rank.timeline.compute("F", stage, microbatch, start, time.perf_counter())
+        if stage == self._rank.view.num_stages - 1 and window.targets is not None:
+            window.losses_to_come -= 1
+            if not window.losses_to_come:
+                self._on_losses(window)
         if stage + 1 in self._rank.stages:
             self._rank.buffers.put("input", stage + 1, microbatch, map_tensors(_as_leaf, output))
+        if buffers is not None:
+            buffers.forget_unchanged()
+            self._rank.buffers.put("buffers", stage, microbatch, buffers)
+            output = map_tensors(_as_leaf, output)
         if window.training:
             self._rank.buffers.put("graph", stage, microbatch, (value, output))
         elif stage < self._rank.view.num_stages - 1 and stage + 1 not in self._rank.stages:
             self._rank.buffers.put("output", stage, microbatch, output)
+
+    def recompute(self, window: Window, action: Action) -> None:
+        """The forward again, with the same random numbers and buffers, for the graph that F did not keep."""
+        stage, microbatch = action.stage, number_of(action)
+        if not window.sizes[microbatch]:
+            return
+        value, _ = self._rank.buffers.peek("graph", stage, microbatch)
+        buffers = self._rank.buffers.take("buffers", stage, microbatch)
+        start = time.perf_counter()
+        with self._rank.transport.exclusive(), buffers.restored():
+            output = self._run(window, stage, microbatch, value, counts=False)
+        self._rank.timeline.compute("R", stage, microbatch, start, time.perf_counter())
+        self._rank.buffers.take("graph", stage, microbatch)
+        self._rank.buffers.put("graph", stage, microbatch, (value, output))
+
+    def _run(self, window: Window, stage: int, microbatch: int, value: Any, *, counts: bool) -> Any:
+        """A stage's output for its input; of the last stage its loss, which the window's may count."""
+        module, seed = self._rank.stages[stage], self._seed_layers(window, microbatch) if window.training else None
+        run = module if self._rank.sharding is None else self._rank.sharding.forward
+        with self._autocasting(), _without_effects(module, microbatch in window.stand_ins):
+            output = run(enter_graph(value), seed)
+        if stage == self._rank.view.num_stages - 1:
+            output = self._lose(window, microbatch, output, counts=counts)
+        return output
+
+    def _autocasting(self) -> AbstractContextManager[object]:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._rank.transport.device.type, self._autocast)
 
     def _input(self, window: Window, stage: int, microbatch: int) -> Any:
         if stage == 0:
@@ -93,7 +137,7 @@ class Compute:
         assert incoming.spec is not None
         return incoming.spec.rebuild(incoming.tensors)
 
-    def _lose(self, window: Window, microbatch: int, output: Any) -> Any:
+    def _lose(self, window: Window, microbatch: int, output: Any, *, counts: bool = True) -> Any:
         """The micro-batch's loss as a sum, scaled; adds it to the window's. Without targets the output is kept."""
         if window.targets is None:
             if microbatch not in window.stand_ins:
@@ -103,8 +147,9 @@ class Compute:
         total, weight = loss_sum(self._loss(output, window.targets[microbatch]), window.sizes[microbatch])
         if microbatch in window.stand_ins:
             return total * 0.0
-        window.loss[0] += total.detach().double().cpu()
-        window.loss[1] += weight.double().cpu() if isinstance(weight, Tensor) else weight
+        if counts:
+            window.loss[0] += total.detach().double().cpu()
+            window.loss[1] += weight.double().cpu() if isinstance(weight, Tensor) else weight
         return total if window.loss_scale == 1.0 else total * window.loss_scale
 
     def backward(self, window: Window, action: Action) -> None:
@@ -159,8 +204,7 @@ class Compute:
         if stage == self._rank.view.num_stages - 1:
             return None
         if stage + 1 not in self._rank.stages:
-            for handle, _ in self._rank.buffers.take("sent", stage, microbatch):
-                handle.wait()
+            self._rank.buffers.take("sent", stage, microbatch).wait()
         incoming = self._rank.buffers.take("gradient", stage, microbatch)
         if isinstance(incoming, Incoming):
             incoming.wait(self._rank.timeline)
@@ -214,3 +258,11 @@ def _seed_generator(seed: int, device: torch.device) -> None:
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(seed)
+
+
+def _drop(tensor: Tensor) -> None:
+    """A forward whose graph R will make keeps nothing; otherwise it is the same forward."""
+
+
+def _never(dropped: None) -> Tensor:
+    raise RuntimeError("a forward that is recomputed has no backward of its own")

@@ -9,7 +9,6 @@ A step's loss and gradients are sums over micro-batches and replicas, divided on
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,8 +24,9 @@ from runner.engine.executor import Executor
 from runner.engine.failure import explain_failure
 from runner.engine.gradients import StageGradients
 from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
-from runner.engine.options import EngineOptions, FinishedStep
+from runner.engine.options import EngineOptions, FinishedStep, TakenBack
 from runner.engine.sharding import ShardedUpdate, Sharding
+from runner.engine.step_end import Backup, StepEnd
 from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
@@ -36,6 +36,7 @@ from runner.errors import RunFailedError
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.plan.batches import split_sizes
+from runner.schedule.speculate import speculation
 from runner.schedule.values import Action, Op, Program
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]
@@ -94,9 +95,19 @@ class Engine:
             autocast=options.autocast,
             seed=options.seed,
             sharding=sharding,
+            on_losses=self._losses_known,
             on_step=self._finish_step,
         )
         self._chains = Chains(view, training.schedule.placement[0], transport)
+        self._beginning = speculation(training)
+        self._end = StepEnd(
+            options=options,
+            update=self.update,
+            chains=self._chains,
+            reductions=self._finish_reductions,
+            timeline=lambda: self.timeline,
+            find_nonfinite=self._find_nonfinite,
+        )
 
     def _make_update(self) -> Update:
         if self._sharding is not None:
@@ -123,13 +134,21 @@ class Engine:
         self,
         apply_update: Callable[[], None],
         master_of: Callable[[Tensor], torch.nn.Parameter] | None = None,
+        backup: Backup | None = None,
     ) -> None:
         """Set what updates the weights from ``parameter.grad``.
 
         Args:
             master_of: the fp32 master of a weight, whose ``grad`` is set in place of the weight's; None: no masters.
+            backup: takes an update back; post-validation needs one.
         """
         self.update.attach(apply_update, master_of)
+        self._end.backup = backup
+
+    @property
+    def taken_back(self) -> list[TakenBack]:
+        """Steps that were reported and then taken back; whoever reads them may clear the list."""
+        return self._end.taken_back
 
     def start_at(self, step: int) -> None:
         """Set the index of the next step, after a resume."""
@@ -147,7 +166,10 @@ class Engine:
         """
         self.timeline.begin(self._step, time.perf_counter())
         window = self._open(batch, training=True)
-        self._run(window, self._programs[True].actions[self.view.position])
+        actions = self._programs[True].actions[self.view.position]
+        begun = self._begin_next(window, actions) if self._end.is_pending else 0
+        self._run(window, actions[begun:])
+        self._executor.require_empty()
         self.timeline.finish(time.perf_counter())
         self._step += 1
         finished, self._finished = self._finished, []
@@ -155,6 +177,7 @@ class Engine:
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
         """Run one forward-only window; this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
+        self.settle()
         for module in self.stages.values():
             module.eval()
         self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
@@ -168,6 +191,7 @@ class Engine:
 
     def predict(self, batch: StepBatch) -> Any:
         """Run one forward-only window without loss; the last layer's output for all samples, None on other ranks."""
+        self.settle()
         for module in self.stages.values():
             module.eval()
         self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
@@ -185,24 +209,25 @@ class Engine:
         Returns:
             the times of these windows, which the engine's own timeline does not keep.
         """
-        kept = {name: value.clone() for module in self.stages.values() for name, value in _named_buffers(module)}
+        kept = self._copy_buffers()
         own, self._executor.timeline = self._executor.timeline, Timeline()
-        actions = [a for a in self._programs[True].actions[self.view.position] if a.op not in (Op.REDUCE, Op.STEP)]
+        actions = self._without_step()
         for _ in range(windows):
             self.timeline.begin(-1, time.perf_counter())
-            self._run(self._open(batch, training=True), actions)
+            window = self._open(batch, training=True)
+            self._run(window, actions)
+            self._chains.totals(window.loss)
             self.timeline.finish(time.perf_counter())
         self.drain()
-        self.update.clear()
-        for module in self.stages.values():
-            for name, value in _named_buffers(module):
-                value.copy_(kept[name])
+        self.update.close()
+        self._load_buffers(kept)
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
         measured, self._executor.timeline = self._executor.timeline, own
         return measured
 
     def drain(self) -> None:
         """Finish what is under way; afterwards the engine holds no activation and no message."""
+        self.settle()
         self._executor.drain()
         self._chains.drain()
 
@@ -216,8 +241,6 @@ class Engine:
 
         for gradients in self.gradients.values():
             gradients.claim()
-        if self._sharding is not None and window.training:
-            self._sharding.begin(sum(size > 0 for size in window.sizes))
         with self.transport.exclusive():
             random_state = torch.get_rng_state()
         self._executor.run(window, actions, failed)
@@ -243,6 +266,8 @@ class Engine:
             return with_stand_ins(value, split_microbatches(value, samples, count), stand_ins)
 
         has_targets = self._is_last and batch.targets is not None
+        if self._sharding is not None and training:
+            self._sharding.begin(count)
         return Window(
             step=self._step,
             training=training,
@@ -255,6 +280,18 @@ class Engine:
             stand_ins=stand_ins,
         )
 
+    def _without_step(self) -> list[Action]:
+        """A training window's actions that change no weights."""
+        return [a for a in self._programs[True].actions[self.view.position] if a.op not in (Op.REDUCE, Op.STEP)]
+
+    def _copy_buffers(self) -> dict[str, Tensor]:
+        return {name: value.clone() for module in self.stages.values() for name, value in _named_buffers(module)}
+
+    def _load_buffers(self, copies: Mapping[str, Tensor]) -> None:
+        for module in self.stages.values():
+            for name, value in _named_buffers(module):
+                value.copy_(copies[name])
+
     @property
     def _is_last(self) -> bool:
         return self.view.num_stages - 1 in self.stages
@@ -262,47 +299,44 @@ class Engine:
     # STEP
 
     def _finish_step(self, window: Window) -> None:
-        """Wait for the reductions, scale once, clip, update, and clear the gradients."""
-        start = time.perf_counter()
-        if self._is_last and len(self.view.replicas) > 1:
-            totals = window.loss.to(self.transport.device)
-            self.transport.all_reduce(totals, self.view.replicas).wait()
-            window.loss.copy_(totals)
-        self._chains.totals(window.loss)
-        for handle in (*self._executor.reductions, *(each for g in self._tied for each in g.start(self.transport))):
+        self._finished.append(self._end.finish(window))
+
+    def _finish_reductions(self, window: Window) -> None:
+        """Wait for the sums over replicas, of the loss too, and over holders of tied weights."""
+        self._executor.reductions += [each for group in self._tied for each in group.start(self.transport)]
+        totals = window.loss.to(self.transport.device)
+        if len(self.view.replicas) > 1:
+            self._executor.reductions.append(self.transport.all_reduce(totals, self.view.replicas))
+        for handle in self._executor.reductions:
             handle.wait()
         self._executor.reductions.clear()
-        total, weight, stop = window.loss.tolist()
-        if weight <= 0:
-            what = "no sample has a weight" if weight == 0 else f"the samples' weights add up to {weight}"
-            raise RunFailedError(f"step {window.step}: {what}; the weights are those of the step before")
-        scale = self.update.scale.value if self.update.scale.is_dynamic else None
-        finite = math.isfinite(total) and math.isfinite(weight) and self.update.agree_finite()
-        agreed = time.perf_counter()
-        norm = self._update_or_skip(window, total / weight, finite)
-        end = time.perf_counter()
-        self.timeline.current.waited_at_step += agreed - start
-        self.timeline.current.optimizer += end - agreed
-        self._finished.append(FinishedStep(window.step, total / weight, norm, stop > 0, not finite, scale))
+        window.loss.copy_(totals)
 
-    def _update_or_skip(self, window: Window, loss: float, finite: bool) -> float | None:
-        """The gradients' norm where one is known.
+    def settle(self) -> None:
+        """Wait until the last step can no longer be taken back: whoever reads the weights comes after this."""
+        self._end.settle()
 
-        Raises:
-            RunFailedError: the step is neither finite nor to be skipped.
-        """
-        scale = self.update.scale
-        if finite:
-            norm = self.update.apply(float(window.loss[1]))
-            scale.succeeded()
-            return norm
-        self.update.clear()
-        if scale.overflowed() or self.options.skip_nonfinite:
-            return None
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the loss is {loss}, but a gradient is not finite"
-        found = self._find_nonfinite(window)
-        where = f"first not finite: {found.what}" if found else "every layer was finite when the step ran again"
-        raise RunFailedError(f"step {window.step}: {what}; {where}; the weights are those of the step before")
+    def _begin_next(self, window: Window, actions: Sequence[Action]) -> int:
+        """What of a window needs no verdict on the last step, then the verdict; how many actions that were."""
+        length = self._beginning.lengths[self.view.position]
+        own_buffers = self._copy_buffers()
+        self._run(window, actions[:length])
+
+        def drop() -> None:
+            self._executor.abandon(window, self._beginning.in_flight[self.view.position])
+
+        if self._end.settle(drop):
+            self._load_buffers(own_buffers)
+            window.begin_again(self.update.scale.of_sum)
+            self._run(window, actions[:length])
+        self._losses_known(window)
+        return length
+
+    def _losses_known(self, window: Window) -> None:
+        """Tell the other ranks the loss, unless it may have to be computed again."""
+        if window.targets is not None and not window.losses_to_come and not self._end.is_pending:
+            self._chains.send_totals(window)
+            window.losses_to_come = -1
 
     def _find_nonfinite(self, window: Window) -> Finding | None:
         """Play the window again, looking at every layer; the first finding of all ranks, on each of them."""
@@ -312,12 +346,14 @@ class Engine:
             return self.view.first_microbatch + (action.microbatch or 0 if action is not None else 0)
 
         watcher = Watcher(self.stages, self.gradients, number)
-        actions = [a for a in self._programs[True].actions[self.view.position] if a.op not in (Op.REDUCE, Op.STEP)]
+        actions = self._without_step()
         eager = torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext()
+        if self._sharding is not None:
+            self._sharding.begin(self.options.microbatches)
         with watcher.watching(), self._executor.with_loss(watcher.check_loss), eager:
             self._run(replayed(window), actions)
         watcher.check_sums()
-        self.update.clear()
+        self.update.close()
         return first_over(watcher.found, self.transport, (self.view.pipeline, self.view.replicas))
 
 

@@ -40,6 +40,7 @@ class Executor:
         autocast: format of the forwards' matrix products; None where it is the weights' own.
         seed: what random layers are seeded from, with step, micro-batch and layer.
         sharding: keeps the gradients of the rank's stage, where the engine does not.
+        on_losses: called once per window with targets on the last stage's rank, when the last loss is known.
         on_step: called once per window, when every stage of this rank came to its STEP.
     """
 
@@ -55,6 +56,7 @@ class Executor:
         autocast: torch.dtype | None = None,
         seed: int,
         sharding: Sharding | None = None,
+        on_losses: Callable[[Window], None],
         on_step: Callable[[Window], None],
     ) -> None:
         self.view = view
@@ -66,10 +68,11 @@ class Executor:
         self._on_step = on_step
         self._stepped: set[int] = set()
         self._rank = RankContext(view, stages, transport, sharding)
-        self._compute = Compute(self._rank, loss=loss, dtype=dtype, autocast=autocast, seed=seed)
+        self._compute = Compute(self._rank, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=on_losses)
         self._messages = Messages(self._rank)
         self._handlers: dict[Op, Callable[[Window, Action], None]] = {
             Op.F: self._compute.forward,
+            Op.R: self._compute.recompute,
             Op.B: self._compute.backward,
             Op.I: self._compute.backward_input,
             Op.W: self._compute.backward_weight,
@@ -100,11 +103,12 @@ class Executor:
     def run(
         self, window: Window, actions: Sequence[Action], failed: Callable[[int, Action, Exception], Exception]
     ) -> None:
-        """Execute ``actions`` in order.
+        """Execute ``actions``, a part of a window's, in order.
 
         Args:
             failed: makes the error to raise when the action at an index fails.
         """
+        self._compute.recomputed = {(a.stage, a.microbatch) for a in actions if a.op is Op.R}
         for index, action in enumerate(actions):
             self.current = action
             try:
@@ -114,7 +118,20 @@ class Executor:
                     self._handlers[action.op](window, action)
             except Exception as error:
                 raise failed(index, action, error) from error
+
+    def require_empty(self) -> None:
+        """At the end of a window nothing of it is alive.
+
+        Raises:
+            RuntimeError: something is.
+        """
         self._rank.buffers.require_empty()
+
+    def abandon(self, window: Window, in_flight: Sequence[Action]) -> None:
+        """Drop what the beginning of a window has made, and the messages that are under way because of it."""
+        for action in in_flight:
+            self._messages.receive(window, action)
+        self._messages.abandon()
 
     def drain(self) -> None:
         """Wait for the messages still under way; afterwards nothing is alive."""

@@ -39,7 +39,7 @@ class MemoryMeter:
         self._compiled = engine.options.compile
         self._tracker = LiveTracker()
         self._steps = 0
-        self._to_track = TRACKED_STEPS
+        self._to_track = TRACKED_STEPS + engine.options.post_validation  # the states' copies are a step behind them
         self._static = _static_bytes(engine, held)
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from runner.engine.context import RankContext, number_of
@@ -18,7 +17,7 @@ from runner.engine.window import BoundarySpec, Window
 from runner.model.boundary import flatten
 from runner.schedule.values import COMPUTE, Action, Op, Payload
 
-__all__ = ["Incoming", "Messages"]
+__all__ = ["Incoming", "Messages", "Outgoing"]
 
 _CHANNELS = {Payload.ACTIVATION: Channel.ACTIVATION, Payload.GRADIENT: Channel.GRADIENT}
 
@@ -37,6 +36,14 @@ class Incoming:
         for handle in self.handles:
             handle.wait()
         timeline.current.waiting += time.perf_counter() - start
+
+
+class Outgoing(list[tuple[Handle, Tensor]]):
+    """Messages that may not have left yet."""
+
+    def wait(self) -> None:
+        for handle, _ in self:
+            handle.wait()
 
 
 class Messages:
@@ -72,9 +79,8 @@ class Messages:
         stage, microbatch = action.stage, number_of(action)
         if not window.sizes[microbatch]:
             return True
-        if action.payload is Payload.ACTIVATION:
-            return (stage, *window.key(microbatch)) in self._specs
-        return self._rank.buffers.has("graph", stage, microbatch)
+        known = self._specs if action.payload is Payload.ACTIVATION else self._announced
+        return (stage, *window.key(microbatch)) in known
 
     def was_posted(self, action: Action) -> bool:
         """Whether a receive was posted before its turn; it is forgotten."""
@@ -88,6 +94,15 @@ class Messages:
         while self._sends:
             self._sends.popleft()[0].wait()
 
+    def abandon(self) -> None:
+        """Wait for all that is under way, either way, and drop it with everything else that waits for its use."""
+        for value in self._rank.buffers.clear():
+            if isinstance(value, Incoming):
+                value.wait(self._rank.timeline)
+            elif isinstance(value, Outgoing):
+                value.wait()
+        self.drain()
+
     def send(self, window: Window, action: Action) -> None:
         """Start sending a stage's output, or the gradient of its input."""
         stage, microbatch, payload = action.stage, number_of(action), action.payload
@@ -100,12 +115,11 @@ class Messages:
                 if window.training
                 else (self._rank.buffers.take("output", stage, microbatch))
             )
-            self._announce((stage, *window.key(microbatch)), value, peer)
-            tensors = [tensor.detach() for tensor in flatten(value)[0]]
+            tensors = self._announce((stage, *window.key(microbatch)), value, peer)
         else:
             tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
         assert payload is not None
-        sent = []
+        sent = Outgoing()
         for tensor in tensors:
             message = tensor.contiguous()
             if window.training:
@@ -113,43 +127,49 @@ class Messages:
             sent.append((self._rank.transport.send(message, peer, _CHANNELS[payload]), message))
         self._keep_until_sent(window, action, sent)
 
-    def _keep_until_sent(self, window: Window, action: Action, sent: list[tuple[Handle, Tensor]]) -> None:
+    def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
         """Own messages until they have left, without waiting for a peer that is still computing.
 
-        An activation has arrived when its gradient comes back: its backward lets it go. Of the other messages the last
-        one may still be on its way; the ones before were due before it was made.
+        An activation has arrived when its gradient comes back: its backward lets it go. Gradients go when they have
+        left. Where a transport does not tell, all but the last one are waited for: they were due before it was made.
         """
         if action.payload is Payload.ACTIVATION and window.training:
             self._rank.buffers.put("sent", action.stage, number_of(action), sent)
             return
-        while action.payload is Payload.GRADIENT and self._sends:
+        lengths = (message.nbytes for _, message in sent)
+        waits = action.payload is Payload.GRADIENT and not all(map(self._rank.transport.tells_completion, lengths))
+        while self._sends and (waits or self._sends[0][0].is_completed()):
             self._sends.popleft()[0].wait()
         self._sends += sent
 
-    def _announce(self, key: tuple[int, bool, int, int], value: Any, peer: int) -> None:
+    def _announce(self, key: tuple[int, bool, int, int], value: Any, peer: int) -> list[Tensor]:
         """Tell the receiver a boundary's shapes the first time; later they must be the same.
+
+        Returns:
+            the boundary's tensors, without their history.
 
         Raises:
             RuntimeError: the same input shapes gave another output shape.
         """
-        spec = BoundarySpec.of(value)
+        tensors, structure = flatten(value)
         known = self._announced.get(key)
         if known is None:
-            self._rank.transport.send_bytes(spec.to_bytes(), peer, Channel.SPEC)
-            self._announced[key] = spec
-        elif known != spec:
+            known = BoundarySpec.of(tensors, structure)
+            self._rank.transport.send_bytes(known.to_bytes(), peer, Channel.SPEC)
+            self._announced[key] = known
+        elif not known.describes(tensors, structure):
             raise RuntimeError(
-                f"stage {key[0]} gave {spec.tensors} where inputs of the same shape gave {known.tensors} before: "
-                "shapes between stages may depend on the input's shape only"
+                f"stage {key[0]} gave {BoundarySpec.of(tensors, structure).tensors} where inputs of the same shape "
+                f"gave {known.tensors} before: shapes between stages may depend on the input's shape only"
             )
+        return [tensor.detach() for tensor in tensors]
 
     def receive(self, window: Window, action: Action) -> None:
         """Post the receive of a stage's input, or of the gradient of its output."""
         stage, microbatch, payload = action.stage, number_of(action), action.payload
         if not window.sizes[microbatch]:
             return
-        peer = self._peer(action)
-        spec = None
+        peer, spec = self._peer(action), None
         if payload is Payload.ACTIVATION:
             key = (stage, *window.key(microbatch))
             if key not in self._specs:
@@ -157,9 +177,7 @@ class Messages:
             spec = self._specs[key]
             tensors = spec.allocate(self._rank.transport.device)
         else:
-            output = self._rank.buffers.peek("graph", stage, microbatch)[1]
-            needed = [t for t in flatten(output)[0] if t.requires_grad]
-            tensors = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in needed]
+            tensors = self._announced[stage, *window.key(microbatch)].allocate_gradients(self._rank.transport.device)
         assert payload is not None
         handles = [self._rank.transport.receive(tensor.detach(), peer, _CHANNELS[payload]) for tensor in tensors]
         kind = "input" if payload is Payload.ACTIVATION else "gradient"

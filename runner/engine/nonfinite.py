@@ -181,8 +181,8 @@ def _all_finite(value: Any) -> bool:
 
 
 def replayed(window: Window) -> Window:
-    """The same window, not yet run."""
-    return Window(
+    """The same window, not yet run; its loss is known already and is not told again."""
+    again = Window(
         step=window.step,
         training=True,
         sizes=window.sizes,
@@ -192,3 +192,5 @@ def replayed(window: Window) -> Window:
         loss_scale=window.loss_scale,
         stand_ins=window.stand_ins,
     )
+    again.losses_to_come = -1
+    return again

@@ -8,7 +8,7 @@ import torch
 
 from runner.engine.loss_scale import LossScaling
 
-__all__ = ["EngineOptions", "FinishedStep"]
+__all__ = ["EngineOptions", "FinishedStep", "TakenBack"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class EngineOptions:
         skip_nonfinite: a step whose loss or gradients are not finite is skipped, on every rank, instead of ending the
             run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
         compile: the layers are compiled.
+        post_validation: the ranks do not wait for each other before they update; see :mod:`runner.engine.step_end`.
+        link_delay_seconds: added to every message between ranks, for experiments.
+        link_bytes_per_second: what messages are slowed down to, for experiments; None: not.
     """
 
     microbatches: int
@@ -37,6 +40,9 @@ class EngineOptions:
     scaling: LossScaling | None = None
     skip_nonfinite: bool = False
     compile: bool = False
+    post_validation: bool = False
+    link_delay_seconds: float = 0.0
+    link_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,11 @@ class FinishedStep:
 
     Args:
         loss: mean over the step's samples (Σ sum / Σ weight).
-        grad_norm: global norm before clipping; None where nothing clips.
+        grad_norm: global norm before clipping; None where nothing clips, and with post-validation, where it is known
+            a step later.
         stop: some rank asked to stop after this step; all ranks learn it with the same step.
-        skipped: the loss or a gradient was not finite, and the weights are those of the step before.
+        skipped: the loss or a gradient was not finite, and the weights are those of the step before; with
+            post-validation :class:`TakenBack` tells of gradients.
         loss_scale: that this step's loss was scaled with; None where losses are not scaled.
     """
 
@@ -57,3 +65,17 @@ class FinishedStep:
     stop: bool = False
     skipped: bool = False
     loss_scale: float | None = None
+
+
+@dataclass(frozen=True)
+class TakenBack:
+    """A step that post-validation took back after it was reported, and did again as the verdict says.
+
+    Args:
+        skipped: a gradient was not finite; otherwise the gradients were clipped.
+        grad_norm: global norm before clipping, where it is finite and something clips.
+    """
+
+    step: int
+    skipped: bool
+    grad_norm: float | None

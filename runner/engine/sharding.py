@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from runner.engine.gradients import StageGradients
 from runner.engine.loss_scale import LossScaling
 from runner.engine.transport import Transport
-from runner.engine.update import Update
+from runner.engine.update import Update, Verdict
 
 __all__ = ["KeptElsewhere", "ShardedUpdate", "Sharding"]
 
@@ -74,13 +74,14 @@ class ShardedUpdate(Update):
         )
         self._sharding = sharding
 
-    def agree_finite(self) -> bool:
-        return self._sharding.are_finite()
-
-    def apply(self, weight: float) -> float | None:
+    def open(self, weight: float) -> None:
         self._sharding.divide_at_update(weight * self.scale.of_sum)
-        self._step()
-        return self._sharding.norm()
 
-    def clear(self) -> None:
+    def verdict(self) -> Verdict:
+        return Verdict(finite=self._sharding.are_finite())
+
+    def norm_of(self, verdict: Verdict) -> float | None:
+        return self._sharding.norm() if verdict.finite else None
+
+    def close(self) -> None:
         self._sharding.discard()

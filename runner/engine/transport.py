@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Channel", "Handle", "Transport"]
+__all__ = ["Channel", "Gathering", "Handle", "Transport"]
 
 
 class Channel(IntEnum):
@@ -25,7 +25,8 @@ class Channel(IntEnum):
     GRADIENT = 1
     HEADER = 2  # once per step and edge, downstream: how many samples, of which shapes
     SPEC = 3  # downstream, when a boundary's shapes are new
-    TOTALS = 4  # once per step and edge, upstream: the loss
+    TOTALS = 4  # once per step, from the last stage's rank to each other: the loss
+    STOP = 5  # once per step, from the end of the headers' way to the last stage's rank, where these differ
 
 
 class Handle(Protocol):
@@ -34,6 +35,14 @@ class Handle(Protocol):
     def wait(self) -> object: ...
 
     def is_completed(self) -> bool: ...
+
+
+class Gathering(Protocol):
+    """A gathering under way."""
+
+    def wait(self) -> list[Tensor]:
+        """The group's tensors, in the group's order."""
+        ...
 
 
 class Transport(ABC):
@@ -55,8 +64,16 @@ class Transport(ABC):
         """Start summing ``tensor`` over the group, in place."""
 
     @abstractmethod
+    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
+        """Start gathering the group's tensors, of one shape."""
+
     def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
         """The group's tensors, of one shape, in the group's order; blocks."""
+        return self.start_all_gather(tensor, group).wait()
+
+    def tells_completion(self, num_bytes: int) -> bool:
+        """Whether ``is_completed`` of a send of this length becomes true without a wait."""
+        return True
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Held while this rank computes; ranks of one process share a random generator, and so take turns."""

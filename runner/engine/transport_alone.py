@@ -28,5 +28,8 @@ class AloneTransport(Transport):
     def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Any:
         raise RuntimeError("a single rank has no replicas")
 
+    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Any:
+        raise RuntimeError("a single rank has nobody to gather from")
+
     def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
         return [tensor]

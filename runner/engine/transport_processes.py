@@ -6,12 +6,13 @@ Gloo tells channels apart by tags. NCCL has no tags, so that each channel gets a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runner.engine.transport import Channel, Handle, Transport
+from runner.engine.transport import Channel, Gathering, Handle, Transport
 
 __all__ = ["ProcessTransport"]
 
@@ -26,8 +27,8 @@ class ProcessTransport(Transport):
 
     def __init__(self, device: torch.device, groups: Iterable[Sequence[int]]) -> None:
         self.rank = dist.get_rank()
+        self._tells_completion = dist.get_backend() != "gloo"
         self.device = device
-        self._tagged = dist.get_backend() == "gloo"
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for group in groups:
             ranks = tuple(group)
@@ -35,21 +36,62 @@ class ProcessTransport(Transport):
                 made = dist.new_group(list(ranks))
                 if self.rank in ranks:
                     self._groups[ranks] = made
-        self._channels = {} if self._tagged else {channel: dist.new_group() for channel in Channel}
+        self._channels = _open_channels()
 
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
-        return _checked(dist.isend(tensor, peer, self._channels.get(channel), int(channel) if self._tagged else 0))
+        group, tag = self._channels[channel]
+        return group.send([_real(tensor)], peer, tag)
 
     def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
-        return _checked(dist.irecv(buffer, peer, self._channels.get(channel), int(channel) if self._tagged else 0))
+        group, tag = self._channels[channel]
+        return group.recv([_real(buffer)], peer, tag)
+
+    def tells_completion(self, num_bytes: int) -> bool:
+        return self._tells_completion
 
     def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
         return _checked(dist.all_reduce(tensor, group=self._groups[tuple(group)], async_op=True))
 
-    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
+    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
         parts = [torch.empty_like(tensor) for _ in group]
-        dist.all_gather(parts, tensor, group=self._groups[tuple(group)])
-        return parts
+        return _Gathering(_checked(dist.all_gather(parts, tensor, self._groups[tuple(group)], async_op=True)), parts)
+
+    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
+        """By way of the group's first rank: two messages a rank, where a ring takes each rank's part through all."""
+        made = self._groups[tuple(group)]
+        parts = torch.empty((len(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        listed = list(parts.unbind()) if self.rank == group[0] else None
+        dist.gather(tensor, listed, dst=group[0], group=made)
+        dist.broadcast(parts, src=group[0], group=made)
+        return list(parts.unbind())
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    handle: Handle
+    parts: list[Tensor]
+
+    def wait(self) -> list[Tensor]:
+        self.handle.wait()
+        return self.parts
+
+
+def _open_channels() -> dict[Channel, tuple[dist.ProcessGroup, int]]:
+    """The communicator of all ranks, whose numbers in it are their global ones, and the tag, of each channel."""
+    if dist.get_backend() == "gloo":
+        return {channel: (_all_ranks(), int(channel)) for channel in Channel}
+    return {channel: (dist.new_group(), 0) for channel in Channel}
+
+
+def _all_ranks() -> dist.ProcessGroup:
+    if dist.group.WORLD is None:
+        raise RuntimeError("torch.distributed is not initialized")
+    return dist.group.WORLD
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Complex numbers travel as pairs."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _checked(work: dist.Work | None) -> Handle:

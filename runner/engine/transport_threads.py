@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from runner.engine.transport import Channel, Handle, Transport
+from runner.engine.transport import Channel, Gathering, Handle, Transport
 
 __all__ = ["AbortedError", "ThreadHub", "ThreadTransport", "run_ranks"]
 
@@ -80,6 +80,15 @@ class _Receive:
         return bool(self._hub.mail[self._key])
 
 
+class _Gather:
+    def __init__(self, transport: ThreadTransport, tensor: Tensor, group: tuple[int, ...]) -> None:
+        self._transport = transport
+        self._key = transport.enter(tensor, group)
+
+    def wait(self) -> list[Tensor]:
+        return self._transport.meet(self._key)
+
+
 class _Reduce:
     def __init__(self, transport: ThreadTransport, tensor: Tensor, group: tuple[int, ...]) -> None:
         self._transport, self._tensor = transport, tensor
@@ -117,8 +126,8 @@ class ThreadTransport(Transport):
     def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
         return _Reduce(self, tensor, tuple(group))
 
-    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
-        return self.meet(self.enter(tensor, tuple(group)))
+    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
+        return _Gather(self, tensor, tuple(group))
 
     def exclusive(self) -> AbstractContextManager[object]:
         return self.hub.compute

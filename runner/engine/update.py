@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,19 +12,34 @@ from torch.nn import Parameter
 
 from runner.engine.gradients import StageGradients
 from runner.engine.loss_scale import LossScale, LossScaling
-from runner.engine.transport import Transport
+from runner.engine.transport import Gathering, Transport
 
-__all__ = ["Update"]
+__all__ = ["Update", "Verdict"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On a step's gradients.
+
+    Args:
+        finite: there is no NaN and no infinity.
+        norm: before clipping; None where nothing clips by norm, or not finite.
+        factor: what clipping multiplies the gradients by.
+    """
+
+    finite: bool
+    norm: float | None = None
+    factor: float = 1.0
 
 
 class Update:
-    """The weights' part of STEP on one rank.
+    """The weights' part of STEP on one rank: :meth:`open`, then a verdict, then :meth:`apply` or not, then close.
 
     Args:
         gradients: of each of this rank's stages, sums over micro-batches and replicas.
         pipeline: global ranks that share a verdict and a norm. Replicas hold equal sums, and come to the same.
         transport: how these ranks talk.
-        clip_norm, clip_value: see :class:`runner.engine.engine.EngineOptions`.
+        clip_norm, clip_value: see :class:`runner.engine.options.EngineOptions`.
         scaling: of the loss, or None.
     """
 
@@ -45,72 +61,97 @@ class Update:
         self._clip_value = clip_value
         self._step: Callable[[], None] = _no_optimizer
         self._master_of: Callable[[Tensor], Parameter] | None = None
+        self._final: Mapping[int, StageGradients] = {}
+        self._most_values: int | None = None  # that a rank of the pipeline tells the others
+        self._own: list[float] = []
+        self._gathering: Gathering | None = None
 
     def attach(self, step: Callable[[], None], master_of: Callable[[Tensor], Parameter] | None) -> None:
         """Set what updates the weights from their gradients, or from those of their fp32 masters."""
         self._step = step
         self._master_of = master_of
 
-    def agree_finite(self) -> bool:
-        """Whether all gradients of the pipeline are finite; the same answer on each of its ranks."""
-        own = all(gradients.are_finite() for gradients in self._gradients.values())
-        if len(self._pipeline) == 1:
-            return own
-        verdict = torch.tensor([int(own)], device=self._transport.device)
-        return all(int(one) for one in self._transport.all_gather(verdict, self._pipeline))
+    def open(self, weight: float) -> None:
+        """Turn sums into means of the unscaled loss's gradients.
 
-    def apply(self, weight: float) -> float | None:
-        """Turn sums into means of the unscaled loss's gradients, clip, update, clear; the norm before clipping.
-
-        With master weights all of it happens in fp32.
+        With master weights all of it happens in fp32. Gradients that are not finite stay as they are.
         """
-        final = self._final()
-        for gradients in final.values():
-            gradients.divide(weight * self.scale.of_sum)
-        norm = self._clip(final)
-        self._step()
-        if self._master_of is not None:
-            for gradients in final.values():
-                gradients.release()
-        self.clear()
-        return norm
+        finite = all(gradients.are_finite() for gradients in self._gradients.values())
+        self._own = [float(finite)]
+        if finite:
+            self._final = self._widened()
+            for gradients in self._final.values():
+                gradients.divide(weight * self.scale.of_sum)
+                if self._clip_value is not None:
+                    gradients.clamp(self._clip_value)
+            if self._clip_norm is not None:
+                self._own += [square for stage in sorted(self._final) for square in self._final[stage].squares()]
 
-    def clear(self) -> None:
+    def announce(self) -> None:
+        """Start telling the other ranks how this one's gradients are, before waiting for theirs."""
+        if len(self._pipeline) > 1:
+            self._gathering = self._transport.start_all_gather(self._message(), self._pipeline)
+
+    def own_verdict(self) -> Verdict:
+        """On this rank's gradients alone; what it condemns, the verdict condemns."""
+        return self._judge([self._own])
+
+    def verdict(self) -> Verdict:
+        """On the gradients of all ranks of the pipeline, the same on each of them; waits for the last of them."""
+        if len(self._pipeline) == 1:
+            return self._judge([self._own])
+        gathering, self._gathering = self._gathering, None
+        parts = gathering.wait() if gathering else self._transport.all_gather(self._message(), self._pipeline)
+        return self._judge([part.tolist() for part in parts])
+
+    def apply(self, factor: float, step: Callable[[], None] | None = None) -> None:
+        """Scale the gradients by what clipping says, and update the weights.
+
+        Args:
+            step: in place of the attached one.
+        """
+        if factor < 1.0:
+            for gradients in self._final.values():
+                gradients.scale(factor)
+        (step or self._step)()
+
+    def norm_of(self, verdict: Verdict) -> float | None:
+        """The gradients' norm before clipping, once a step has ended."""
+        return verdict.norm
+
+    def close(self) -> None:
+        """Let go of the gradients, whatever became of them."""
+        if self._master_of is not None:
+            for gradients in self._final.values():
+                gradients.release()
+        self._final = {}
         for gradients in self._gradients.values():
             gradients.zero()
 
-    def _final(self) -> Mapping[int, StageGradients]:
+    def _widened(self) -> Mapping[int, StageGradients]:
         if self._master_of is None:
             return self._gradients
         return {stage: gradients.widened(self._master_of) for stage, gradients in self._gradients.items()}
 
-    def _clip(self, final: Mapping[int, StageGradients]) -> float | None:
-        """Clip by value, or scale down to the largest global norm allowed.
-
-        The norm is the exact sum of per-parameter squares in float64, whatever the layout.
-        """
-        if self._clip_value is not None:
-            for gradients in final.values():
-                gradients.clamp(self._clip_value)
+    def _judge(self, opinions: list[list[float]]) -> Verdict:
+        """The norm is the exact sum of per-parameter squares in float64, whatever the layout."""
+        if not all(opinion[0] for opinion in opinions):
+            return Verdict(finite=False)
         if self._clip_norm is None:
-            return None
-        squares = [square for stage in sorted(final) for square in final[stage].squares()]
-        norm = math.sqrt(math.fsum(self._gather(squares)))
-        factor = min(1.0, self._clip_norm / (norm + 1e-6))
-        if factor < 1.0:
-            for gradients in final.values():
-                gradients.scale(factor)
-        return norm
+            return Verdict(finite=True)
+        norm = math.sqrt(math.fsum(square for opinion in opinions for square in opinion[1:]))
+        return Verdict(finite=True, norm=norm, factor=min(1.0, self._clip_norm / (norm + 1e-6)))
 
-    def _gather(self, values: list[float]) -> list[float]:
-        """The values of all ranks of the pipeline."""
-        if len(self._pipeline) == 1:
-            return values
-        own = torch.tensor([len(values)], device=self._transport.device)
-        length = max(int(count) for count in self._transport.all_gather(own, self._pipeline))
-        padded = torch.zeros(length, dtype=torch.float64, device=self._transport.device)
-        padded[: len(values)] = torch.tensor(values, dtype=torch.float64)
-        return [value for part in self._transport.all_gather(padded, self._pipeline) for value in part.tolist()]
+    def _message(self) -> Tensor:
+        """This rank's opinion, as long as the longest one of the pipeline; how long that is, is asked once."""
+        device = self._transport.device
+        if self._most_values is None:
+            counted = sum(len(gradients.names) for gradients in self._gradients.values() if gradients.counted)
+            own = torch.tensor([1 + (counted if self._clip_norm is not None else 0)], device=device)
+            self._most_values = max(int(count) for count in self._transport.all_gather(own, self._pipeline))
+        message = torch.zeros(self._most_values, dtype=torch.float64, device=device)
+        message[: len(self._own)] = torch.tensor(self._own, dtype=torch.float64)
+        return message
 
 
 def _no_optimizer() -> None:

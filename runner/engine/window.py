@@ -48,6 +48,7 @@ class Window:
         loss_scale: what the loss is multiplied by before its backward.
         stand_ins: micro-batches without samples that are computed all the same, on one sample whose loss does not
             count: replicas that share out their gradients must all take part in each.
+        losses_to_come: micro-batches with samples whose loss is not in ``loss`` yet.
         outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
     """
 
@@ -60,7 +61,17 @@ class Window:
     loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
     loss_scale: float = 1.0
     stand_ins: frozenset[int] = frozenset()
+    losses_to_come: int = 0
     outputs: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.losses_to_come = sum(size > 0 for size in self.sizes)
+
+    def begin_again(self, loss_scale: float) -> None:
+        """Forget the losses so far; how many ranks asked to stop is known as before."""
+        self.loss[:2] = 0.0
+        self.loss_scale = loss_scale
+        self.__post_init__()
 
     def key(self, microbatch: int) -> tuple[bool, int, int]:
         """What a boundary's shapes may depend on."""
@@ -69,31 +80,50 @@ class Window:
 
 @dataclass(frozen=True)
 class BoundarySpec:
-    """Shapes of what crosses one boundary: announced once, then known to both ends."""
+    """Shapes of what crosses one boundary: announced once, then known to both ends.
+
+    Args:
+        structure: how the tensors are put together.
+        tensors: shape, dtype and requires_grad of each.
+    """
 
     structure: Structure
-    tensors: tuple[tuple[tuple[int, ...], str, bool], ...]  # shape, dtype, requires_grad
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
 
     @classmethod
-    def of(cls, value: Any) -> BoundarySpec:
-        tensors, structure = flatten(value)
-        specs = ((tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors)
-        return cls(structure, tuple(specs))
+    def of(cls, tensors: Sequence[Tensor], structure: Structure) -> BoundarySpec:
+        """Of a flattened boundary."""
+        return cls(structure, tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors))
+
+    def describes(self, tensors: Sequence[Tensor], structure: Structure) -> bool:
+        """Whether a flattened boundary has these shapes; compares without building another."""
+        return (
+            len(tensors) == len(self.tensors)
+            and all(
+                tensor.shape == shape and tensor.dtype == dtype and tensor.requires_grad == grad
+                for tensor, (shape, dtype, grad) in zip(tensors, self.tensors, strict=True)
+            )
+            and structure == self.structure
+        )
 
     def to_bytes(self) -> bytes:
-        return json.dumps([self.structure, self.tensors]).encode()
+        tensors = [(shape, str(dtype).removeprefix("torch."), grad) for shape, dtype, grad in self.tensors]
+        return json.dumps([self.structure, tensors]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BoundarySpec:
         structure, tensors = json.loads(data)
-        return cls(structure, tuple((tuple(shape), dtype, grad) for shape, dtype, grad in tensors))
+        return cls(structure, tuple((tuple(shape), getattr(torch, dtype), grad) for shape, dtype, grad in tensors))
 
     def allocate(self, device: torch.device) -> list[Tensor]:
         """Empty tensors of these shapes, leaves that require gradients where the sender's do."""
         return [
-            torch.empty(shape, dtype=getattr(torch, dtype), device=device).requires_grad_(grad)
-            for shape, dtype, grad in self.tensors
+            torch.empty(shape, dtype=dtype, device=device, requires_grad=grad) for shape, dtype, grad in self.tensors
         ]
+
+    def allocate_gradients(self, device: torch.device) -> list[Tensor]:
+        """Empty tensors for the gradients of those that require them."""
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, grad in self.tensors if grad]
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
         return unflatten(tensors, self.structure)

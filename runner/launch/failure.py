@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +17,10 @@ __all__ = ["RankFailure", "error_file", "log_file", "status_of"]
 
 # CPU tensors have no exception of their own for this: torch raises RuntimeError with one of these.
 _OUT_OF_MEMORY_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
+
+
+_WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +46,12 @@ class RankFailure:
     @classmethod
     def of(cls, error: BaseException) -> RankFailure:
         """Of an exception that has just been caught."""
+        found = _in_loader_worker(str(error))
         return cls(
             type=type(error).__name__,
-            message=str(error),
+            message=found[0] if found is not None else str(error),
             traceback="".join(traceback.format_exception(error)),
-            where=_where(error),
+            where=found[1] if found is not None else _where(error),
             explained=isinstance(error, RunnerError),
             exit_status=_exit_status(error),
             time=time.time(),
@@ -100,7 +107,19 @@ def _exit_status(error: BaseException) -> int:
 
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<")]
-    if not own:
-        return ""
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}"
+    return _innermost([(frame.filename, frame.lineno, frame.name) for frame in frames])
+
+
+def _innermost(frames: Sequence[tuple[str, int | None, str]]) -> str:
+    own = [frame for frame in frames if "site-packages" not in frame[0] and not frame[0].startswith("<")]
+    return f"{Path(own[-1][0]).name}:{own[-1][1]} in {own[-1][2]}" if own else ""
+
+
+def _in_loader_worker(message: str) -> tuple[str, str] | None:
+    """What was said and where, of an exception that torch brings from a DataLoader's worker as a traceback's text."""
+    worker = _WORKER.match(message)
+    if worker is None:
+        return None
+    frames = [(file, int(line), name) for file, line, name in _FRAME.findall(message)]
+    _, _, said = message.rstrip().splitlines()[-1].partition(": ")
+    return f"{said} (in loader worker {worker[1]})", _innermost(frames)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
+from runner.launch.allocator import allocator_variables
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
 from runner.launch.rank import STORE_FD_VARIABLE, TRAIN_ENTRY
 from runner.launch.supervise import Ending, ProcessSpec, name_of_signal, supervise
-from runner.record import RunRecord, Status, finish_failed
+from runner.record import RECORD_FILE, RunRecord, Status, finish_failed
 
 __all__ = ["Launch", "Outcome", "run_ranks"]
 
@@ -66,12 +68,17 @@ def run_ranks(launch: Launch) -> Outcome:
         ending = supervise(specs, after_start=listener.close)
     outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
     if outcome.exit_status not in (EXIT_OK, EXIT_PREEMPTED):
-        finish_failed(launch.run_dir, outcome.status, outcome.reason or outcome.status)
+        try:
+            finish_failed(launch.run_dir, outcome.status, outcome.reason or outcome.status)
+        except OSError as error:  # the cause is told all the same
+            said = f"{launch.run_dir / RECORD_FILE} could not be written: {error}"
+            return replace(outcome, messages=(*outcome.messages, said))
     return outcome
 
 
 def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
     environment = {
+        **allocator_variables(os.environ),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(launch.world_size),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runner.config.resolve import fingerprint, save, to_container
 from runner.config.rules import rules
 from runner.config.schema import RunConfig
-from runner.errors import DoesNotFitError, raise_problems
+from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
 from runner.launch.resume import continue_record
 from runner.launch.run_directory import check_run_directory
 from runner.launch.zero_needs import zero_needs
@@ -43,13 +43,27 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
     needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda)]
-    raise_problems([*rules(config), *place, *needs])
+    raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
     return plan
+
+
+def _callable_problems(config: RunConfig) -> list[Problem]:
+    """Of the functions that are called after the first step, or by one rank alone: found now, not then."""
+    from runner.model.targets import import_target
+
+    problems: list[Problem] = []
+    for path, target in (("logger.target", config.logger.target), ("report", config.report)):
+        try:
+            if target is not None:
+                import_target(path, target)
+        except RequestError as error:
+            problems += error.problems
+    return problems
 
 
 def place_of(plan: RunPlan) -> Callable[[int], str]:

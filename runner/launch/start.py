@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_INTERRUPTED, EXIT_OK
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from runner.launch.local import Launch, run_ranks
 from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
@@ -75,12 +76,23 @@ def run_in(
     except KeyboardInterrupt:  # in the moments around the ranks' lives; within them run_ranks sees to it
         finish_failed(run_dir, "interrupted", "stopped by SIGINT")
         return EXIT_INTERRUPTED
+    except OSError as error:  # of the parent's own files: a disk that is full or gone
+        return _without_space(run_dir, error)
     for message in outcome.messages:
         logger.error("%s", message)
     if outcome.exit_status != EXIT_OK:
         return outcome.exit_status
     _show(run_dir, console)
     return EXIT_OK
+
+
+def _without_space(run_dir: Path, error: OSError) -> int:
+    """Say what could not be written; the record says so too where it can be."""
+    reason = f"the run directory {run_dir} cannot be written: {error}"
+    logger.error("%s", reason)
+    with contextlib.suppress(OSError):
+        finish_failed(run_dir, "failed", reason)
+    return EXIT_FAILED
 
 
 def _show(run_dir: Path, console: Console | None) -> None:

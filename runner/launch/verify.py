@@ -70,7 +70,7 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = TRACE_
             return outcome.exit_status
         if outcome.exit_status != EXIT_OK:
             _raise(outcome, place)
-    comparison = compare_runs(directories[0], directories[1], _promise(config))
+    comparison = compare_runs(directories[0], directories[1], _promise(config, plan))
     shutil.rmtree(place)
     return comparison
 
@@ -98,10 +98,21 @@ def _run(config: RunConfig, plan: RunPlan, directory: Path, world_size: int, ent
     return run_ranks(Launch(config_file, directory, world_size, config.trainer.threads, place_of(plan), entry=entry))
 
 
-def _promise(config: RunConfig) -> Promise:
-    """Equal bits, where every sum has one order: on the CPU, one thread, at most two replicas."""
-    exact = not uses_cuda(config) and config.trainer.threads == 1
-    return "bitwise" if exact and config.parallelism.data <= _MOST_EXACT_REPLICAS else "rounding"
+def _promise(config: RunConfig, plan: RunPlan) -> Promise:
+    """Equal bits, where every sum has one order: on the CPU, one thread, at most two replicas, one micro-batch after
+    the other, and no weight that several stages add up by themselves."""
+    exact = not uses_cuda(config) and config.trainer.threads == 1 and config.parallelism.data <= _MOST_EXACT_REPLICAS
+    return "bitwise" if exact and plan.schedule.sums_in_order and not _ties_cross(config, plan) else "rounding"
+
+
+def _ties_cross(config: RunConfig, plan: RunPlan) -> bool:
+    """Whether a weight stands in several stages."""
+    from runner.model.chain import model_layers
+    from runner.model.ties import find_ties
+
+    if plan.schedule.stages == 1:
+        return False
+    return any(len(tie.stages(plan.partition)) > 1 for tie in find_ties(model_layers(config)))
 
 
 def _raise(outcome: Outcome, place: Path) -> None:

@@ -15,8 +15,9 @@ from runner.model.precision import cast_module, dtype_of, to_precision
 from runner.model.segments import split
 from runner.model.ties import sharing_problems
 from runner.model.trace import Program, trace
+from runner.schedule import registry
 
-__all__ = ["model_layers", "segments_of", "trace_layers"]
+__all__ = ["model_layers", "num_stages", "segments_of", "trace_layers"]
 
 _TRACED_SAMPLES = 3  # more than two: torch takes sizes of 0 and 1 for constants
 
@@ -55,7 +56,14 @@ def trace_layers(model: nn.Module, config: RunConfig) -> list[LayerSource]:
         inputs = map_tensors(mode.from_tensor, inputs)
     dtype = dtype_of(config.precision.name)
     programs = trace(cast_module(model, dtype), to_precision(inputs, dtype), config.model.target)
-    return segments_of(model, programs, config.model.split_points, wanted=config.parallelism.pipeline - 1)
+    return segments_of(model, programs, config.model.split_points, wanted=num_stages(config) - 1)
+
+
+def num_stages(config: RunConfig) -> int:
+    """Stages of a request's schedule; of a request without a schedule, its ranks."""
+    asked, ranks = config.schedule, config.parallelism.pipeline
+    spec = registry.SPECS.get(registry.ALIASES.get(asked.name, asked.name))
+    return ranks * (asked.chunks or (spec.default_chunks if spec is not None else None) or 1)
 
 
 def segments_of(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,20 +11,47 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from runner.config.schema import DataConfig, LossConfig
-from runner.errors import Problem, RequestError
-from runner.model.targets import call_target, import_target
+from runner.errors import Problem, RequestError, RunFailedError, RunnerError, raise_problems
+from runner.model.boundary import flatten
+from runner.model.datamodule import Loaded, loaded
+from runner.model.targets import call_target, explained, import_target
 
-__all__ = ["Datasets", "LossFunction", "example_batch", "load_datasets", "load_loss", "loss_sum"]
+__all__ = [
+    "Collate",
+    "Datasets",
+    "LossFunction",
+    "collated",
+    "example_batch",
+    "first_sample",
+    "load_datasets",
+    "load_loss",
+    "loss_sum",
+]
 
 LossFunction = Callable[[Any, Any], "Tensor | tuple[Tensor, Tensor | float]"]
 
 
+Collate = Callable[[list[Any]], Any]
+
+
 @dataclass(frozen=True)
 class Datasets:
-    """Map-style datasets of ``(input, target)``; ``validation`` may be missing."""
+    """The user's data; ``validation`` may be missing.
+
+    Args:
+        train, validation: map-style or iterable datasets.
+        collate, validation_collate: samples to a batch ``(input, target)``.
+    """
 
     train: Any
     validation: Any | None
+    collate: Collate = default_collate
+    validation_collate: Collate = default_collate
+
+    @property
+    def streams(self) -> bool:
+        """Whether the training samples come in the dataset's own order, and only so."""
+        return isinstance(self.train, IterableDataset)
 
 
 def load_datasets(config: DataConfig) -> Datasets:
@@ -35,26 +62,60 @@ def load_datasets(config: DataConfig) -> Datasets:
     """
     made = call_target("data", config.target, config.kwargs)
     if hasattr(made, "train_dataloader") and hasattr(made, "setup"):
-        made = _from_datamodule(made)
-    train, validation = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    for dataset in (train, validation):
+        (train, collate), validation = _loaded(made, config.target)
+        found = Datasets(train, None, collate)
+        if validation is not None:
+            found = replace(found, validation=validation[0], validation_collate=validation[1])
+    else:
+        train, validation = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        found = Datasets(train, validation)
+    if config.collate is not None:
+        collate = import_target("data.collate", config.collate)
+        found = replace(found, collate=collate, validation_collate=collate)
+    raise_problems(_problems(found, config))
+    has_length = hasattr(found.validation, "__len__")
+    return replace(found, validation=None) if has_length and not len(found.validation) else found  # type: ignore[arg-type]
+
+
+def _loaded(module: Any, target: str) -> tuple[Loaded, Loaded | None]:
+    try:
+        return loaded(module, target)
+    except RunnerError:
+        raise
+    except Exception as error:
+        raise RequestError([Problem("data.target", target, "must prepare its data", explained(error))]) from error
+
+
+def _problems(found: Datasets, config: DataConfig) -> Iterator[Problem]:
+    for dataset in (found.train, found.validation):
         has_items = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        if dataset is not None and (isinstance(dataset, IterableDataset) or not has_items):
-            rule = "must return a map-style dataset, (train, val), or a LightningDataModule"
-            why = f"A {type(dataset).__name__} has no items by number, and steps and ranks are dealt theirs by number"
-            raise RequestError([Problem("data.target", config.target, rule, why)])
-    if len(train) == 0:
-        raise RequestError([Problem("data.target", config.target, "must have at least one sample")])
-    return Datasets(train, validation if validation is not None and len(validation) else None)
+        if dataset is None and found.train is not None:
+            continue
+        if isinstance(dataset, IterableDataset):
+            samples: object = iter(dataset)
+            if samples is dataset:
+                rule = "must give its samples anew each time it is iterated"
+                why = f"iter() of the {type(dataset).__name__} is itself, so that a second epoch would find it used up"
+                yield Problem("data.target", config.target, rule, why)
+        elif not has_items:
+            rule = "must return a map-style or iterable dataset, (train, val), or a LightningDataModule"
+            why = f"A {type(dataset).__name__} has no items by number and is no torch.utils.data.IterableDataset"
+            yield Problem("data.target", config.target, rule, why)
+        elif dataset is found.train and not len(dataset):
+            yield Problem("data.target", config.target, "must have at least one sample")
+    if found.streams and config.shuffle:
+        rule = "must be null or false for an iterable dataset"
+        why = "Its samples come in its own order; only a dataset with numbered items can be shuffled"
+        yield Problem("data.shuffle", config.shuffle, rule, why, "data.shuffle=null")
 
 
-def _from_datamodule(module: Any) -> tuple[Any, Any]:
-    """A LightningDataModule's datasets; the batches are the runner's own (``data.batch_size``)."""
-    module.prepare_data()
-    module.setup("fit")
-    train = module.train_dataloader().dataset
-    loader = module.val_dataloader() if hasattr(module, "val_dataloader") else None
-    return train, getattr(loader, "dataset", None)
+def first_sample(dataset: Any) -> Any:
+    """Of a dataset of either kind.
+
+    Raises:
+        StopIteration: an iterable one has none.
+    """
+    return next(iter(dataset)) if isinstance(dataset, IterableDataset) else dataset[0]
 
 
 def example_batch(config: DataConfig, samples: int) -> tuple[Any, Any]:
@@ -64,11 +125,62 @@ def example_batch(config: DataConfig, samples: int) -> tuple[Any, Any]:
     preparing any data; else the first sample of the dataset is used.
     """
     spec = getattr(import_target("data.target", config.target), "spec", None)
-    sample = spec(**config.kwargs) if callable(spec) else load_datasets(config).train[0]
-    if not isinstance(sample, tuple | list) or len(sample) != 2:
+    if callable(spec):
+        sample = spec(**config.kwargs)
+        collate = import_target("data.collate", config.collate) if config.collate is not None else default_collate
+    else:
+        datasets = load_datasets(config)
+        sample, collate = _example(datasets.train, config), datasets.collate
+    if collate is default_collate and (not isinstance(sample, tuple | list) or len(sample) != 2):
         why = f"The first one is a {type(sample).__name__}"
-        raise RequestError([Problem("data.target", config.target, "must have samples (input, target)", why)])
-    batch = default_collate([tuple(sample)] * max(1, samples))
+        fix = "data.collate=package.module:function, which makes (input, target) of a list of samples"
+        raise RequestError([Problem("data.target", config.target, "must have samples (input, target)", why, fix)])
+    return _example_batch([sample] * max(1, samples), collate, config)
+
+
+def _example(dataset: Any, config: DataConfig) -> Any:
+    try:
+        return first_sample(dataset)
+    except StopIteration:
+        raise RequestError([Problem("data.target", config.target, "must have at least one sample")]) from None
+    except Exception as error:
+        why = f"Its first one raised {explained(error)}"
+        raise RequestError([Problem("data.target", config.target, "must have samples that load", why)]) from error
+
+
+def _example_batch(samples: list[Any], collate: Collate, config: DataConfig) -> tuple[Any, Any]:
+    path = "data.target" if collate is default_collate else "data.collate"
+    value = config.target if path == "data.target" else config.collate
+    try:
+        return collated(samples, collate)
+    except RunFailedError as error:
+        rule = "must give a batch (input, target) with its samples on the first axis of every tensor"
+        raise RequestError([Problem(path, value, rule, str(error))]) from error
+    except Exception as error:
+        why = f"Collating {len(samples)} times the first sample raised {explained(error)}"
+        raise RequestError([Problem(path, value, "must have samples that make a batch", why)]) from error
+
+
+def collated(samples: Sequence[Any], collate: Collate) -> tuple[Any, Any]:
+    """The batch ``(input, target)`` of some samples, at least one.
+
+    Raises:
+        RunFailedError: what was made is no such batch.
+    """
+    if collate is default_collate:
+        for sample in samples:
+            if not isinstance(sample, tuple | list) or len(sample) != 2:
+                raise RunFailedError(f"a sample of the dataset must be (input, target), not a {type(sample).__name__}")
+        samples = [tuple(sample) for sample in samples]
+    batch = collate(list(samples))
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise RunFailedError(f"a batch must be (input, target); data.collate made a {type(batch).__name__}")
+    for tensor in flatten(batch)[0]:
+        if tensor.dim() == 0 or len(tensor) != len(samples):
+            found = f"a tensor of shape {tuple(tensor.shape)}"
+            raise RunFailedError(
+                f"a batch of {len(samples)} samples has them on the first axis of every tensor: {found}"
+            )
     return batch[0], batch[1]
 
 

@@ -112,6 +112,9 @@ def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
     """The layers of ``model``, as a model function may return it."""
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         children = model._modules.items()  # named_children() would leave out a module's second use
+        if not children:
+            rule = "must have at least one layer"
+            raise RequestError([Problem("model.target", target, rule, "It returned an empty Sequential")])
         return [_given(i, name, child) for i, (name, child) in enumerate(children) if child is not None]
     lister = getattr(model, "layers", None)
     if callable(lister) and not isinstance(lister, nn.Module):

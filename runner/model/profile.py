@@ -34,10 +34,12 @@ from runner.model.live_tracker import LiveTracker
 from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
 from runner.model.saved_scan import scan_forward
+from runner.model.split_scan import split_figures
+from runner.model.ties import find_ties
 from runner.optim.build import measure_step_seconds_per_byte, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
-from runner.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile, SharedWeight
 
 __all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision"]
 
@@ -71,6 +73,9 @@ def _profile_model(config: RunConfig) -> ModelProfile:
     except Exception as error:  # a user's code may do anything that fake tensors cannot
         profile = _on_real_tensors(config, inputs, targets, loss)
         logger.info("profiled on real tensors, because fake ones do not do: %s", error)
+    if not any(row.gradient_bytes for row in profile.layers):
+        why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
+        raise RequestError([Problem("model.target", config.model.target, "must have parameters to train", why)])
     states, master = _state_ratios(config, dtype_of(config.precision.name))
     profile = replace(
         profile,
@@ -148,7 +153,11 @@ def profile_layers(
     owners = WeakIdKeyDictionary()
 
     def lose(output: Any) -> Tensor:
-        return loss_sum(loss(output, targets), samples)[0]
+        total = loss_sum(loss(output, targets), samples)[0]
+        if not total.requires_grad and any(tensor.requires_grad for tensor in flatten(output)[0]):
+            why = "Its gradient by the output is cut off (detach, no_grad): nothing would be trained"
+            raise RequestError([Problem("loss.target", "no gradient", "must be differentiable", why)])
+        return total
 
     with LiveTracker() as tracker:
         for source in sources:
@@ -157,6 +166,9 @@ def profile_layers(
             function = _autocasting(partial(call_whole, module) if source.spread else module, device_type, autocast)
             try:
                 value, row = _profile_call(source.label or source.name or "model", function, value, tracker, module)
+                _refuse_no_tensor(source.index, module, value)
+            except RequestError:
+                raise
             except Exception as error:
                 what = f"layer {source.index} ({type(module).__name__})"
                 raise _LayerError(source.index, what, value, error) from error
@@ -178,7 +190,28 @@ def profile_layers(
         optimizer_bytes_per_gradient_byte=0.0,
         optimizer_seconds_per_byte=0.0,
         tokens_per_sample=_tokens_per_sample(targets),
+        shared=_shared_weights(sources, dtype),
     )
+
+
+def _shared_weights(sources: Sequence[LayerSource], dtype: torch.dtype) -> tuple[SharedWeight, ...]:
+    given = {source.index: source for source in sources if source.given is not None}
+    found = []
+    for tie in find_ties(sources):
+        source = given[tie.layers[0]]
+        assert source.given is not None
+        weight = next(
+            p for name, p in source.given.named_parameters(remove_duplicate=False) if source.full_name(name) == tie.name
+        )
+        num_bytes = weight.numel() * (dtype.itemsize if weight.is_floating_point() else weight.element_size())
+        found.append(SharedWeight(tie.layers, num_bytes, num_bytes if weight.requires_grad else 0))
+    return tuple(found)
+
+
+def _refuse_no_tensor(index: int, module: nn.Module, output: Any) -> None:
+    if not flatten(output)[0]:
+        what = f"layer {index} ({type(module).__name__})"
+        raise RequestError([Problem("model.target", what, f"must return tensors, not a {type(output).__name__}")])
 
 
 def _refuse_hidden_ties(source: LayerSource, module: nn.Module, owners: WeakIdKeyDictionary) -> None:
@@ -235,6 +268,7 @@ def _profile_call(
         saves_output=scan.saves_output,
         unsaved_forward_bytes=scan.peak_bytes,
         recomputation=scan.recomputation(float(forward_flops)),
+        split=split_figures(function, value, tracker),
     )
     for parameter in trained:
         parameter.grad = None

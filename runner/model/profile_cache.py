@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from runner.config.schema import RunConfig
+from runner.model.chain import num_stages
 from runner.model.targets import import_target
 from runner.profile import ModelProfile, profile_from_json
 from runner.record import write_atomically
@@ -30,6 +31,8 @@ def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile])
     """The profile of a request: from the cache, else made and kept. A cache that cannot be written is done without."""
     for section, target in (("model", config.model.target), ("data", config.data.target), ("loss", config.loss.target)):
         import_target(f"{section}.target", target)  # so that their sources count
+    if config.data.collate is not None:
+        import_target("data.collate", config.data.collate)
     path = _folder() / f"{_key(config)}.json"
     try:
         return profile_from_json(path.read_text(encoding="utf-8"))
@@ -50,8 +53,8 @@ def _folder() -> Path:
 
 def _key(config: RunConfig) -> str:
     depends = {
-        "model": [config.model.target, config.model.kwargs, config.model.split_points, config.parallelism.pipeline],
-        "data": [config.data.target, config.data.kwargs],
+        "model": [config.model.target, config.model.kwargs, config.model.split_points, _cut(config)],
+        "data": [config.data.target, config.data.kwargs, config.data.collate, config.data.shuffle],
         "loss": [config.loss.target, config.loss.kwargs],
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],
         "precision": config.precision.name,
@@ -62,6 +65,11 @@ def _key(config: RunConfig) -> str:
         "sources": _digest_of_sources(),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _cut(config: RunConfig) -> list[int]:
+    """What the cut of a traced model depends on."""
+    return [config.parallelism.pipeline, num_stages(config)]
 
 
 def _processor() -> str:

@@ -6,11 +6,14 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
-from runner.errors import Problem, RequestError, did_you_mean
+from torch._guards import detect_fake_mode
 
-__all__ = ["call_target", "import_target"]
+from runner.errors import Problem, RequestError, RunnerError, did_you_mean
+
+__all__ = ["call_target", "explained", "import_target"]
 
 
 def import_target(path: str, target: str) -> Callable[..., Any]:
@@ -33,7 +36,7 @@ def import_target(path: str, target: str) -> Callable[..., Any]:
         sys.path.insert(0, directory)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         why = f"Importing {module_name} raised {type(error).__name__}: {error}"
         raise RequestError([Problem(path, target, "must name a module that imports", why)]) from error
     found = getattr(module, name, None)
@@ -49,11 +52,32 @@ def call_target(section: str, target: str, kwargs: Mapping[str, Any]) -> Any:
     """Call the target of a section with its ``kwargs``.
 
     Raises:
-        RequestError: the function refuses the arguments (a ``TypeError`` at the call itself).
+        RequestError: the function refuses the arguments (a ``TypeError`` at the call itself), or raises.
     """
     function = import_target(f"{section}.target", target)
     _refuse_wrong_arguments(section, function, kwargs)
-    return function(**kwargs)
+    try:
+        return function(**kwargs)
+    except (RunnerError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, Exception) and detect_fake_mode() is not None:  # it may go well without
+            raise
+        raise RequestError(
+            [Problem(f"{section}.target", target, f"must make the {section}", explained(error))]
+        ) from error
+
+
+def explained(error: BaseException) -> str:
+    """``ValueError: what it says (file.py:12 in function)``, with the innermost place outside of installed packages."""
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    frames = [one for one in extract_tb(error.__traceback__) if _is_users(one.filename)]
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else text
+
+
+def _is_users(filename: str) -> bool:
+    installed = "site-packages" in filename or filename.startswith("<")
+    return not installed and Path(__file__).parents[1] not in Path(filename).parents
 
 
 def _refuse_wrong_arguments(section: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:

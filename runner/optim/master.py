@@ -42,6 +42,11 @@ class MasterWeights(Optimizer):
         self._masters = dict(self._pairs)
         self._publish()
 
+    @property
+    def inner(self) -> Optimizer:
+        """The wrapped optimizer, over the masters."""
+        return self._inner
+
     def master_of(self, parameter: Tensor) -> Parameter:
         """The fp32 weight that ``parameter`` is rounded from."""
         return self._masters[parameter]

@@ -37,16 +37,17 @@ def activation_problems(config: RunConfig, layer_names: Sequence[str]) -> list[P
 
 
 def split_backward_problems(config: RunConfig, schedule: Schedule) -> list[Problem]:
-    """What does not go with a schedule that parts the backward into I and W."""
-    if not any(action.op in (Op.I, Op.W) for actions in schedule.actions for action in actions):
-        return []
+    """What does not go with a schedule that parts the backward into I and W, or that recomputes forwards itself."""
+    ops = {action.op for actions in schedule.actions for action in actions}
     problems = []
-    if config.compile:
+    if config.compile and ops & {Op.I, Op.W}:
         why = f"The schedule {schedule.name} splits the backward, and a compiled layer's backward is one piece"
         problems.append(Problem("compile", True, "must be false", why, "compile=false"))
     policy = config.activation_checkpoint.name
-    if policy != "none":
+    if policy != "none" and ops & {Op.I, Op.W, Op.R}:
         why = f"The schedule {schedule.name} splits the backward, and each half would run the layers forward again"
+        if Op.R in ops:
+            why = f"The schedule {schedule.name} runs whole stages forward again by itself"
         problems.append(Problem("activation_checkpoint", policy, "must be none", why, "activation_checkpoint=none"))
     return problems
 

@@ -10,6 +10,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import Problem, RequestError
 from runner.plan.values import RunPlan, TimePrediction
+from runner.schedule import registry
 
 __all__ = ["compare_without_pipeline", "misfit"]
 
@@ -18,7 +19,7 @@ Overrides = Mapping[str, str | int]
 
 # Keys that belong to one option of a group and have no meaning for the others.
 _OPTIONS_OF_OTHERS = {
-    "schedule": ("chunks", "file"),
+    "schedule": ("chunks", "file", "memory_limit"),
     "partition": ("boundaries",),
     "activation_checkpoint": ("every", "save_ops", "layers"),
 }
@@ -98,7 +99,7 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[
             "parallelism.data": devices,
             "schedule.microbatches": microbatches,
         }
-        if config.schedule.name == "from_file":
+        if not _spec(config).one_rank:
             overrides |= {"schedule": "1f1b"}
         if config.partition.name == "manual":
             overrides |= {"partition": "uniform"}
@@ -106,6 +107,11 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[
         if plan is not None and plan.fits:
             return _spelled(overrides), plan.time.step_seconds
     return None
+
+
+def _spec(config: RunConfig) -> registry.ScheduleSpec:
+    name = config.schedule.name
+    return registry.SPECS[registry.ALIASES.get(name, name)]
 
 
 def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions: bool) -> Iterator[Overrides]:

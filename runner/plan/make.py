@@ -20,6 +20,7 @@ from runner.plan.activations import (
 from runner.plan.advice import compare_without_pipeline, misfit
 from runner.plan.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
+from runner.plan.ordered import schedule_of, schedule_problems
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
@@ -28,7 +29,7 @@ from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
 from runner.plan.zero_memory import sharing_of
 from runner.profile import ModelProfile
-from runner.schedule import registry
+from runner.schedule.fuse import fuse_backwards
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule
 
@@ -55,9 +56,9 @@ def plan_problems(
         world_size: ranks that were started already (torchrun, srun); None where the runner starts them.
         layer_names: their names; without them, names in the request are not looked up.
     """
-    problems = _schedule_problems(config)
+    problems = schedule_problems(config)
     if not problems:
-        schedule = _schedule(config)
+        schedule = fuse_backwards(schedule_of(config))
         given = config.partition
         problems += partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
         problems += split_backward_problems(config, schedule)
@@ -150,7 +151,7 @@ def _assemble(
     data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.microbatches
     replica_samples = batches.split_sizes(batch, data)[0]
     profile = for_samples(profile, batches.largest_microbatch(batch, data, microbatches))
-    schedule = _schedule(config)
+    schedule = fuse_backwards(schedule_of(config))  # what runs
     temporaries = optimizer_temporaries(config.optimizer.name)
     limit = memory_limit_bytes(
         config, local_ranks=machine.local_ranks or layout["world_size"], device_bytes=machine.device_memory_bytes
@@ -173,6 +174,7 @@ def _assemble(
     figures = stage_figures(costs, layers)
     program = lower(schedule)
     link = machine.link or Link(config.hardware.link_latency_seconds, config.hardware.link_bytes_per_second)
+    link = link.slowed(config.transport.delay_seconds, config.transport.bytes_per_second)
     if link.bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
         notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
     return RunPlan(
@@ -185,7 +187,7 @@ def _assemble(
         figures=figures,
         in_flight=in_flight,
         activations=activations,
-        memory=predict_memory(program, profile, figures, **needs),
+        memory=predict_memory(program, profile, figures, **needs, backup=config.schedule.post_validation),
         time=predict_time(
             schedule,
             profile,
@@ -194,6 +196,7 @@ def _assemble(
             data=data,
             link=link,
             stage_seconds=stage_seconds,
+            post_validation=config.schedule.post_validation,
         ),
         memory_limit_bytes=limit,
         host_limit_bytes=host_memory_bytes(config, local_ranks=machine.local_ranks or layout["world_size"]),
@@ -206,10 +209,11 @@ def _partition(
 ) -> tuple[Partition, tuple[str, ...]]:
     """The stages' layers. Where no partition fits, the plan shows the one balanced by time, and says so."""
     name, boundaries = config.partition.name, config.partition.boundaries
+    stages, placement = schedule.stages, schedule.placement[0]
     try:
-        return partition(name, profile, schedule.stages, boundaries=boundaries, limit=limit), ()
+        return partition(name, profile, stages, boundaries=boundaries, limit=limit, placement=placement), ()
     except NothingFitsError as error:
-        layers = partition(name, profile, schedule.stages)
+        layers = partition(name, profile, stages, placement=placement)
         return layers, (f"{error.problems[0].rule}; shown is the one balanced by time alone",)
 
 
@@ -222,25 +226,3 @@ def _layout(config: RunConfig) -> dict[str, int]:
         "tensor": degrees.tensor,
         "world_size": world_size,
     }
-
-
-def _schedule_problems(config: RunConfig) -> list[Problem]:
-    asked = config.schedule
-    return registry.problems_of(
-        asked.name,
-        ranks=config.parallelism.pipeline,
-        microbatches=asked.microbatches,
-        chunks=asked.chunks,
-        file=asked.file,
-    )
-
-
-def _schedule(config: RunConfig) -> Schedule:
-    asked = config.schedule
-    return registry.build(
-        asked.name,
-        ranks=config.parallelism.pipeline,
-        microbatches=asked.microbatches,
-        chunks=asked.chunks,
-        file=asked.file,
-    )

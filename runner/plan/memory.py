@@ -3,21 +3,24 @@
 The walk mirrors what the engine holds: a boundary input from the moment its receive is posted to the end of
 its micro-batch's backward, what autograd saved from forward to backward, the gradient of a boundary from when
 its receive is posted to the end of the backward that uses it, the gradient of an input until its message has
-left (the next one to leave finds it gone). Gradients are one persistent flat buffer, reduced in place. Ranks
-with a first or last stage hold the batch of a whole step.
+left (the next one to leave finds it gone). Receives that follow a compute action are posted before it. Gradients
+are one persistent flat buffer, reduced in place. The ranks of the first and the last stage hold a whole step's inputs
+and targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import NamedTuple
 
+from runner.plan.rank_walk import RankWalk
 from runner.plan.stages import LayerRanges, StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.plan.zero_memory import ZeroSharing
-from runner.profile import ModelProfile
-from runner.schedule.values import Action, Op, Payload, Program, Schedule
+from runner.profile import ModelProfile, SharedWeight
+from runner.schedule.values import Op, Program, Schedule
 
 __all__ = [
     "StageMemoryLimit",
@@ -43,6 +46,7 @@ def predict_memory(
     *,
     batch_samples: int,
     temporaries: int = _ADAM_TEMPORARIES,
+    backup: bool = False,
     sharing: ZeroSharing | None = None,
     accelerated: bool = True,
 ) -> MemoryPrediction:
@@ -54,23 +58,26 @@ def predict_memory(
         figures: of each stage, from the same profile.
         batch_samples: samples of one optimizer step on one replica.
         temporaries: see :func:`optimizer_temporaries`.
+        backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
         sharing: how replicas share out weights, gradients and states; None: each holds all.
         accelerated: the host's memory is another one than the device's.
     """
     schedule = program.schedule
-    batch = -(-(profile.input_bytes + profile.target_bytes) * batch_samples // profile.samples)
     parts, host = [], []
     for rank, actions in enumerate(program.actions):
         stages = schedule.stages_of(rank)
+        batch = _batch_bytes(profile, schedule, rank, batch_samples)
         held = [figures[stage] for stage in stages]
-        data = batch if 0 in stages or schedule.stages - 1 in stages else 0
         if sharing is None:
-            states = _states(held, profile, data)
+            states = _states(held, profile, batch)
             step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
             step_bytes += _wide_gradients(held, profile)
         else:
-            states, step_bytes = _shared_states(sharing, held[0], data, accelerated=accelerated)
-        parts.append(_RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
+            states, step_bytes = _shared_states(sharing, held[0], batch, accelerated=accelerated)
+        if backup:
+            trained = states.gradients  # a gradient is as large as its weight
+            states = replace(states, buffers=states.buffers + trained + states.optimizer)
+        parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
         host.append(sharing.held(held[0]).host if sharing is not None and accelerated else 0)
     return MemoryPrediction(tuple(parts), tuple(host))
 
@@ -89,6 +96,46 @@ def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
     return tuple(most)
 
 
+class Held(NamedTuple):
+    """Micro-batches of one stage at one moment: by what is kept of them."""
+
+    saved: int
+    deferred: int  # I is done, W is not
+    dropped: int  # F is done, R is not
+
+
+def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
+    """Per stage, what is held at its forwards, recomputations and backwards; a moment that another exceeds is left out.
+
+    The one that runs counts as saved.
+    """
+    moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
+    for actions in schedule.actions:
+        now = [Held(0, 0, 0)] * schedule.stages
+        for action in actions:
+            assert action.microbatch is not None  # a schedule holds compute only
+            at, (saved, deferred, dropped) = action.stage, now[action.stage]
+            again = schedule.is_recomputed(at, action.microbatch)
+            if action.op is Op.F:
+                moments[at].add(Held(saved + 1, deferred, dropped))
+                now[at] = Held(saved, deferred, dropped + 1) if again else Held(saved + 1, deferred, dropped)
+            elif action.op is Op.R:
+                now[at] = Held(saved + 1, deferred, dropped)
+                moments[at].add(now[at])
+            elif action.op is Op.W:
+                now[at] = Held(saved, deferred - 1, dropped)
+            else:
+                now[at] = Held(saved - 1, deferred + (action.op is Op.I), dropped - again)
+    return tuple(tuple(_largest(found)) for found in moments)
+
+
+def _largest(moments: set[Held]) -> Iterator[Held]:
+    """The moments that no other has at least as much of everything as."""
+    for one in sorted(moments):
+        if not any(one != other and all(a <= b for a, b in zip(one, other, strict=True)) for other in moments):
+            yield one
+
+
 @dataclass(frozen=True)
 class StageMemoryLimit:
     """Which layers fit a stage, by its own part of its rank's limit and its in-flight micro-batches.
@@ -97,15 +144,16 @@ class StageMemoryLimit:
 
     Args:
         profile: of the largest micro-batch.
-        in_flight: per stage.
+        in_flight: per stage: most at once, as (saved, left to W, outputs of forwards that are recomputed).
         limit_bytes: per stage: its rank's limit / the rank's stages, without what the rank holds anyway.
+        held_bytes: per stage: the part of what its rank holds anyway that counts for it.
         temporaries: see :func:`optimizer_temporaries`.
-        sharing, accelerated: see :func:`predict_memory`.
     """
 
     profile: ModelProfile
-    in_flight: tuple[int, ...]
+    in_flight: tuple[tuple[Held, ...], ...]
     limit_bytes: tuple[int, ...]
+    held_bytes: tuple[int, ...]
     temporaries: int = _ADAM_TEMPORARIES
     sharing: ZeroSharing | None = None
     accelerated: bool = True
@@ -127,31 +175,54 @@ class StageMemoryLimit:
         accelerated: bool = True,
     ) -> StageMemoryLimit:
         """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
-        batch = -(-(profile.input_bytes + profile.target_bytes) * batch_samples // profile.samples)
         limits = [rank_limit_bytes] * schedule.stages
+        parts = [0] * schedule.stages
         for rank in range(schedule.ranks):
             stages = schedule.stages_of(rank)
-            held = batch if 0 in stages or schedule.stages - 1 in stages else 0
+            held = _batch_bytes(profile, schedule, rank, batch_samples)
             for stage in stages:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
-        in_flight = in_flight_microbatches(schedule)
-        return cls(profile, in_flight, tuple(limits), temporaries, sharing, accelerated)
+                parts[stage] = max(parts[stage], held // len(stages))
+        in_flight = held_microbatches(schedule)
+        return cls(profile, in_flight, tuple(limits), tuple(parts), temporaries, sharing, accelerated)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
-        figures = self._figures(first, last)
-        states = self._states(figures)
-        per_microbatch = figures.saved_bytes + figures.input_bytes
-        others = (self.in_flight[stage] - 1) * per_microbatch + 2 * figures.input_bytes
-        forward = others + figures.forward_peak_bytes
-        backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
-        step = self._step(figures)
-        return states + max(forward, backward, step) <= self.limit_bytes[stage]
+        return self._own_peak(first, last, stage) <= self.limit_bytes[stage]
 
     def hopeless(self, first: int, last: int, stage: int) -> bool:
         """Whether what only grows with more layers is already over the limit."""
+        return self._own_floor(first, last, stage) > self.limit_bytes[stage]
+
+    def peak_bytes(self, first: int, last: int, stage: int) -> int:
+        """The stage's peak with these layers, and its part of what its rank holds anyway."""
+        return self.held_bytes[stage] + self._own_peak(first, last, stage)
+
+    def floor_bytes(self, first: int, last: int, stage: int) -> int:
+        """No more than :meth:`peak_bytes` of these layers, or of these and more before ``first``."""
+        return self.held_bytes[stage] + self._own_floor(first, last, stage)
+
+    def _own_peak(self, first: int, last: int, stage: int) -> int:
         figures = self._figures(first, last)
-        return self._states(figures) + self.in_flight[stage] * figures.saved_bytes > self.limit_bytes[stage]
+        others = self._held(figures, stage) - figures.saved_bytes + figures.input_bytes
+        forward = others + figures.forward_peak_bytes
+        backward = others + figures.saved_bytes + figures.output_bytes + figures.backward_peak_bytes
+        step = self._step(figures)
+        return self._states(figures) + max(forward, backward, step)
+
+    def _own_floor(self, first: int, last: int, stage: int) -> int:
+        figures = self._figures(first, last)
+        least = max(held.saved * figures.saved_bytes for held in self.in_flight[stage])
+        return self._states(figures) + least
+
+    def _held(self, figures: StageFigures, stage: int) -> int:
+        """Bytes of the stage's micro-batches when they are most."""
+        return max(
+            held.saved * (figures.saved_bytes + figures.input_bytes)
+            + held.deferred * (figures.deferred_bytes + figures.deferred_input_bytes)
+            + held.dropped * (figures.output_bytes + figures.input_bytes)
+            for held in self.in_flight[stage]
+        )
 
     def _step(self, figures: StageFigures) -> int:
         if self.sharing is not None:
@@ -165,16 +236,31 @@ class StageMemoryLimit:
         return figures.weight_bytes + figures.gradient_bytes + round(optimizer)
 
 
+def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
+    """What a rank holds of a step's batch: inputs with the first stage, targets with the last."""
+    stages = schedule.stages_of(rank)
+    inputs = profile.input_bytes if 0 in stages else 0
+    targets = profile.target_bytes if schedule.stages - 1 in stages else 0
+    return -(-(inputs + targets) * samples // profile.samples)
+
+
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:
-    """What a rank holds all the time."""
-    gradients = sum(stage.gradient_bytes for stage in stages)
+    """What a rank holds all the time; of a weight that several of its layers share, one."""
+    spare = [(weight, _spare_copies(weight, stages)) for weight in profile.shared]
+    gradients = sum(stage.gradient_bytes for stage in stages) - sum(n * weight.gradient_bytes for weight, n in spare)
     return MemoryParts(
-        weights=sum(stage.weight_bytes for stage in stages),
+        weights=sum(stage.weight_bytes for stage in stages) - sum(n * weight.weight_bytes for weight, n in spare),
         gradients=gradients,
         optimizer=round(profile.optimizer_bytes_per_gradient_byte * gradients),
         activations=0,
         buffers=batch_bytes,
     )
+
+
+def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
+    """How often these stages' layers count a weight that is there once."""
+    uses = sum(stage.first <= layer <= stage.last for layer in weight.layers for stage in stages)
+    return max(0, uses - 1)
 
 
 def _shared_states(
@@ -202,76 +288,3 @@ def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> in
 def _temporary_bytes(figures: StageFigures, profile: ModelProfile, temporaries: int) -> int:
     width = profile.master_bytes_per_gradient_byte or 1.0
     return round(temporaries * width * figures.largest_parameter_bytes)
-
-
-class _RankWalk:
-    """One rank's live bytes, action by action."""
-
-    def __init__(
-        self, schedule: Schedule, rank: int, figures: Sequence[StageFigures], states: MemoryParts, step_bytes: int
-    ) -> None:
-        self._schedule = schedule
-        self._rank = rank
-        self._figures = figures
-        self._states = states
-        self._step_bytes = step_bytes
-        self._activations = 0
-        self._held = 0  # boundary tensors
-        self._leaving: dict[int, int] = {}  # stage -> bytes of its last gradient message, still on its way
-        self._peak = (0, 0, 0)  # activations, held, optimizer temporaries: at the moment when their sum was largest
-
-    def peak(self, actions: Sequence[Action]) -> MemoryParts:
-        """The parts at the peak over these actions."""
-        for action in actions:
-            self._play(action)
-        activations, held, step = self._peak
-        states = self._states
-        return MemoryParts(
-            weights=states.weights,
-            gradients=states.gradients,
-            optimizer=states.optimizer + step,
-            activations=activations,
-            buffers=states.buffers + held,
-        )
-
-    def _play(self, action: Action) -> None:
-        figures = self._figures[action.stage]
-        if action.op is Op.F:
-            self._see(figures.forward_peak_bytes)
-            self._activations += figures.saved_bytes
-        elif action.op is Op.B or action.op is Op.I:
-            self._backward(action, figures)
-        elif action.op is Op.W:
-            self._see(0)
-            self._release(action, figures)
-        elif action.op is Op.RECV:
-            self._held += figures.input_bytes if action.payload is Payload.ACTIVATION else figures.output_bytes
-        elif action.op is Op.SEND and action.payload is Payload.GRADIENT:
-            self._held -= self._leaving.pop(action.stage, 0)
-            self._leaving[action.stage] = figures.input_bytes
-        elif action.op is Op.STEP:
-            self._see(0, step=self._step_bytes)
-
-    def _backward(self, action: Action, figures: StageFigures) -> None:
-        """B, or I, after which saved tensors and gradients stay for W. Both make the gradient of the input."""
-        self._see(figures.backward_peak_bytes)
-        self._held += figures.input_bytes
-        if action.op is Op.B:
-            self._release(action, figures)
-
-    def _release(self, action: Action, figures: StageFigures) -> None:
-        """What the end of a micro-batch's backward frees: what was saved, the input, the output's gradient."""
-        self._activations -= figures.saved_bytes
-        if not self._is_here(action.stage - 1, action):
-            self._held -= figures.input_bytes
-        self._held -= figures.output_bytes
-
-    def _is_here(self, stage: int, action: Action) -> bool:
-        """Whether a neighbouring stage lives on this rank too: its output is handed over, not received."""
-        assert action.microbatch is not None  # compute actions have one
-        return stage >= 0 and self._schedule.rank_of(stage, action.microbatch) == self._rank
-
-    def _see(self, extra_activations: int, *, step: int = 0) -> None:
-        seen = (self._activations + extra_activations, self._held, step)
-        if sum(seen) > sum(self._peak):
-            self._peak = seen

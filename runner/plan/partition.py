@@ -1,49 +1,52 @@
 """Cutting a chain of layers into contiguous stages.
 
 ``uniform`` counts layers, ``parameters`` counts parameters, ``profile`` weighs measured seconds under a memory
-limit, ``manual`` is told. The min-max partitions are exact (dynamic programming over prefix sums,
-PipeDream's single-level case), and among the partitions with the least maximum they take the one with the least sum
-of squares, so that the other stages are even too.
+limit, ``memory`` weighs peak bytes with the micro-batches in flight, ``manual`` is told. The min-max partitions are
+exact (dynamic programming over prefix sums, PipeDream's single-level case), and among the partitions with the least
+maximum they take the one with the least sum of squares, so that the other stages are even too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
 from runner.errors import Problem, RequestError
+from runner.plan.balance import balance_ranks
 from runner.plan.batches import split_sizes
+from runner.plan.cuts import Partition, StageLimit
 from runner.profile import ModelProfile
 
 __all__ = [
     "NothingFitsError",
     "Partition",
     "StageLimit",
+    "StagePeaks",
+    "least_peak",
     "min_max",
     "partition",
     "partition_problems",
     "uniform",
 ]
 
-Partition = tuple[tuple[int, int], ...]  # per stage: first and last layer, both inclusive
-
-_OPTIONS = ("uniform", "parameters", "profile", "manual")
+_OPTIONS = ("uniform", "parameters", "profile", "memory", "manual")
 
 
 class NothingFitsError(RequestError):
     """No partition keeps every stage under its limit."""
 
 
-class StageLimit(Protocol):
-    """Which layers a stage may hold. Layers are first .. last, both inclusive."""
+class StagePeaks(StageLimit, Protocol):
+    """What a stage with some layers needs. Layers are first .. last, both inclusive."""
 
-    def fits(self, first: int, last: int, stage: int) -> bool:
-        """Whether this stage may hold these layers."""
+    def peak_bytes(self, first: int, last: int, stage: int) -> int:
+        """The stage's peak memory."""
 
-    def hopeless(self, first: int, last: int, stage: int) -> bool:
-        """Whether neither these layers nor these and more before ``first`` fit: lets the search stop early."""
+    def floor_bytes(self, first: int, last: int, stage: int) -> int:
+        """A bound below the peak of these layers, which no layers before ``first`` lower."""
 
 
 def partition(
@@ -52,16 +55,18 @@ def partition(
     stages: int,
     *,
     boundaries: Sequence[int] | None = None,
-    limit: StageLimit | None = None,
+    limit: StagePeaks | None = None,
+    placement: Sequence[int] | None = None,
 ) -> Partition:
     """The stages' layers under the partition policy ``name``.
 
     Args:
-        name: uniform, parameters, profile or manual.
+        name: uniform, parameters, profile, memory or manual.
         profile: the model's layers; ``profile`` reads their seconds, the loss counting for the last stage.
         stages: number of stages, over all chunks.
         boundaries: manual: first layer of each stage after the first.
-        limit: profile: which layers a stage may hold; none = any.
+        limit: profile: which layers a stage may hold; none = any. memory: what they take.
+        placement: profile, parameters: rank of each stage, where ranks hold several: their sums are balanced, too.
 
     Raises:
         RequestError: if there is no such partition; see :func:`partition_problems`.
@@ -76,12 +81,19 @@ def partition(
     if name == "manual":
         return _from_ends([*(boundaries or ()), num_layers])
     if name == "parameters":
-        found = min_max([float(layer.num_parameters) for layer in profile.layers], stages)
+        limit, costs = None, [float(layer.num_parameters) for layer in profile.layers]
     else:
-        found = min_max(_seconds(profile), stages, limit=limit)
+        costs = _seconds(profile)
+    if name == "memory":
+        if limit is None:
+            raise ValueError("a partition by memory needs the stages' peaks")
+        found = least_peak(costs, stages, limit)
+    else:
+        found = min_max(costs, stages, limit=limit)
     if found is None:
         raise NothingFitsError([_nothing_fits(name, stages)])
-    return found
+    shared = name != "memory" and placement is not None and len(set(placement)) < stages
+    return balance_ranks(costs, found, placement, limit) if shared and placement is not None else found
 
 
 def partition_problems(name: str, boundaries: Sequence[int] | None, stages: int, num_layers: int) -> list[Problem]:
@@ -140,6 +152,47 @@ def min_max(costs: Sequence[float], stages: int, *, limit: StageLimit | None = N
         return None
     least = largest(found)
     return _search(len(costs), stages, lambda i, j: cost(i, j) ** 2, lambda a, b: a + b, least**2, limit)
+
+
+def least_peak(seconds: Sequence[float], stages: int, peaks: StagePeaks) -> Partition | None:
+    """The partition whose largest stage peak is least and, of these, the one with the fastest slowest stage.
+
+    Exact over the stages' peaks. Where ranks hold several stages, those stand for their ranks.
+
+    Args:
+        seconds: of each layer.
+        stages: number of stages, at most ``len(seconds)``.
+        peaks: of any layers in any stage.
+    """
+    spare = len(seconds) - stages
+    best = {0: 0}
+    for stage in range(stages):
+        found: dict[int, int] = {}
+        for end in range(stage + 1, stage + 2 + spare):
+            least: int | None = None
+            for begin in range(min(end - 1, max(best)), stage - 1, -1):
+                if least is not None and peaks.floor_bytes(begin, end - 1, stage) >= least:
+                    break
+                peak = max(best[begin], peaks.peak_bytes(begin, end - 1, stage))
+                least = peak if least is None else min(least, peak)
+            if least is not None:
+                found[end] = least
+        best = found
+    return min_max(seconds, stages, limit=_Under(peaks, best[len(seconds)]))
+
+
+@dataclass(frozen=True)
+class _Under:
+    """Stages of at most ``limit_bytes``, which may be less than what is there."""
+
+    peaks: StagePeaks
+    limit_bytes: int
+
+    def fits(self, first: int, last: int, stage: int) -> bool:
+        return self.peaks.peak_bytes(first, last, stage) <= self.limit_bytes
+
+    def hopeless(self, first: int, last: int, stage: int) -> bool:
+        return self.peaks.floor_bytes(first, last, stage) > self.limit_bytes
 
 
 def _search(

@@ -60,6 +60,15 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             )
             for name, figures in layer.recomputation.items()
         },
+        split=None
+        if layer.split is None
+        else replace(
+            layer.split,
+            deferred_bytes=_bytes(layer.split.deferred_bytes, ratio),
+            input_bytes=_bytes(layer.split.input_bytes, ratio),
+            gradient_bytes=_bytes(layer.split.gradient_bytes, ratio),
+            transient_bytes=_bytes(layer.split.transient_bytes, ratio),
+        ),
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from runner.profile import ModelProfile
+from runner.plan.ranges import RangeMaximum, prefix
+from runner.plan.split_stages import SplitRanges
+from runner.profile import LayerProfile, ModelProfile
 
 __all__ = ["LayerRanges", "StageFigures", "stage_figures"]
 
@@ -26,6 +28,10 @@ class StageFigures:
         backward_peak_bytes: most above what was alive at the start of B, which contains ``saved_bytes`` and
             the gradient of the output.
         forward_seconds, backward_seconds: sums over its layers.
+        unsaved_forward_peak_bytes: like ``forward_peak_bytes``, of a forward that keeps nothing but its output.
+        input_backward_peak_bytes: most above what was alive at the start of I, like ``backward_peak_bytes``.
+        deferred_bytes: kept from the end of I to W, the gradient of its output included, its input excluded.
+        deferred_input_bytes: of its input, kept from the end of I to W.
     """
 
     first: int
@@ -40,6 +46,10 @@ class StageFigures:
     backward_peak_bytes: int
     forward_seconds: float
     backward_seconds: float
+    unsaved_forward_peak_bytes: int = 0
+    input_backward_peak_bytes: int = 0
+    deferred_bytes: int = 0
+    deferred_input_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -56,16 +66,18 @@ class LayerRanges:
     def __init__(self, profile: ModelProfile) -> None:
         self._chain = chain = (*profile.layers, profile.loss)
         self._num_layers = len(profile.layers)
-        self._weights = _prefix(layer.weight_bytes for layer in chain)
-        self._gradients = _prefix(layer.gradient_bytes for layer in chain)
-        self._saved = saved = _prefix(layer.saved_bytes for layer in chain)
+        self._weights = prefix(layer.weight_bytes for layer in chain)
+        self._gradients = prefix(layer.gradient_bytes for layer in chain)
+        self._saved = saved = prefix(layer.saved_bytes for layer in chain)
         self._forward_seconds = list(accumulate((layer.forward_seconds for layer in chain), initial=0.0))
         self._backward_seconds = list(accumulate((layer.backward_seconds for layer in chain), initial=0.0))
-        self._largest = _RangeMaximum([layer.largest_parameter_bytes or layer.gradient_bytes for layer in chain])
-        self._forward = _RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
-        self._backward = _RangeMaximum(
+        self._largest = RangeMaximum([layer.largest_parameter_bytes or layer.gradient_bytes for layer in chain])
+        self._forward = RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
+        self._backward = RangeMaximum(
             [saved[at + 1] + layer.output_bytes + layer.backward_transient_bytes for at, layer in enumerate(chain)]
         )
+        self._unsaved = _UnsavedForwards(chain)
+        self._split = SplitRanges(chain, saved)
 
     def figures(self, first: int, last: int) -> StageFigures:
         """The figures of a stage with layers first .. last."""
@@ -73,6 +85,7 @@ class LayerRanges:
         is_last = last == self._num_layers - 1
         end = last + 2 if is_last else last + 1  # the loss is one more layer
         output_bytes = 0 if is_last else layers[last].output_bytes
+        input_bytes = 0 if first == 0 else layers[first - 1].output_bytes
         return StageFigures(
             first=first,
             last=last,
@@ -80,12 +93,16 @@ class LayerRanges:
             gradient_bytes=self._gradients[end] - self._gradients[first],
             largest_parameter_bytes=self._largest.over(first, end),
             saved_bytes=self._saved[end] - self._saved[first],
-            input_bytes=0 if first == 0 else layers[first - 1].output_bytes,
+            input_bytes=input_bytes,
             output_bytes=output_bytes,
             forward_peak_bytes=self._forward.over(first, end) - self._saved[first],
             backward_peak_bytes=self._backward_peak(first, end, output_bytes),
             forward_seconds=self._forward_seconds[end] - self._forward_seconds[first],
             backward_seconds=self._backward_seconds[end] - self._backward_seconds[first],
+            unsaved_forward_peak_bytes=self._unsaved.over(first, end),
+            input_backward_peak_bytes=self._split.peak(first, end, output_bytes),
+            deferred_bytes=self._split.deferred(first, end),
+            deferred_input_bytes=min(self._split.of_input(first), input_bytes),
         )
 
     def _backward_peak(self, first: int, end: int, output_bytes: int) -> int:
@@ -106,24 +123,20 @@ def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -
     return tuple(ranges.figures(first, last) for first, last in partition)
 
 
-def _prefix(values: Iterable[int]) -> list[int]:
-    """``result[j] - result[i]`` is the sum of values i .. j-1."""
-    return list(accumulate(values, initial=0))
+class _UnsavedForwards:
+    """Peaks of forwards that drop what they save: of each layer, its input besides where a layer before made it."""
+
+    def __init__(self, chain: Sequence[LayerProfile]) -> None:
+        self._alone = [_unsaved(layer) for layer in chain]
+        inputs = [0, *(layer.output_bytes for layer in chain[:-1])]
+        self._following = RangeMaximum([sum(pair) for pair in zip(self._alone, inputs, strict=True)])
+
+    def over(self, first: int, end: int) -> int:
+        """Of layers first .. end-1."""
+        rest = self._following.over(first + 1, end) if end - first > 1 else 0
+        return max(self._alone[first], rest)
 
 
-class _RangeMaximum:
-    """Largest value of any range, by a table of the maxima of all ranges of length 2**k."""
-
-    def __init__(self, values: Sequence[int]) -> None:
-        self._levels = [list(values)]
-        width = 1
-        while 2 * width <= len(values):
-            below = self._levels[-1]
-            self._levels.append(list(map(max, below, below[width:])))
-            width *= 2
-
-    def over(self, begin: int, end: int) -> int:
-        """The maximum of values begin .. end-1, at least one."""
-        level = (end - begin).bit_length() - 1
-        row = self._levels[level]
-        return max(row[begin], row[end - (1 << level)])
+def _unsaved(layer: LayerProfile) -> int:
+    known = layer.unsaved_forward_bytes
+    return layer.saved_bytes + layer.forward_transient_bytes if known is None else known

@@ -8,6 +8,7 @@ from runner.plan.stages import StageFigures
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.simulate import Simulation, StageCosts, simulate
+from runner.schedule.stream import repeat
 from runner.schedule.values import Op, Schedule
 
 __all__ = ["predict_time", "ring_all_reduce_seconds", "stage_costs"]
@@ -22,6 +23,7 @@ def predict_time(
     data: int = 1,
     link: Link | None = None,
     stage_seconds: StageSeconds | None = None,
+    post_validation: bool = False,
 ) -> TimePrediction:
     """One optimizer step of one replica's pipeline; replicas run alike.
 
@@ -33,23 +35,38 @@ def predict_time(
         data: replicas that reduce gradients.
         link: between neighbouring ranks; none = messages and reductions cost nothing.
         stage_seconds: whole stages measured in place; they win over the profile's layers.
+        post_validation: a step begins while others end the one before; predicted is one of many.
     """
     costs = stage_costs(profile, figures, mean_samples=mean_samples, data=data, link=link or Link())
     if stage_seconds is not None:
         costs = _measured(costs, stage_seconds, len(figures))
     played = simulate(schedule, costs)
-    return TimePrediction(
-        step_seconds=max(_finish(schedule, played, costs)),
-        bubble_ratio=played.bubble_ratio,
-        busy_seconds=played.busy,
-        source="measured" if stage_seconds is not None else profile.seconds_source,
-    )
+    source = "measured" if stage_seconds is not None else profile.seconds_source
+    if post_validation:
+        period = _period(schedule, costs)
+        bubble = 1.0 - sum(played.busy) / (schedule.ranks * period)
+        return TimePrediction(period + _longest_update(schedule, costs), bubble, played.busy, source)
+    return TimePrediction(max(_finish(schedule, played, costs)), played.bubble_ratio, played.busy, source)
+
+
+_WINDOWS = 6  # after which a stream repeats itself; one window more is one period more
+
+
+def _period(schedule: Schedule, costs: StageCosts) -> float:
+    """Seconds from one step to the next where no rank waits for the others at the end of a step."""
+    shorter, longer = (simulate(repeat(schedule, windows), costs).makespan for windows in (_WINDOWS, _WINDOWS + 1))
+    return longer - shorter
+
+
+def _longest_update(schedule: Schedule, costs: StageCosts) -> float:
+    """Of a rank whose compute leaves no gap, reductions beside it included only where they last longer."""
+    return max(sum(costs.step[stage] for stage in schedule.stages_of(rank)) for rank in range(schedule.ranks))
 
 
 def stage_costs(
     profile: ModelProfile, figures: Sequence[StageFigures], *, mean_samples: float, data: int, link: Link
 ) -> StageCosts:
-    """The simulator's costs, in seconds. A backward that is split costs half in I and half in W."""
+    """The simulator's costs, in seconds. A backward that is split costs half in I and half in W, a recompute an F."""
     ratio = mean_samples / profile.samples
     backward = [stage.backward_seconds * ratio for stage in figures]
     return StageCosts(
@@ -72,8 +89,8 @@ def _measured(costs: StageCosts, seconds: StageSeconds, stages: int) -> StageCos
     return StageCosts(
         F=seconds.forward,
         B=seconds.backward,
-        I=[each / 2 for each in seconds.backward],
-        W=[each / 2 for each in seconds.backward],
+        I=seconds.input_gradient or [each / 2 for each in seconds.backward],
+        W=seconds.weight_gradient or [each / 2 for each in seconds.backward],
         comm=(seconds.message,) * (stages - 1),
         reduce=seconds.reduce or costs.reduce,
         step=seconds.step,

@@ -73,6 +73,7 @@ class StageSeconds:
 
     Args:
         forward, backward: of one micro-batch of the run's own size; the last stage's with the loss.
+        input_gradient, weight_gradient: the parts of a split backward; empty where none is split.
         step: optimizer step of the stage.
         message: from the moment that a boundary tensor is ready on one rank to when it can be used on the next.
         reduce: gradient all-reduce of the stage; empty where there is one replica.
@@ -83,6 +84,8 @@ class StageSeconds:
     step: tuple[float, ...]
     message: float = 0.0
     reduce: tuple[float, ...] = ()
+    input_gradient: tuple[float, ...] = ()
+    weight_gradient: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,12 @@ class Link:
         """Seconds of one message."""
         transfer = num_bytes / self.bytes_per_second if self.bytes_per_second else 0.0
         return self.latency_seconds + transfer if num_bytes else 0.0
+
+    def slowed(self, delay_seconds: float, bytes_per_second: float | None) -> Link:
+        """Behind another link, which a message passes first."""
+        speeds = [speed for speed in (self.bytes_per_second, bytes_per_second) if speed]
+        seconds_per_byte = sum(1 / speed for speed in speeds)
+        return Link(self.latency_seconds + delay_seconds, 1 / seconds_per_byte if speeds else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,17 +153,22 @@ def _messages(program: Program) -> Iterator[str]:
         yield f"rank {rank}: {action} is missing"
     for rank, action in sorted((found - expected).elements(), key=str):
         yield f"rank {rank}: {action} is one too many"
-    sent: dict[tuple[int | None, int | None, str], list[int | None]] = defaultdict(list)
-    received: dict[tuple[int | None, int | None, str], list[int | None]] = defaultdict(list)
+    sent: dict[tuple[int | None, int | None, str], list[tuple[int, int | None]]] = defaultdict(list)
+    received: dict[tuple[int | None, int | None, str], list[tuple[int, int | None]]] = defaultdict(list)
     for rank, _, action in _cells(program):
         if action.op is Op.SEND:
-            sent[rank, action.peer, str(action.payload)].append(action.microbatch)
+            sent[rank, action.peer, str(action.payload)].append((_receiver(action), action.microbatch))
         elif action.op is Op.RECV:
-            received[action.peer, rank, str(action.payload)].append(action.microbatch)
+            received[action.peer, rank, str(action.payload)].append((action.stage, action.microbatch))
     for source, destination, payload in sorted(sent.keys() & received.keys(), key=str):
         if sent[source, destination, payload] != received[source, destination, payload]:
             kind = Payload(payload).name.lower()
             yield f"{kind}s from rank {source} to rank {destination} are received in another order than sent"
+
+
+def _receiver(send: Action) -> int:
+    """The stage that a SEND is for: activations go up, gradients down."""
+    return send.stage + 1 if send.payload is Payload.ACTIVATION else send.stage - 1
 
 
 def _expected_messages(schedule: Schedule) -> Iterator[tuple[int, Action]]:
@@ -243,6 +248,7 @@ def _rendezvous(program: Program) -> Iterator[str]:
 
 def _meet(rank: int, mine: Action, theirs: Action) -> bool:
     """Whether the two actions, each at the front of its rank's list, are the ends of one message."""
-    opposite = {mine.op, theirs.op} == {Op.SEND, Op.RECV} and theirs.peer == rank
-    same = (theirs.microbatch, theirs.payload) == (mine.microbatch, mine.payload)
-    return opposite and same and abs(mine.stage - theirs.stage) == 1
+    send, receive = (mine, theirs) if mine.op is Op.SEND else (theirs, mine)
+    opposite = send.op is Op.SEND and receive.op is Op.RECV and theirs.peer == rank
+    same = (send.microbatch, send.payload) == (receive.microbatch, receive.payload)
+    return opposite and same and receive.stage == _receiver(send)

@@ -1,16 +1,14 @@
-"""Every schedule by name: what it is, what it asks for, how it is made."""
+"""Schedules by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from runner.errors import Problem, RequestError, did_you_mean
-from runner.schedule.generators.from_file import read_schedule
-from runner.schedule.generators.gpipe import gpipe
-from runner.schedule.generators.naive import naive
-from runner.schedule.generators.one_f_one_b import one_f_one_b
+from runner.schedule.catalogue import CATALOGUE
+from runner.schedule.simulate import Costs, StageCosts
+from runner.schedule.specs import Formulas, Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 
 __all__ = [
@@ -25,145 +23,7 @@ __all__ = [
     "problems_of",
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class ScheduleRequest:
-    """What a user asks of a schedule. ``chunks`` None means the schedule's own."""
-
-    ranks: int
-    microbatches: int
-    chunks: int | None = None
-    file: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Formulas:
-    """Closed forms for D > 1 equal stages and free messages, in Python's notation.
-
-    D ranks, T micro-batches, r the rank, F and B the durations of one stage.
-    """
-
-    span: str
-    bubble_ratio: str
-    peak_activations: str  # on rank r, in micro-batches of its whole share
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleSpec:
-    """One schedule.
-
-    Args:
-        name: as in ``schedule=NAME``.
-        kind: "synchronous": every forward and backward of a step sees the same weights.
-        description: one line.
-        formulas: None where the order is the user's own.
-        source: the paper, or where the order comes from.
-        constraint: what a request breaks; ranges and ``chunks`` are checked for all schedules alike.
-        default_chunks: model chunks per rank; None where a file says it.
-        generate: called with a request without problems.
-    """
-
-    name: str
-    kind: str
-    description: str
-    formulas: Formulas | None
-    source: str
-    default_chunks: int | None
-    generate: Callable[[ScheduleRequest], Schedule] = field(repr=False)
-    constraint: Callable[[ScheduleRequest], list[Problem]] = field(repr=False)
-
-
-def _no_file(request: ScheduleRequest) -> list[Problem]:
-    if request.file is None:
-        return []
-    why = "The order of the other schedules is generated"
-    return [Problem("schedule.file", request.file, "applies to schedule=from_file only", why, "schedule.file=null")]
-
-
-def _read(request: ScheduleRequest) -> Schedule | list[Problem]:
-    if request.file is None:
-        why = "The order is read from it: torch's schedule CSV, one row per rank, cells like 0F0"
-        return [Problem("schedule.file", None, "must name a file for schedule=from_file", why, "schedule.file=FILE")]
-    return read_schedule(request.file)
-
-
-def _fits_file(request: ScheduleRequest) -> list[Problem]:
-    if request.ranks == 1:
-        why = "One rank has no pipeline to order; naive, gpipe and 1f1b mean accumulation there"
-        return [Problem("parallelism.pipeline", 1, "must be at least 2 for schedule=from_file", why, "schedule=1f1b")]
-    found = _read(request)
-    if not isinstance(found, Schedule):
-        return found
-    chunks = found.chunks if request.chunks is None else request.chunks
-    pairs = (
-        ("parallelism.pipeline", request.ranks, found.ranks, "ranks"),
-        ("schedule.microbatches", request.microbatches, found.microbatches, "micro-batches"),
-        ("schedule.chunks", chunks, found.chunks, "chunks per rank"),
-    )
-    why = f"{request.file} is written for so many"
-    return [
-        Problem(path, asked, f"must be {held}, the {what} of the file", why, f"{path}={held}")
-        for path, asked, held, what in pairs
-        if asked != held
-    ]
-
-
-def _generate_from_file(request: ScheduleRequest) -> Schedule:
-    found = _read(request)
-    if not isinstance(found, Schedule):
-        raise RequestError(found)  # the file changed since it was checked
-    return found
-
-
-_PIPELINE_BUBBLE = "(D - 1) / (T + D - 1)"
-
-SPECS: Mapping[str, ScheduleSpec] = MappingProxyType(
-    {
-        spec.name: spec
-        for spec in (
-            ScheduleSpec(
-                name="naive",
-                kind="synchronous",
-                description="one micro-batch at a time through all ranks and back",
-                formulas=Formulas("T * D * (F + B)", "(D - 1) / D", "1"),
-                source="the baseline of every pipeline paper",
-                default_chunks=1,
-                generate=lambda request: naive(request.ranks, request.microbatches),
-                constraint=_no_file,
-            ),
-            ScheduleSpec(
-                name="gpipe",
-                kind="synchronous",
-                description="all forwards, then all backwards",
-                formulas=Formulas("(T + D - 1) * (F + B)", _PIPELINE_BUBBLE, "T"),
-                source="Huang et al., GPipe, 2019",
-                default_chunks=1,
-                generate=lambda request: gpipe(request.ranks, request.microbatches),
-                constraint=_no_file,
-            ),
-            ScheduleSpec(
-                name="1f1b",
-                kind="synchronous",
-                description="one forward, one backward after a short warm-up: gpipe's time with fewer activations",
-                formulas=Formulas("(T + D - 1) * (F + B)", _PIPELINE_BUBBLE, "min(T, D - r)"),
-                source="Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021",
-                default_chunks=1,
-                generate=lambda request: one_f_one_b(request.ranks, request.microbatches),
-                constraint=_no_file,
-            ),
-            ScheduleSpec(
-                name="from_file",
-                kind="synchronous",
-                description="the order written in a file (schedule.file), in torch's schedule CSV",
-                formulas=None,
-                source="your file",
-                default_chunks=None,
-                generate=_generate_from_file,
-                constraint=_fits_file,
-            ),
-        )
-    }
-)
+SPECS: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for spec in CATALOGUE})
 """The schedules of this version."""
 
 ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
@@ -171,22 +31,10 @@ ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 
 NOT_AVAILABLE = frozenset(
     {
-        "1f1b_eager",
-        "interleaved_1f1b",
-        "looped_bfs",
         "gems",
         "chimera",
-        "zb_h1",
-        "zb_h2",
-        "zb_auto",
-        "zb_v",
-        "v_half",
-        "v_min",
         "dualpipe",
-        "dualpipe_v",
-        "hanayo",
         "bitpipe",
-        "varuna",
         "bpipe",
         "pipefisher",
         "pipefb",
@@ -210,10 +58,17 @@ NAMES: tuple[str, ...] = (*SPECS, *ALIASES)
 
 
 def problems_of(
-    name: str, *, ranks: int, microbatches: int, chunks: int | None = None, file: str | None = None
+    name: str,
+    *,
+    ranks: int,
+    microbatches: int,
+    chunks: int | None = None,
+    file: str | None = None,
+    memory_limit: int | None = None,
+    costs: Costs | StageCosts | None = None,
 ) -> list[Problem]:
-    """Everything that is wrong with such a request. Never raises."""
-    request = ScheduleRequest(ranks, microbatches, chunks, file)
+    """Everything that is wrong with such a request, see :class:`ScheduleRequest`. Never raises."""
+    request = ScheduleRequest(ranks, microbatches, chunks, file, memory_limit, costs or Costs())
     spec = SPECS.get(ALIASES.get(name, name))
     ranges = [
         Problem(path, value, "must be at least 1", fix=f"{path}=1")
@@ -221,6 +76,7 @@ def problems_of(
             ("parallelism.pipeline", ranks),
             ("schedule.microbatches", microbatches),
             ("schedule.chunks", 1 if chunks is None else chunks),
+            ("schedule.memory_limit", 1 if memory_limit is None else memory_limit),
         )
         if value < 1
     ]
@@ -228,34 +84,85 @@ def problems_of(
         return [_unknown(name), *ranges]
     if ranges:
         return ranges
-    return _wrong_chunks(spec, request) + spec.constraint(request)
+    if ranks == 1 and not spec.one_rank:
+        return [_one_rank(spec)]
+    return [*_foreign_keys(spec, request), *_illegal(spec, request), *spec.constraint(request)]
 
 
-def build(name: str, *, ranks: int, microbatches: int, chunks: int | None = None, file: str | None = None) -> Schedule:
-    """The schedule of that name.
-
-    Args:
-        name: one of ``NAMES``.
-        ranks: pipeline ranks.
-        microbatches: per optimizer step and data replica.
-        chunks: model chunks per rank; None for the schedule's own.
-        file: of ``from_file``.
+def build(
+    name: str,
+    *,
+    ranks: int,
+    microbatches: int,
+    chunks: int | None = None,
+    file: str | None = None,
+    memory_limit: int | None = None,
+    costs: Costs | StageCosts | None = None,
+) -> Schedule:
+    """The schedule of that name; one of ``NAMES``. The other arguments are those of :class:`ScheduleRequest`.
 
     Raises:
         RequestError: with everything that :func:`problems_of` finds.
     """
-    problems = problems_of(name, ranks=ranks, microbatches=microbatches, chunks=chunks, file=file)
+    costs = costs or Costs()
+    problems = problems_of(
+        name,
+        ranks=ranks,
+        microbatches=microbatches,
+        chunks=chunks,
+        file=file,
+        memory_limit=memory_limit,
+        costs=costs,
+    )
     if problems:
         raise RequestError(problems)
-    return SPECS[ALIASES.get(name, name)].generate(ScheduleRequest(ranks, microbatches, chunks, file))
+    spec = SPECS[ALIASES.get(name, name)]
+    return spec.generate(ScheduleRequest(ranks, microbatches, chunks, file, memory_limit, costs))
 
 
-def _wrong_chunks(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
-    if spec.default_chunks is None or request.chunks in (None, spec.default_chunks):
-        return []
-    rule = f"must be {spec.default_chunks} or null for schedule={spec.name}"
-    why = "Its ranks hold one contiguous part of the model each"
-    return [Problem("schedule.chunks", request.chunks, rule, why, "schedule.chunks=null")]
+def _one_rank(spec: ScheduleSpec) -> Problem:
+    accumulating = [name for name, each in SPECS.items() if each.one_rank]
+    why = f"One rank has no pipeline to order; {', '.join(accumulating)} mean accumulation there"
+    rule = f"must be at least 2 for schedule={spec.name}"
+    return Problem("parallelism.pipeline", 1, rule, why, f"schedule={accumulating[-1]}")
+
+
+def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
+    """Keys that are set and that this schedule does not look at."""
+    asked = (
+        ("schedule.file", request.file, "from_file", "The order of the other schedules is generated"),
+        ("schedule.memory_limit", request.memory_limit, "zb_auto", "The order of the other schedules is fixed"),
+    )
+    return [
+        Problem(path, value, f"applies to schedule={owner} only", why, f"{path}=null")
+        for path, value, owner, why in asked
+        if value is not None and spec.name != owner
+    ]
+
+
+def _illegal(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
+    """Chunks and micro-batches for which there is no such order, each with the nearest that there is."""
+    asked = (
+        ("schedule.chunks", spec.default_chunks if request.chunks is None else request.chunks, spec.chunks),
+        ("schedule.microbatches", request.microbatches, spec.microbatches),
+    )
+    problems = []
+    for path, value, legal in asked:
+        if value is None or legal.holds(request.ranks, value):
+            continue
+        near = _nearest(legal, request.ranks, value)
+        choices = f"nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}"
+        ranks = "one rank" if request.ranks == 1 else f"{request.ranks} ranks"
+        why = f"There is no other {spec.name} of {ranks}; {choices}"
+        problems.append(Problem(path, value, f"must be {legal.rule}", why, f"{path}={near[0]}"))
+    return problems
+
+
+def _nearest(legal: Legal, ranks: int, value: int) -> list[int]:
+    """The next legal value below and above, as far as there are any."""
+    below = next((each for each in range(value - 1, 0, -1) if legal.holds(ranks, each)), None)
+    above = next((each for each in range(value + 1, 2 * (value + ranks) + 1) if legal.holds(ranks, each)), None)
+    return [each for each in (below, above) if each is not None]
 
 
 def _unknown(name: str) -> Problem:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
 from runner.schedule.walk import Step, Walk, walk
 
-__all__ = ["Costs", "Simulation", "StageCosts", "play", "simulate"]
+__all__ = ["Costs", "Simulation", "StageCosts", "durations", "play", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Simulation:
         bubble_ratio: idle / total rank time over the makespan.
         inner_idle: per rank, time without compute between its first and its last compute action.
         peak_activations: per rank, most micro-batches of its whole share held at once, each from the start of
-            its F to the end of its B or W.
+            its F to the end of its B or W. Of a recomputed one the input alone stays between F and R, which
+            counts as nothing here.
     """
 
     start: tuple[tuple[float, ...], ...]
@@ -98,7 +99,7 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts) -> S
         rank, index, action, missing = walked.stuck[0]
         raise ValueError(f"{schedule.name} hangs: rank {rank} waits at action {index} ({action}) for {missing}")
     stage_costs = costs.per_stage(schedule.stages, schedule.chunks) if isinstance(costs, Costs) else costs
-    clock = _Clock(schedule, _table(stage_costs, schedule, view))
+    clock = _Clock(schedule, durations(stage_costs, view))
     start = [[0.0] * len(row) for row in view.actions]
     end = [[0.0] * len(row) for row in view.actions]
     for step in walked.steps:
@@ -106,8 +107,9 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts) -> S
     return _summary(view, schedule, start, end)
 
 
-def _table(costs: StageCosts, schedule: Schedule, view: Schedule | Program) -> dict[Op, tuple[float, ...]]:
+def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[float, ...]]:
     """Duration by op and stage (for messages: by edge), of every op that ``view`` uses."""
+    schedule = view.schedule if isinstance(view, Program) else view
     none = (0.0,) * schedule.stages
     table = {
         Op.F: tuple(costs.F),
@@ -202,9 +204,12 @@ def _peak_activations(schedule: Schedule, row: Sequence[Action]) -> float:
     """Most held at once. A rank runs in order, so its list alone decides; without backward an F frees at its end."""
     held = peak = 0
     for action in row:
-        if action.op is Op.F:
+        op, microbatch = action.op, action.microbatch
+        if op is Op.F or op is Op.R:
             held += 1
             peak = max(peak, held)
-        if action.op is Op.B or action.op is Op.W or (action.op is Op.F and not schedule.backward):
+        if op is Op.B or op is Op.W:
             held -= 1
+        elif op is Op.F and microbatch is not None:
+            held -= not schedule.backward or schedule.is_recomputed(action.stage, microbatch)
     return peak / schedule.chunks

@@ -162,6 +162,19 @@ class Schedule:
         """The micro-batches of one optimizer step, ascending."""
         return self._by_window.get(window, ())
 
+    @property
+    def sums_in_order(self) -> bool:
+        """Whether every stage adds up its weights' gradients in the order of the micro-batches, as one process does."""
+        added: dict[tuple[int, int], int] = {}  # pipeline, stage -> the last one
+        for row in self.actions:
+            for action in row:
+                if action.op in (Op.B, Op.W) and action.microbatch is not None:
+                    place = self.pipeline_of_microbatch[action.microbatch], action.stage
+                    if added.get(place, -1) > action.microbatch:
+                        return False
+                    added[place] = action.microbatch
+        return True
+
     @cached_property
     def _split(self) -> frozenset[tuple[int, int | None]]:
         return self._cells(Op.I)

@@ -134,8 +134,9 @@ def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
                 f"the checkpoint {path} could not be loaded again: {error}; the state of callbacks, too, must be "
                 "tensors and plain values"
             ) from error
-        if isinstance(error, OSError | RuntimeError):  # torch reports a full disk as a RuntimeError
-            raise RunFailedError(f"the checkpoint {path} could not be written: {_first_line(error)}") from error
+        if isinstance(error, OSError | RuntimeError):  # torch puts its own on top of the cause
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise RunFailedError(f"the checkpoint {path} could not be written: {_first_line(cause)}") from error
         raise
 
 

@@ -11,6 +11,7 @@ one in its SIGTERM handler.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, cast, runtime_checkable
@@ -32,7 +33,9 @@ from runner.engine.sharding import Sharding
 from runner.engine.ties import holder_groups, tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_alone import AloneTransport
+from runner.engine.transport_delayed import DelayedTransport
 from runner.engine.transport_processes import ProcessTransport
+from runner.engine.transport_sockets import SocketTransport
 from runner.engine.window import StepBatch
 from runner.memory.apply.install import install
 from runner.memory.solve.values import ActivationPlan
@@ -40,6 +43,7 @@ from runner.model.compiled import compile_layers
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
+from runner.optim.backup import OptimizerBackup
 from runner.optim.master import MasterWeights
 from runner.plan.partition import Partition
 from runner.plan.topology import Topology
@@ -186,17 +190,23 @@ class PipelineStrategy(WholeCheckpointStrategy):
             self.setup_optimizers(trainer)
             optimizer = self.optimizers[0]
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
-            self.engine.attach_optimizer(self._apply_update, master_of)
+            backup = OptimizerBackup(optimizer) if self.options.post_validation else None
+            self.engine.attach_optimizer(self._apply_update, master_of, backup)
         self.setup_precision_plugin()
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
-        """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end."""
+        """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end.
+
+        Lightning is not told of it while it fits: it would raise after this rank's own step, where others may have
+        begun the next, and the last step would not be saved.
+        """
         connector = trainer._signal_connector
 
         def note(signum: int, frame: Any) -> None:
-            connector.received_sigterm = True
-            if self.engine is not None:
+            if self.engine is not None and trainer.state.fn == TrainerFn.FITTING:
                 self.engine.request_stop()
+            else:
+                connector.received_sigterm = True
 
         cast(Any, trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor = lambda: None
         cast(Any, connector)._sigterm_notifier_fn = note
@@ -239,7 +249,17 @@ class PipelineStrategy(WholeCheckpointStrategy):
         pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
         positions = range(len(pipelines[0]))
         replicas = [topology.data_group(position) for position in positions]
-        return ProcessTransport(self.root_device, [*pipelines, *replicas, *holders])
+        transport = self._undelayed([*pipelines, *replicas, *holders])
+        delay, speed = self.options.link_delay_seconds, self.options.link_bytes_per_second
+        if not delay and speed is None:
+            return transport
+        return DelayedTransport(transport, delay_seconds=delay, bytes_per_second=speed)
+
+    def _undelayed(self, groups: Sequence[Sequence[int]]) -> Transport:
+        """Sockets where one launcher started all ranks on this machine, which has no accelerator; else a backend's."""
+        if self._device_type == "cpu" and int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == self.world_size:
+            return SocketTransport(groups, timeout_seconds=self._timeout.total_seconds())
+        return ProcessTransport(self.root_device, groups)
 
     # A step
 
@@ -272,6 +292,12 @@ class PipelineStrategy(WholeCheckpointStrategy):
             assert self.lightning_module is not None
             self.lightning_module.trainer.should_stop = True
         return result
+
+    @override
+    def on_train_end(self) -> None:
+        """The last step's weights are final before anybody takes them for the run's result."""
+        if self.engine is not None:
+            self.engine.drain()
 
     def _apply_update(self) -> None:
         """The engine's gradients are final: Lightning's hook, then the optimizer."""

@@ -12,7 +12,14 @@ from torch.optim import Optimizer
 from runner.errors import Problem
 from runner.model.layers import StageModule
 
-__all__ = ["gather_optimizer_state", "load_optimizer_state", "own_optimizer_state", "tensor_problems"]
+__all__ = [
+    "gather_optimizer_state",
+    "load_buffers",
+    "load_optimizer_state",
+    "own_buffers",
+    "own_optimizer_state",
+    "tensor_problems",
+]
 
 _MOST_DIFFERENCES = 3
 
@@ -27,6 +34,25 @@ def own_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule])
             state[name] = {key: value.cpu() if isinstance(value, Tensor) else value for key, value in entries}
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return {"state": state, "param_groups": groups}
+
+
+def own_buffers(stages: Mapping[int, StageModule]) -> dict[str, Tensor]:
+    """Persistent buffers of this rank by global name, on the CPU: what forwards may change, e.g. running statistics."""
+    found = {}
+    for module in stages.values():
+        weights = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        for name, value in module.state_dict().items():
+            if name not in weights:
+                found[module.global_name(name)] = value.cpu()
+    return found
+
+
+def load_buffers(stages: Mapping[int, StageModule], buffers: Mapping[str, Tensor]) -> None:
+    """Copy ``buffers`` into the stages that hold them; what is not there stays."""
+    for module in stages.values():
+        for name, value in module.state_dict().items():
+            if module.global_name(name) in buffers:
+                value.copy_(buffers[module.global_name(name)])
 
 
 def gather_optimizer_state(parts: Sequence[dict[str, Any] | None] | None) -> dict[str, Any]:

@@ -18,12 +18,17 @@ from runner.strategy.checkpoint_file import read_checkpoint, write_checkpoint
 from runner.strategy.collectives import CollectiveStrategy
 from runner.strategy.state import (
     gather_optimizer_state,
+    load_buffers,
     load_optimizer_state,
+    own_buffers,
     own_optimizer_state,
     tensor_problems,
 )
 
 __all__ = ["WholeCheckpointStrategy"]
+
+_REPLICA_BUFFERS = "replica_buffers"
+"""Key of the buffers of the replicas after the first, by replica and global name: each has seen other samples."""
 
 
 class WholeCheckpointStrategy(CollectiveStrategy):
@@ -40,6 +45,7 @@ class WholeCheckpointStrategy(CollectiveStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The whole model's weights by global name, on rank 0; empty elsewhere."""
         assert self.engine is not None
+        self.engine.settle()
         own: dict[str, Tensor] = {}
         if self.replica == 0:
             for module in self.engine.stages.values():
@@ -51,6 +57,7 @@ class WholeCheckpointStrategy(CollectiveStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere."""
         assert self.engine is not None
+        self.engine.settle()
         own = own_optimizer_state(optimizer, self.engine.stages) if self.replica == 0 else None
         state = gather_optimizer_state(self.gather_objects(own))
         scale = self.engine.update.scale
@@ -58,9 +65,20 @@ class WholeCheckpointStrategy(CollectiveStrategy):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Rank 0 writes the file, whole or not at all."""
+        """Rank 0 writes the file, whole or not at all; every rank calls this."""
+        buffers = self._replica_buffers()
         if self.is_global_zero:
-            write_checkpoint(checkpoint, Path(filepath))
+            write_checkpoint(checkpoint | ({_REPLICA_BUFFERS: buffers} if buffers else {}), Path(filepath))
+
+    def _replica_buffers(self) -> dict[int, dict[str, Tensor]]:
+        """By replica after the first, on rank 0; empty elsewhere."""
+        assert self.engine is not None
+        own = own_buffers(self.engine.stages) if self.replica else {}
+        found: dict[int, dict[str, Tensor]] = {}
+        for replica, buffers in self.gather_objects((self.replica, own)) or []:
+            if buffers:
+                found.setdefault(replica, {}).update(buffers)
+        return found
 
     @override
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -81,6 +99,7 @@ class WholeCheckpointStrategy(CollectiveStrategy):
         raise_problems(tensor_problems(whole, checkpoint["state_dict"]))
         for module in self.engine.stages.values():
             module.load_global_state(checkpoint["state_dict"])
+        load_buffers(self.engine.stages, checkpoint.get(_REPLICA_BUFFERS, {}).get(self.replica, {}))
         for optimizer in self.optimizers:
             if isinstance(optimizer, MasterWeights):
                 optimizer.reset_masters()

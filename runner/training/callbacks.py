@@ -19,7 +19,7 @@ from runner.training.module import LayersModule
 from runner.training.random_state import set_random_state
 from runner.training.resume import ENTRY, History, Progress, follow_config, loop_state
 
-__all__ = ["BeforeFirstStep", "Checkpoints", "ProgressBar", "ProgressLines", "StepClock", "ValidateAtEnd", "progress"]
+__all__ = ["BeforeFirstStep", "Checkpoints", "ProgressBar", "ProgressLines", "StepClock", "Validations", "progress"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,9 @@ class StepClock(Callback):
         if span > 0:
             pl_module.log("bubble", 1.0 - times.compute / span, batch_size=1)
         extra: dict[str, Any] = {"skipped": True} if finished.skipped else {}
+        if engine.taken_back:
+            extra["taken_back"] = [{"step": b.step + 1, "skipped": b.skipped} for b in engine.taken_back]
+            engine.taken_back.clear()
         if finished.loss_scale is not None:
             pl_module.log("loss_scale", finished.loss_scale, batch_size=1)
             extra["loss_scale"] = finished.loss_scale
@@ -112,15 +115,24 @@ class StepClock(Callback):
             self._log.close()
 
 
-class ValidateAtEnd(Callback):
-    """Lets Lightning validate after the last step, also where ``val_every`` does not divide the number of steps.
+class Validations(Callback):
+    """Lets Lightning validate after the last step too, and not because a signal stops the run.
 
-    Where a run is asked to stop, Lightning validates once more; the last step is asked for nothing else.
+    Where a run is asked to stop, Lightning validates once more. That is what the last step is asked for; at a signal
+    every second counts, and a resumed run would have a validation that a whole one has not.
+
+    Args:
+        are_due: whether a validation follows a step.
     """
+
+    def __init__(self, are_due: Callable[[int], bool]) -> None:
+        self._are_due = are_due
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
+        elif _strategy(trainer).stopped and not self._are_due(trainer.global_step):
+            trainer.limit_val_batches = 0
 
 
 class Checkpoints(Callback):

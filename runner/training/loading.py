@@ -13,15 +13,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from runner.engine.window import StepBatch
-from runner.errors import RunFailedError
+from runner.model.data import Collate
 from runner.model.layers import mix_seed
 from runner.plan.batches import replica_slice
+from runner.training.batches import Batches
 from runner.training.random_state import seeded
+from runner.training.streams import EmptySteps, Share, SizedStream, StepStream
 
-__all__ = ["SampleNumber", "StepSampler", "first_batch", "make_loader"]
+__all__ = ["SampleNumber", "StepSampler", "first_batch", "make_loader", "resume_at", "steps_per_epoch"]
 
 SampleNumber = tuple[int, int]
 """Epoch, and number in the dataset."""
@@ -96,30 +98,14 @@ class _SeededSamples(Dataset[Any]):
             return self._dataset[number[1]]
 
 
-class _Collate:
-    """Samples of a replica to a :class:`StepBatch` with what the rank needs."""
+class _Numbered:
+    """The ``collate_fn`` of a map-style dataset's loader."""
 
-    def __init__(self, dataset: _SeededSamples, inputs: bool, targets: bool) -> None:
-        self._dataset, self._inputs, self._targets = dataset, inputs, targets
+    def __init__(self, dataset: _SeededSamples, batches: Batches) -> None:
+        self._dataset, self._batches = dataset, batches
 
     def __call__(self, samples: Sequence[Any]) -> StepBatch:
-        given = samples if samples else [self._dataset[0, 0]]
-        inputs, targets = default_collate([_pair(sample) for sample in given])
-        if not samples:  # a replica without samples keeps the shapes
-            inputs, targets = _none_of(inputs), _none_of(targets)
-        return StepBatch(inputs if self._inputs else None, targets if self._targets else None, len(samples))
-
-
-def _pair(sample: Any) -> tuple[Any, Any]:
-    if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise RunFailedError(f"a sample of the dataset must be (input, target), not a {type(sample).__name__}")
-    return sample[0], sample[1]
-
-
-def _none_of(value: Any) -> Any:
-    from runner.model.boundary import map_tensors
-
-    return map_tensors(lambda tensor: tensor[:0], value)
+        return self._batches.of(samples, lambda: self._dataset[0, 0])
 
 
 class _NumbersOnly(Dataset[Any]):
@@ -141,7 +127,7 @@ def _know_nothing(samples: Sequence[int]) -> StepBatch:
 
 def make_loader(
     dataset: Any | None,
-    length: int,
+    length: int | None,
     *,
     batch_size: int,
     data: int,
@@ -151,33 +137,60 @@ def make_loader(
     shuffle: bool,
     seed: int,
     workers: int = 0,
+    collate: Collate = default_collate,
 ) -> DataLoader[Any]:
     """The loader of one rank.
 
     Args:
         dataset: None on a rank that loads nothing.
-        length: samples of the dataset, known to every rank.
+        length: samples of the dataset, known to every rank; None for an iterable one, which starts again where it ends.
         batch_size: samples of a step over all replicas.
         inputs, targets: whether this rank has the first or the last stage.
+        collate: samples to a batch ``(input, target)``.
     """
+    generator = torch.Generator().manual_seed(mix_seed(seed, 0x10AD))  # the loader's own draws are not the model's
+    batches = Batches(collate, inputs=inputs, targets=targets, checked=isinstance(dataset, IterableDataset))
+    sample_seed = mix_seed(seed, 0x5A3B)
+    common: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0, "generator": generator}
+    if isinstance(dataset, IterableDataset):
+        share = Share(batch_size, data, replica)
+        stream = (
+            StepStream(dataset, batches, share, seed=sample_seed, endless=True)
+            if length is None
+            else SizedStream(dataset, batches, share, seed=sample_seed, length=length)
+        )
+        return DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **common)
+    if length is None:
+        return DataLoader(EmptySteps(), batch_size=None, collate_fn=_as_it_is)
     sampler = StepSampler(length, batch_size, data=data, replica=replica, shuffle=shuffle, seed=seed)
     if dataset is None:
         return DataLoader(_NumbersOnly(length), batch_sampler=sampler, collate_fn=_know_nothing)
-    generator = torch.Generator().manual_seed(mix_seed(seed, 0x10AD))  # the loader's own draws are not the model's
-    samples = _SeededSamples(dataset, mix_seed(seed, 0x5A3B))
-    return DataLoader(
-        samples,
-        batch_sampler=sampler,
-        collate_fn=_Collate(samples, inputs, targets),
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        generator=generator,
-    )
+    samples = _SeededSamples(dataset, sample_seed)
+    return DataLoader(samples, batch_sampler=sampler, collate_fn=_Numbered(samples, batches), **common)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def steps_per_epoch(loader: DataLoader[Any]) -> int | None:
+    """Of a loader of training; None where epochs have no known length."""
+    return len(loader.batch_sampler) if isinstance(loader.batch_sampler, StepSampler) else None
+
+
+def resume_at(loader: DataLoader[Any], epoch: int, step: int) -> None:
+    """Let a loader of training go on after the first ``step`` steps of an epoch."""
+    if isinstance(loader.batch_sampler, StepSampler):
+        loader.batch_sampler.resume_at(epoch, step)
+    elif isinstance(loader.dataset, StepStream):
+        loader.dataset.resume_at(step)
 
 
 def first_batch(loader: DataLoader[Any]) -> StepBatch:
     """The loader's next batch, made here: its workers and its place stay as they are."""
-    assert loader.batch_sampler is not None
+    if loader.batch_sampler is None:
+        made: StepBatch = next(iter(loader.dataset))
+        return made
     numbers: Any = next(iter(loader.batch_sampler))
     batch: StepBatch = loader.collate_fn([loader.dataset[number] for number in numbers])
     return batch

@@ -53,16 +53,19 @@ def seconds_of_median_step(
 ) -> dict[str, float] | None:
     """Where the seconds of a median step went, mean over ranks; the parts add up to the step.
 
-    Waiting for activations, gradients and the step's header is the bubble; what is left of the engine's time after
-    compute, waiting and the optimizer is communication; what is left of the step is the loop around the engine:
-    loading data, callbacks, logging.
+    Waiting for activations, gradients and the step's header is the bubble, and so is waiting at STEP for ranks that are
+    later: all but what the last of them, who waits for nobody, spends there on the exchange itself. What is left of the
+    engine's time after compute, bubble and the optimizer is communication; what is left of the step is the loop
+    around the engine: loading data, callbacks, logging.
     """
     if not timed:
         return None
     ordered = sorted(timed, key=lambda index: walls[index])
     index = ordered[len(ordered) // 2]
     steps = [rank.steps[index] for rank in ranks]
-    compute, bubble = fmean(s.compute for s in steps), fmean(s.waiting for s in steps)
+    exchange = min(s.waited_at_step for s in steps)
+    compute = fmean(s.compute for s in steps)
+    bubble = fmean(s.waiting + s.waited_at_step - exchange for s in steps)
     optimizer = fmean(s.optimizer for s in steps)
     inside = min(fmean(s.end - s.start for s in steps), walls[index])
     communication = max(0.0, inside - compute - bubble - optimizer)

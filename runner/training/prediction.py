@@ -46,11 +46,10 @@ def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelP
     crossing = max((row.output_bytes for row in plan.profile.layers), default=0)
     own: dict[str, Any] = {
         "stages": {
-            stage: (
-                seconds_per_action(measured, "F", stage),
-                seconds_per_action(measured, "B", stage),
-                _update_seconds(config, module, engine),
-            )
+            stage: {
+                **{op: seconds_per_action(measured, op, stage) for op in "FBIW"},
+                "step": _update_seconds(config, module, engine),
+            }
             for stage, module in engine.stages.items()
         },
         "message": message_seconds(engine.transport, strategy.view.pipeline, crossing),
@@ -62,16 +61,20 @@ def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelP
 
 
 def _combine(ranks: list[dict[str, Any]], num_stages: int, data: int) -> StageSeconds:
-    """Per stage, the slowest replica's seconds: a step waits for it."""
-
-    def slowest(stage: int, index: int) -> float:
-        return float(max(rank["stages"][stage][index] for rank in ranks if stage in rank["stages"]))
-
+    """Per stage, the slowest replica's seconds: a step waits for it. What the schedule has nowhere takes none."""
     stages = range(num_stages)
+
+    def slowest(what: str) -> tuple[float, ...]:
+        return tuple(
+            max(float(rank["stages"][stage][what]) for rank in ranks if stage in rank["stages"]) for stage in stages
+        )
+
     return StageSeconds(
-        forward=tuple(slowest(stage, 0) for stage in stages),
-        backward=tuple(slowest(stage, 1) for stage in stages),
-        step=tuple(slowest(stage, 2) for stage in stages),
+        forward=slowest("F"),
+        backward=slowest("B"),
+        input_gradient=slowest("I"),
+        weight_gradient=slowest("W"),
+        step=slowest("step"),
         message=max(float(rank["message"]) for rank in ranks),
         reduce=()
         if data == 1
@@ -105,8 +108,9 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
     update.attach(optimizer.step, optimizer.master_of if isinstance(optimizer, MasterWeights) else None)
 
     def step() -> None:
-        update.agree_finite()
-        update.apply(1.0)
+        update.open(1.0)
+        update.apply(update.verdict().factor)
+        update.close()
 
     return update_seconds(step)
 

@@ -1,7 +1,8 @@
 """One process, a plain loop, no engine: what every layout is compared with.
 
 It takes the layout's own micro-batches, T per replica, in their order; sums their gradients, replica by replica as
-replicas do; divides once by the step's weight; clips by the exact norm; and steps.
+replicas do; divides once by the step's weight; clips by the exact norm; and steps. Buffers that a forward changes, such
+as running statistics, are kept for each replica; those of the first are traced.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     scheduler = build_scheduler(config.lr_scheduler, optimizer, config.optimizer.lr, config.trainer.max_steps)
     loss = load_loss(config.loss)
     traced = traced_steps(config, read_profile(run_dir))
+    buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
             batches = _microbatches(config, batch)
-            total, weight = _accumulate(config, model, loss, trained, batches, step, scale.of_sum)
+            total, weight = _accumulate(config, model, buffers, loss, trained, batches, step, scale.of_sum)
             if _all_finite(total, trained):
                 _update(config, optimizer, trained, weight * scale.of_sum)
                 scale.succeeded()
@@ -68,24 +70,45 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     RunRecord.load(run_dir).replace(status="ok").save(run_dir)
 
 
+class _ReplicaBuffers:
+    """The buffers of one model as each replica has changed them."""
+
+    def __init__(self, model: StageModule, replicas: int) -> None:
+        self._buffers = list(model.buffers())
+        self._kept = [[buffer.clone() for buffer in self._buffers] for _ in range(replicas)]
+        self._in_use = 0
+
+    @torch.no_grad()
+    def use(self, replica: int) -> None:
+        """Put another replica's into the model; those in it go back to theirs."""
+        if replica == self._in_use:
+            return
+        for buffer, old, new in zip(self._buffers, self._kept[self._in_use], self._kept[replica], strict=True):
+            old.copy_(buffer)
+            buffer.copy_(new)
+        self._in_use = replica
+
+
 def _batches(config: RunConfig, device: torch.device) -> Iterator[StepBatch]:
     """Every step's whole batch, epoch after epoch."""
-    dataset = load_datasets(config.data).train
+    datasets = load_datasets(config.data)
     loader = make_loader(
-        dataset,
-        len(dataset),
+        datasets.train,
+        None if datasets.streams else len(datasets.train),
         batch_size=config.data.batch_size,
         data=1,
         replica=0,
         inputs=True,
         targets=True,
-        shuffle=config.data.shuffle,
+        shuffle=config.data.shuffle is not False,
         seed=config.seed,
+        collate=datasets.collate,
     )
     sampler: Any = loader.batch_sampler
     epoch = 0
     while True:
-        sampler.set_epoch(epoch)
+        if sampler is not None:
+            sampler.set_epoch(epoch)
         for batch in loader:
             inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (batch.inputs, batch.targets))
             yield StepBatch(inputs, targets, batch.samples)
@@ -116,6 +139,7 @@ def _part(value: Any, place: slice) -> Any:
 def _accumulate(
     config: RunConfig,
     model: StageModule,
+    buffers: _ReplicaBuffers,
     loss: LossFunction,
     trained: Sequence[Parameter],
     replicas: Sequence[Sequence[tuple[Any, Any, int]]],
@@ -131,6 +155,7 @@ def _accumulate(
         for parameter in trained:
             parameter.grad = None
         totals.append([0.0, 0.0])
+        buffers.use(replica)
         for number, (inputs, targets, samples) in enumerate(microbatches, replica * len(microbatches)):
             if not samples:
                 continue
@@ -141,6 +166,7 @@ def _accumulate(
             totals[-1][0] += float(total.detach().double())
             totals[-1][1] += float(weight)
         gradients.append([parameter.grad for parameter in trained])
+    buffers.use(0)
     for index, parameter in enumerate(trained):
         parts = [part for part in (replica[index] for replica in gradients) if part is not None]
         parameter.grad = sum(parts[1:], parts[0]) if parts else None

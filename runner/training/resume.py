@@ -51,7 +51,7 @@ class Progress:
     Args:
         step: optimizer steps taken.
         batches: batches taken, over all epochs.
-        batches_per_epoch: of the training data.
+        batches_per_epoch: of the training data; None for an iterable dataset, which is one endless epoch.
         history: for the record.
         random: the random state of every rank, see :mod:`runner.training.random_state`.
         config: the resolved configuration as plain containers.
@@ -60,7 +60,7 @@ class Progress:
 
     step: int
     batches: int
-    batches_per_epoch: int
+    batches_per_epoch: int | None
     history: History
     random: tuple[dict[str, Any], ...]
     config: dict[str, Any]
@@ -72,7 +72,7 @@ class Progress:
         trainer: pl.Trainer,
         config: RunConfig,
         *,
-        batches_per_epoch: int,
+        batches_per_epoch: int | None,
         history: History,
         random: Sequence[dict[str, Any]],
     ) -> Progress:
@@ -89,11 +89,11 @@ class Progress:
 
     @property
     def epoch(self) -> int:
-        return self.batches // self.batches_per_epoch
+        return self.batches // self.batches_per_epoch if self.batches_per_epoch is not None else 0
 
     @property
     def batch_in_epoch(self) -> int:
-        return self.batches % self.batches_per_epoch
+        return self.batches % self.batches_per_epoch if self.batches_per_epoch is not None else self.batches
 
     def random_of(self, rank: int) -> dict[str, Any]:
         """The random state of a rank; a rank that the saved run did not have takes rank 0's."""

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,18 @@ from runner.training.callbacks import (
     Checkpoints,
     ProgressBar,
     StepClock,
-    ValidateAtEnd,
+    Validations,
     progress,
 )
 from runner.training.finish import finish
-from runner.training.loading import StepSampler, first_batch, make_loader
+from runner.training.loading import first_batch, make_loader, resume_at, steps_per_epoch
 from runner.training.loggers import build_logger, build_profiler
 from runner.training.module import LayersModule
 from runner.training.prediction import measured_plan
 from runner.training.random_state import random_state
 from runner.training.resume import History, Progress, read_progress
 from runner.training.scaling import loss_scaling
+from runner.training.streams import count_samples
 
 __all__ = ["run_rank"]
 
@@ -96,7 +97,7 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         *([average] if average is not None else []),
         BeforeFirstStep(predict),
         clock,
-        ValidateAtEnd(),
+        Validations(_validations(config, loaders[1])),
         checkpoints,
         *progress(config.trainer.progress, rank),
         *watchers,
@@ -118,14 +119,17 @@ def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
         found, _ = read_progress(Path(config.resume))
     except CheckpointError as error:
         raise RequestError([Problem("resume", config.resume, "must be a good checkpoint", str(error))]) from error
-    sampler = loader.batch_sampler
-    assert isinstance(sampler, StepSampler)
-    if len(sampler) != found.batches_per_epoch:
-        rule = f"must have {found.batches_per_epoch} steps per epoch, as the checkpoint's data"
-        why = f"These are {len(sampler)}, so that the place in the data would be another one"
+    steps = steps_per_epoch(loader)
+    if steps != found.batches_per_epoch:
+        rule = f"must have {_steps_said(found.batches_per_epoch)} per epoch, as the checkpoint's data"
+        why = f"These have {_steps_said(steps)}, so that the place in the data would be another one"
         raise RequestError([Problem("data", config.data.name, rule, why, "resume=null")])
-    sampler.resume_at(found.epoch, found.batch_in_epoch)
+    resume_at(loader, found.epoch, found.batch_in_epoch)
     return found
+
+
+def _steps_said(steps: int | None) -> str:
+    return f"{steps} steps" if steps is not None else "an unknown number of steps"
 
 
 def _checkpoints(
@@ -137,13 +141,11 @@ def _checkpoints(
     clock: StepClock,
     resumed: Progress | None,
 ) -> Checkpoints:
-    interval = _validation_interval(config)
-
     def progress_of(trainer: pl.Trainer) -> Progress:
         return Progress.of(
             trainer,
             config,
-            batches_per_epoch=len(loaders[0]),
+            batches_per_epoch=steps_per_epoch(loaders[0]),
             history=clock.history(module.val_losses),
             random=strategy.gather_objects(random_state()) or (),
         )
@@ -152,11 +154,17 @@ def _checkpoints(
         run_dir / "checkpoints",
         every=config.checkpoint.every,
         keep=config.checkpoint.keep,
-        validates=lambda step: loaders[1] is not None and (step % interval == 0 or step == config.trainer.max_steps),
+        validates=_validations(config, loaders[1]),
         progress=progress_of,
         resumed=resumed,
         saved=clock.start,
     )
+
+
+def _validations(config: RunConfig, loader: DataLoader[Any] | None) -> Callable[[int], bool]:
+    """Whether a validation follows a step."""
+    interval, last = _validation_interval(config), config.trainer.max_steps
+    return lambda step: loader is not None and (step % interval == 0 or step == last)
 
 
 def _validation_interval(config: RunConfig) -> int:
@@ -198,6 +206,9 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         scaling=loss_scaling(config),
         skip_nonfinite=config.trainer.on_nonfinite == "skip",
         compile=config.compile,
+        post_validation=config.schedule.post_validation,
+        link_delay_seconds=config.transport.delay_seconds,
+        link_bytes_per_second=config.transport.bytes_per_second,
     )
     device = device_type(config)
     placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds}
@@ -212,17 +223,23 @@ def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:
     return 0 in stages, plan.schedule.stages - 1 in stages
 
 
-def _load_data(config: RunConfig, plan: RunPlan, rank: int) -> tuple[Datasets | None, tuple[int, int]]:
-    """The datasets on ranks that need them, and their lengths on every rank."""
+_Lengths = tuple[int | None, int]
+
+
+def _load_data(config: RunConfig, plan: RunPlan, rank: int) -> tuple[Datasets | None, _Lengths]:
+    """The datasets on ranks that need them, and on every rank their lengths; None for iterable training data."""
     datasets = load_datasets(config.data) if any(_ends(plan, rank)) else None
-    lengths = [(len(datasets.train), len(datasets.validation or ())) if datasets is not None else (0, 0)]
+    lengths: list[_Lengths] = [(0, 0)]
+    if datasets is not None and rank == 0:
+        validation = count_samples(datasets.validation) if datasets.validation is not None else 0
+        lengths = [(None if datasets.streams else len(datasets.train), validation)]
     if plan.topology.world_size > 1:
-        torch.distributed.broadcast_object_list(lengths, 0)
+        torch.distributed.broadcast_object_list(lengths, plan.topology.rank_of(0))
     return datasets, lengths[0]
 
 
 def _loaders(
-    config: RunConfig, plan: RunPlan, rank: int, datasets: Datasets | None, lengths: tuple[int, int]
+    config: RunConfig, plan: RunPlan, rank: int, datasets: Datasets | None, lengths: _Lengths
 ) -> tuple[Any, Any | None]:
     first, last = _ends(plan, rank)
     common: dict[str, Any] = {
@@ -234,10 +251,13 @@ def _loaders(
         "seed": config.seed,
         "workers": config.data.workers,
     }
-    train = make_loader(datasets.train if datasets else None, lengths[0], shuffle=config.data.shuffle, **common)
+    data = datasets or Datasets(None, None)
+    shuffle = config.data.shuffle is not False
+    training = make_loader(data.train, lengths[0], shuffle=shuffle, collate=data.collate, **common)
     if not lengths[1]:
-        return train, None
-    return train, make_loader(datasets.validation if datasets else None, lengths[1], shuffle=False, **common)
+        return training, None
+    collate = data.validation_collate
+    return training, make_loader(data.validation, lengths[1], shuffle=False, collate=collate, **common)
 
 
 def _predict(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 
 from runner.engine.window import StepBatch
-from runner.model.boundary import flatten, num_samples
+from runner.model.boundary import num_samples
+from runner.training.batches import input_checksum
 
 if TYPE_CHECKING:
     from runner.strategy.pipeline import PipelineStrategy
@@ -63,7 +63,7 @@ class ModuleSteps:
             inputs=inputs if 0 in stages else None,
             targets=targets if last in stages else None,
             samples=num_samples(inputs),
-            checksum=_checksum(inputs),
+            checksum=input_checksum(inputs),
         )
 
     def _ending(self, name: str, own: Callable[[], None]) -> Callable[[], None]:
@@ -77,12 +77,3 @@ class ModuleSteps:
             own()
 
         return on_epoch_end
-
-
-def _checksum(inputs: Any) -> int:
-    """Of the first and the last sample: enough to tell whether two ranks have shuffled alike."""
-    value = 0
-    for tensor in flatten(inputs)[0]:
-        ends = tensor.detach()[[0, -1]] if tensor.dim() and len(tensor) else tensor.detach()
-        value = zlib.crc32(bytes(ends.contiguous().cpu().view(-1).view(torch.uint8).tolist()), value)
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,19 @@ class _Trace(Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         if trainer.global_step in self._steps:
             with torch.no_grad():
-                weights = {name: tensor for stage in _stages(trainer) for name, tensor in weights_of(stage).items()}
+                weights = {name: tensor for stage in _stages(trainer) for name, tensor in _compared(trainer, stage)}
                 write_trace(self._run_dir, trainer.global_step, trainer.global_rank, self._gradients, weights)
+
+
+def _compared(trainer: pl.Trainer, stage: StageModule) -> Iterable[tuple[str, Tensor]]:
+    """What all replicas have alike, and the first one's buffers."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, PipelineStrategy)
+    state = weights_of(stage)
+    if not strategy.replica:
+        return state.items()
+    parameters = {stage.global_name(name) for name, _ in stage.named_parameters(remove_duplicate=False)}
+    return [(name, tensor) for name, tensor in state.items() if name in parameters]
 
 
 def _stages(trainer: pl.Trainer) -> list[StageModule]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -50,19 +52,26 @@ def _configuration(model_type: str | None, config_class: str | None, fields: dic
     if config_class is not None:
         kind = getattr(transformers, config_class, None)
         if kind is None:
-            raise ValueError(f"transformers has no config_class = {config_class}")
+            near = _nearest(config_class, (name for name in dir(transformers) if name.endswith("Config")))
+            raise ValueError(f"transformers has no config_class = {config_class}{near}")
     else:
         if model_type is None or model_type not in transformers.CONFIG_MAPPING:
-            raise ValueError(f"transformers has no model_type = {model_type}")
+            near = _nearest(str(model_type), transformers.CONFIG_MAPPING)
+            raise ValueError(f"transformers has no model_type = {model_type}{near}")
         kind = transformers.CONFIG_MAPPING[str(model_type)]
     known = {*kind().to_dict(), *kind.attribute_map}
     unknown = [name for name in fields if name not in known]
     if unknown:
-        raise ValueError(f"{kind.__name__} has no {', '.join(unknown)}")
+        raise ValueError(f"{kind.__name__} has no {', '.join(name + _nearest(name, known) for name in unknown)}")
     made = kind(**fields)
     if "use_cache" in known:
         made.use_cache = False  # keys and values of generation are no part of training
     return made
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _giving_logits(base: Any) -> Any:

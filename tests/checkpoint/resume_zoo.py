@@ -36,6 +36,12 @@ def model(width: int = 12) -> nn.Sequential:
     )
 
 
+def normed() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Linear(12, 3)
+    )
+
+
 def deeper() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 12), nn.GELU(), nn.Linear(12, 12), nn.Linear(12, 3))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,42 @@ def test_a_run_goes_on_from_a_path_in_a_new_place(
     assert ours["lr_schedulers"] == theirs["lr_schedulers"]
     for name, state in theirs["optimizer_states"][0]["state"].items():
         assert all(torch.equal(ours["optimizer_states"][0]["state"][name][key], state[key]) for key in state)
+
+
+STATES = {
+    "bf16_master": ["precision=bf16_master"],
+    "fp16": ["precision=fp16", "precision.growth_interval=3"],
+    "momentum": ["optimizer=sgd", "optimizer.momentum=0.9"],
+    "average": ["trainer.ema_decay=0.9", "precision=bf16_mixed"],
+    "workers": ["data.workers=2"],
+}
+
+
+@pytest.mark.parametrize("states", STATES)
+def test_every_state_goes_on(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters, the loss scale, momentum, averages, and the place of loaders with workers in a shuffled epoch."""
+    request = [*STATES[states], "trainer.max_steps=9"]
+    run_here(monkeypatch, tmp_path / "whole", *request)
+    run_here(monkeypatch, tmp_path / "resumed", *request, f"resume={checkpoint(tmp_path / 'whole', 4)}")
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed")
+    ours, theirs = (flat(read_checkpoint(checkpoint(tmp_path / place, 9))) for place in ("resumed", "whole"))
+    assert ours.keys() == theirs.keys()
+    assert [name for name, value in theirs.items() if not torch.equal(ours[name], value)] == []
+    if states == "fp16":
+        assert any("loss_scale" in name for name in theirs)
+    if states == "average":
+        assert any("averaged_weights" in name for name in theirs)
+
+
+def flat(content: Any, path: str = "") -> dict[str, torch.Tensor]:
+    """The tensors and numbers of weights, averages, optimizers and schedulers, by where they stand."""
+    if not path:
+        kept = ("state_dict", "averaged_weights", "optimizer_states", "lr_schedulers")
+        content = {name: content[name] for name in kept if name in content}
+    if isinstance(content, dict | list | tuple):
+        items = content.items() if isinstance(content, dict) else enumerate(content)
+        return {name: tensor for key, value in items for name, tensor in flat(value, f"{path}/{key}").items()}
+    return {path: torch.as_tensor(content)} if isinstance(content, torch.Tensor | float | int) else {}
 
 
 def test_auto_starts_then_goes_on_and_then_has_nothing_to_do(
@@ -137,5 +174,5 @@ def test_files_that_are_no_checkpoints_are_refused_with_what_would_do(unbroken: 
 def test_other_data_is_refused(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runner.errors import RequestError
 
-    with pytest.raises(RequestError, match=r"must have 6 steps per epoch.* These are 2"):
+    with pytest.raises(RequestError, match=r"must have 6 steps per epoch.* These have 2"):
         run_here(monkeypatch, tmp_path / "new", f"resume={checkpoint(unbroken, 3)}", "+data.kwargs.samples=16")

@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from resume_runs import ROOT, assert_same_run, command, record_of, train
 from resume_zoo import OVERRIDES
 
 from runner.record import read_steps
+from runner.strategy.checkpoint_file import read_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +22,8 @@ LAYOUTS = {
     "single": [],
     "gpipe": ["schedule=gpipe", "parallelism.pipeline=2"],
     "1f1b": ["schedule=1f1b", "parallelism.pipeline=2", "data.workers=2"],
+    "interleaved": ["schedule=interleaved_1f1b", "parallelism.pipeline=2"],
+    "zb_v": ["schedule=zb_v", "parallelism.pipeline=2"],
     "pipeline x data": ["schedule=1f1b", "parallelism.pipeline=2", "parallelism.data=2"],
 }
 
@@ -35,10 +39,30 @@ def test_every_layout_goes_on_in_new_processes(layout: str, tmp_path: Path) -> N
     whole = tmp_path / "whole"
     done = train(whole, *LAYOUTS[layout])
     assert done.returncode == 0, done.stderr
-    for step in (1, 4, 6, 9, 13) if layout == "1f1b" else (4, 9):
+    steps = {"1f1b": (1, 4, 6, 9, 13), "interleaved": (9,), "zb_v": (9,)}
+    for step in steps.get(layout, (4, 9)):
         done = train(tmp_path / f"from_{step}", *LAYOUTS[layout], f"resume={checkpoint(whole, step)}")
         assert done.returncode == 0, done.stderr
         assert_same_run(whole, tmp_path / f"from_{step}")
+
+
+@pytest.mark.timeout(600)
+def test_every_replica_goes_on_with_its_own_running_statistics(tmp_path: Path) -> None:
+    """Validation uses each replica's, so that its loss shows them."""
+    few = ["schedule.microbatches=1", "trainer.max_steps=8"]  # batch norm needs two samples
+    request = [*LAYOUTS["pipeline x data"], "model.target=resume_zoo:normed", *few]
+    whole = tmp_path / "whole"
+    assert train(whole, *request).returncode == 0
+    saved = read_checkpoint(checkpoint(whole, 3))
+    (first, second) = (saved["state_dict"], saved["replica_buffers"][1])
+    assert {name.split(".")[-1] for name in second} == {"running_mean", "running_var", "num_batches_tracked"}
+    assert not torch.equal(first["1.running_mean"], second["1.running_mean"])
+    done = train(tmp_path / "resumed", *request, f"resume={checkpoint(whole, 3)}")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(whole, tmp_path / "resumed")
+    ours, theirs = (read_checkpoint(checkpoint(place, 8)) for place in (tmp_path / "resumed", whole))
+    expected = theirs["replica_buffers"][1]
+    assert [name for name in expected if not torch.equal(ours["replica_buffers"][1][name], expected[name])] == []
 
 
 @pytest.mark.timeout(600)
@@ -54,6 +78,20 @@ def test_the_layout_may_change_and_change_back(tmp_path: Path) -> None:
     done = train(back, *LAYOUTS["gpipe"], f"resume={checkpoint(single, 9)}", "lr_scheduler.total_steps=14")
     assert done.returncode == 0, done.stderr
     assert_same_run(whole, back)
+
+
+@pytest.mark.timeout(600)
+def test_the_schedule_may_change_and_with_it_who_holds_what(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    assert train(whole, *LAYOUTS["zb_v"]).returncode == 0
+    first = tmp_path / "first"
+    straight = ["schedule=1f1b", "parallelism.pipeline=2"]
+    done = train(first, *straight, "trainer.max_steps=9", "lr_scheduler.total_steps=14")
+    assert done.returncode == 0, done.stderr
+    then = tmp_path / "then"
+    done = train(then, *LAYOUTS["zb_v"], f"resume={checkpoint(first, 9)}", "lr_scheduler.total_steps=14")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(whole, then)
 
 
 @pytest.mark.timeout(600)

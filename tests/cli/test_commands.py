@@ -92,8 +92,8 @@ def test_help_shows_the_options_of_the_working_directory(
         (["schedule", "--json=yes"], "--json = yes: takes no value. Try --json."),
         (["schedule", "--csv"], "--csv = null: needs FILE. Try --csv FILE."),
         (["schedule", "--svg", "/nowhere/a.svg"], "--svg = /nowhere/a.svg: must be a file in a folder that exists. Try --svg a.svg."),
-        (["schedule", "schedule=zb_h1"], "schedule = zb_h1: there is no such option."),
-        (["schedule", "schedule.name=zb_h1"], "schedule = zb_h1: is not available in this version."),
+        (["schedule", "schedule=gems"], "schedule = gems: there is no such option."),
+        (["schedule", "schedule.name=gems"], "schedule = gems: is not available in this version."),
         (["schedule", "model=gpt", "schedule.chunks=2"], "schedule.chunks = 2: must be 1 or null"),
         (["train", "model=gpt", "schedule.microbatches=0"], "schedule.microbatches = 0: must be at least 1."),
         (["train", "-m", "model=gpt", "seed=a,b"], "seed = a: must be a whole number. It is text."),
@@ -159,6 +159,15 @@ def test_schedule_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["schedule", "--list"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in options("schedule", (shipped_conf(),)))
+
+
+def test_the_list_of_schedules_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "--list", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert {"zb_v", "gpipe", "from_file"} <= {entry["name"] for entry in entries}
+    keys = {"name", "aliases", "kind", "data_unit", "description", "default_chunks", "constraints", "formulas", "source"}
+    assert all(set(entry) == keys for entry in entries)
+
 
 
 def test_plan_prints_the_document_alone(capsys: pytest.CaptureFixture[str]) -> None:

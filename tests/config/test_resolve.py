@@ -69,7 +69,7 @@ def test_without_a_recipe_the_defaults_are_the_documented_ones() -> None:
     config = resolve(["model=gpt"])
     assert (config.parallelism.pipeline, config.data.batch_size, config.schedule.microbatches) == (1, 32, 1)
     assert (config.optimizer.name, config.optimizer.lr, config.lr_scheduler.name) == ("adamw", 1e-3, "constant")
-    assert (config.precision.name, config.trainer.grad_clip_norm, config.data.shuffle) == ("fp32", None, True)
+    assert (config.precision.name, config.trainer.grad_clip_norm, config.data.shuffle) == ("fp32", None, None)
     assert (config.seed, config.trainer.max_steps) == (0, 100)
 
 
@@ -134,7 +134,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("partition.boundaries=[1,a]", "partition.boundaries[1] = a: must be a whole number. It is text."),
         ("partition.boundaries=3", "partition.boundaries = 3: must be a list, each entry a whole number. It is a whole number."),
         ("model.kwargs=3", "model.kwargs = 3: must be a mapping of names to values. It is a whole number."),
-        ("data.shuffle=yes please", "data.shuffle = yes please: must be true or false. It is text."),
+        ("data.shuffle=yes please", "data.shuffle = yes please: must be true or false or null. It is text."),
         ("seed=1,2", "seed = 1,2: several values make a sweep. A plain command runs one job. Try seed=1,2 -m."),
         ("hydra.run.dir=x", "hydra.run.dir = x: Hydra's own settings are not used. The runner starts, names and places its runs itself. Try run_dir=PATH."),
         ("optimizer@x=adam", "optimizer@x = adam: packages cannot be renamed. Every option has one place in a request. Try optimizer=adam."),

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from runner.engine.gradients import StageGradients
-from runner.engine.split_backward import backward_input, backward_weight
 from runner.model.boundary import flatten, map_tensors
 from runner.model.layers import build_stage, layers_of
 from runner.model.live_tracker import LiveTracker
+from runner.model.split_backward import backward_input, backward_weight
 from runner.zoo import gpt
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution_backward", "embedding_dense_backward"}
@@ -77,6 +77,36 @@ def expert_products(module: Any, x: Tensor) -> Tensor:
     return torch.bmm(x.transpose(0, 1), module.weights).transpose(0, 1) + torch.einsum("bti,io->bto", x, module.shared)
 
 
+class Tripled(torch.autograd.Function):
+    """A function of a weight alone that saves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value * 3
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 3
+
+
+class Squared(torch.autograd.Function):
+    """One that saves what it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.save_for_backward(value)
+        return value**2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2 * ctx.saved_tensors[0]
+
+
+def functions_of_weights(module: Any, x: Tensor) -> Tensor:
+    tripled, squared = Tripled.apply(module.waiting), Squared.apply(module.at_once)  # type: ignore[no-untyped-call]
+    return x @ tripled + x @ squared
+
+
 def five_steps(module: Any, x: Tensor) -> Tensor:
     hidden = torch.zeros(2, 6)
     for step in x:
@@ -92,6 +122,10 @@ def tuple_and_dict(module: Any, value: Any) -> Any:
 X = (4, 3, 6)
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "mlp": (mlp, lambda: torch.randn(X)),
+    "functions of weights": (
+        lambda: Made(functions_of_weights, waiting=weight(6, 6), at_once=weight(6, 6)),
+        lambda: torch.randn(X),
+    ),
     "no bias": (
         lambda: nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 6, bias=False)),
         lambda: torch.randn(X),
@@ -334,7 +368,7 @@ def test_has_the_bits_of_a_full_backward_in_bf16(name: str) -> None:
         ("tied embedding", True, 4), ("convolutions", False, 4), ("used three times in a row", False, 3),
         ("experts", False, 2), ("recurrent", False, 0), ("recurrent cell", False, 2), ("weight norm", False, 1),
         ("chunked weight", False, 0), ("view of a weight", False, 1), ("checkpoint", False, 3), ("identity", False, 0),
-        ("re-entrant checkpoint", False, 0),
+        ("re-entrant checkpoint", False, 0), ("functions of weights", False, 1),
     ],
 )  # fmt: skip
 def test_weights_that_wait(name: str, first: bool, waiting: int) -> None:

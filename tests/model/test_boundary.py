@@ -51,8 +51,8 @@ def same(one, other):
 def test_the_way_to_another_process_and_back(value):
     found, structure = flatten(value)
     same(unflatten(found, json.loads(json.dumps(structure))), value)
-    spec = BoundarySpec.from_bytes(BoundarySpec.of(value).to_bytes())
-    assert spec == BoundarySpec.of(value)
+    spec = BoundarySpec.from_bytes(BoundarySpec.of(*flatten(value)).to_bytes())
+    assert spec == BoundarySpec.of(*flatten(value))
     buffers = spec.allocate(torch.device("cpu"))
     for buffer, tensor in zip(buffers, found, strict=True):
         buffer.copy_(tensor)

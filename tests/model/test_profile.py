@@ -83,7 +83,7 @@ def test_in_place_layers_are_profiled():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("model.target=user_code:breaking", "model.kwargs.what=none", "model.kwargs.calls=0"), "layer 2 (Tanh)"),
+        (("model.target=user_code:breaking", "model.kwargs.what=none", "model.kwargs.calls=0"), "layer 1 (Breaks)"),
         (("model.target=user_code:breaking", "model.kwargs.what=short", "model.kwargs.calls=0"), "layer 3 (Linear)"),
         (("loss.target=user_code:per_sample",), "must return a scalar mean over its samples, or (sum, weight)"),
         (("data.target=runner.zoo.data:random_regression",), "layer 0 (Linear) must take what the data gives"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from orders import in_order
 from plan_profiles import layer, model
 
 from runner.plan.memory import (
@@ -14,7 +15,7 @@ from runner.plan.memory import (
 from runner.plan.partition import uniform
 from runner.plan.stages import stage_figures
 from runner.plan.values import MemoryParts, MemoryPrediction
-from runner.profile import ModelProfile
+from runner.profile import ModelProfile, SharedWeight, SplitBackward
 from runner.schedule import registry
 from runner.schedule.lower import lower
 from runner.schedule.values import Action, Op, Schedule
@@ -43,19 +44,21 @@ def test_forward_can_be_the_peak() -> None:
 
 def test_two_stages_of_1f1b() -> None:
     first, last = predicted("1f1b", 2, 2, model([layer()] * 2)).parts
-    # Rank 0 in B0: two micro-batches of 30 and the backward's 12; the batch of two micro-batches is 2 x (7 + 3),
-    # and the gradient received is 10.
-    assert first == MemoryParts(weights=40, gradients=40, optimizer=80, activations=72, buffers=20 + 10)
-    # Rank 1 in B1: one micro-batch, its backward's 10 + 12; held are its input and the gradient of B0's on its way.
-    assert last == MemoryParts(weights=40, gradients=40, optimizer=80, activations=52, buffers=20 + 20)
+    # Rank 0 in B0: two micro-batches of 30 and the backward's 12; the inputs of two micro-batches are 2 x 7, the
+    # gradient received is 10, and so is that of B1, whose receive is posted before B0 starts.
+    assert first == MemoryParts(weights=40, gradients=40, optimizer=80, activations=72, buffers=14 + 20)
+    # Rank 1 in B1: one micro-batch, its backward's 10 + 12; held are its input and the gradient of B0's on its way,
+    # and the targets, 2 x 3.
+    assert last == MemoryParts(weights=40, gradients=40, optimizer=80, activations=52, buffers=6 + 20)
 
 
 @pytest.mark.parametrize("microbatches", [2, 7])
 def test_a_middle_stage_holds_no_batch_and_sends_one_gradient_while_it_makes_the_next(microbatches: int) -> None:
     (_, middle, _) = predicted("naive", 3, microbatches, model([layer()] * 3)).parts
-    # In B1: what it saved and the backward's 12; held are its input, the gradient received, and the gradient of B0's
-    # input, whose message may still be on its way.
-    assert middle == MemoryParts(weights=40, gradients=40, optimizer=80, activations=42, buffers=30)
+    # In B1: what it saved and the backward's 12; held are its input, the gradient received, the gradient of B0's input,
+    # whose message may still be on its way, and, where one comes, the next input, whose receive is posted before.
+    held = 30 if microbatches == 2 else 40
+    assert middle == MemoryParts(weights=40, gradients=40, optimizer=80, activations=42, buffers=held)
 
 
 def test_the_optimizer_step_counts_its_temporaries_and_no_activation() -> None:
@@ -91,7 +94,7 @@ def test_split_backward_keeps_what_was_saved_until_the_weight_gradient() -> None
     (parts,) = predict_memory(
         lower(schedule), profile, stage_figures(profile, ((0, 0),)), batch_samples=2, temporaries=0
     ).parts
-    assert parts.activations == 2 * 30 + 10 + 12
+    assert parts.activations == 2 * 30 + 40  # at W0, which makes a gradient of the weights
 
 
 @pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
@@ -119,3 +122,26 @@ def test_hopeless_is_never_said_of_what_fits() -> None:
         for first in range(6):
             for last in range(first, 6):
                 assert not (bound.fits(first, last, 0) and bound.hopeless(first, last, 0))
+
+
+def test_a_weight_of_two_layers_is_held_once_by_a_rank_and_once_by_each_of_two() -> None:
+    shared = (SharedWeight((0, 3), weight_bytes=40, gradient_bytes=40),)
+    profile = model([layer()] * 4, shared=shared)
+    figures = stage_figures(profile, uniform(4, 4))
+    for placement, weights in (((0, 1, 1, 0), [40, 80]), ((0, 1, 0, 1), [80, 80])):
+        schedule = in_order(placement, 2)
+        parts = predict_memory(lower(schedule), profile, figures, batch_samples=2, temporaries=0).parts
+        assert [part.weights for part in parts] == weights
+        assert [part.gradients for part in parts] == weights
+        assert [part.optimizer for part in parts] == [2 * each for each in weights]
+
+
+def test_a_split_backward_leaves_what_the_profile_says() -> None:
+    """A layer leaves 36 to W, of its input 10, and the whole gradient of its output, 10."""
+    split = SplitBackward(deferred_bytes=36, input_bytes=10, gradient_bytes=10, transient_bytes=12)
+    profile = model([layer(split=split)] * 4)
+    (figures,) = stage_figures(profile, ((0, 3),))
+    assert figures.deferred_bytes == 4 * (36 + 10) + 3 * 10
+    # In the first layer's I: its own 30, its output's gradient and its 12; of the second 46 (its input is the first's
+    # output, still counted there), of the third and fourth 56 each. The loss holds nothing.
+    assert figures.input_backward_peak_bytes == 30 + 10 + 12 + 46 + 2 * 56 - 4 * 30

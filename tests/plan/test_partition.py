@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 from plan_profiles import layer, loss_layer, model
 
 from runner.errors import RequestError
+from runner.plan.memory import StageMemoryLimit
 from runner.plan.partition import Partition, min_max, partition, partition_problems, uniform
+from runner.schedule import registry
 
 
 def every_partition(num_layers: int, stages: int) -> list[Partition]:
@@ -123,7 +126,7 @@ def test_more_stages_than_layers_is_refused_with_the_way_out() -> None:
 
 
 def test_unknown_policy_is_refused() -> None:
-    with pytest.raises(RequestError, match="must be one of uniform, parameters, profile, manual"):
+    with pytest.raises(RequestError, match="must be one of uniform, parameters, profile, memory, manual"):
         partition("even", model([layer()] * 2), 2)
 
 
@@ -131,3 +134,63 @@ def test_no_partition_under_the_limit_is_said() -> None:
     limit = Capacity([1] * 4, [1, 1])
     with pytest.raises(RequestError, match="keeps every stage under the memory limit"):
         partition("profile", model([layer()] * 4), 2, limit=limit)
+
+
+@pytest.mark.parametrize("placement", [(0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 2, 1, 0)], ids=["v2", "looping2", "v3"])
+@given(seconds=st.lists(st.integers(1, 9), min_size=6, max_size=9))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_ranks_that_share_stages_are_balanced(placement, seconds):
+    """Never worse than the stages alone, and mostly the best there is."""
+    profile = model([layer(forward_seconds=float(each), backward_seconds=0.0) for each in seconds])
+    busiest = [max(rank_sums(seconds, cut, placement)) for cut in every_partition(len(seconds), len(placement))]
+    alone = partition("profile", profile, len(placement))
+    together = partition("profile", profile, len(placement), placement=placement)
+    found = max(rank_sums(seconds, together, placement))
+    assert min(busiest) <= found <= max(rank_sums(seconds, alone, placement))
+    assert found <= 1.34 * min(busiest)
+
+
+def test_a_v_of_equal_stages_would_be_uneven():
+    seconds = [4, 3, 7, 4, 4, 4]
+    profile = model([layer(forward_seconds=float(each), backward_seconds=0.0) for each in seconds])
+    assert partition("profile", profile, 4) == ((0, 1), (2, 2), (3, 4), (5, 5))  # 11 and 15
+    together = partition("profile", profile, 4, placement=(0, 1, 1, 0))
+    assert sorted(rank_sums(seconds, together, (0, 1, 1, 0))) == [12, 14]
+
+
+def rank_sums(seconds, layers, placement):
+    sums = [0.0] * (max(placement) + 1)
+    for rank, cost in zip(placement, stage_costs(seconds, layers), strict=True):
+        sums[rank] += cost
+    return sums
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("seed", range(12))
+def test_memory_equals_brute_force_over_peaks_and_then_over_time(seed: int, schedule: str) -> None:
+    draw = random.Random(seed)
+    rows = [
+        layer(
+            weight_bytes=draw.randint(0, 90), gradient_bytes=draw.randint(0, 90), saved_bytes=draw.randint(20, 90),
+            output_bytes=draw.choice([5, 10, 20]), forward_seconds=float(draw.randint(1, 4)),
+        )
+        for _ in range(7)
+    ]  # fmt: skip
+    order = registry.build(schedule, ranks=3, microbatches=4)
+    peaks = StageMemoryLimit.of(model(rows), order, 10**9, batch_samples=4, temporaries=2)
+
+    def cost(layers: Partition) -> tuple[int, float]:
+        peak = max(peaks.peak_bytes(first, last, stage) for stage, (first, last) in enumerate(layers))
+        return peak, max(stage_costs([row.forward_seconds + row.backward_seconds for row in rows], layers))
+
+    found = partition("memory", model(rows), 3, limit=peaks)
+    assert cost(found) == min(map(cost, every_partition(7, 3)))
+
+
+def test_memory_gives_fewer_layers_to_the_stages_that_hold_more_in_flight() -> None:
+    order = registry.build("1f1b", ranks=4, microbatches=8)
+    profile = model([layer(weight_bytes=1, gradient_bytes=1)] * 16)
+    peaks = StageMemoryLimit.of(profile, order, 10**9, batch_samples=8, temporaries=2)
+    sizes = [last - first + 1 for first, last in partition("memory", profile, 4, limit=peaks)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]

@@ -64,6 +64,20 @@ def test_measured_stages_win_over_layers() -> None:
     assert time.source == "measured"
 
 
+def test_measured_parts_of_a_split_backward_win_over_halves() -> None:
+    seconds = StageSeconds(
+        forward=(1.0, 2.0),
+        backward=(0.0, 0.0),
+        input_gradient=(1.5, 2.0),
+        weight_gradient=(1.0, 3.0),
+        step=(0.5, 0.25),
+        message=0.125,
+    )
+    time = predicted("zb_h1", 2, 1, model([layer()] * 2), stage_seconds=seconds)
+    first, last = 1 + 0.125 + 2 + 2 + 0.125 + 1.5 + 1 + 0.5, 1 + 0.125 + 2 + 2 + 3 + 0.25
+    assert time.step_seconds == pytest.approx(max(first, last))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(["naive", "gpipe", "1f1b"]),
@@ -100,3 +114,10 @@ def test_hardware_without_the_precision_is_refused() -> None:
     hardware = HardwareConfig(name="made_up", flops={"fp32": 100.0})
     with pytest.raises(RequestError, match=r"hardware = made_up: states no FLOP/s for precision bf16 \(stated: fp32\)"):
         with_estimated_seconds(model([layer()]), hardware, "bf16")
+
+
+def test_an_injected_link_is_passed_before_the_machine_s() -> None:
+    link = Link(1.0, 100.0).slowed(0.5, 50.0)
+    assert link.seconds(100) == pytest.approx(1.0 + 1.0 + 0.5 + 2.0)
+    assert Link().slowed(0.25, None) == Link(0.25, None)
+    assert Link(0.0, 10.0).slowed(0.0, None) == Link(0.0, 10.0)

@@ -48,7 +48,8 @@ def test_the_result_names_hardware_versions_and_date(tmp_path: Path):
 
 
 def test_time_above_compute():
-    above, _, ratio = sleeping_stages.figures({"runner": [3.5], "torch": [3.75]}, compute=2.5)
+    taken = {"runner 1f1b": [3.5], "torch Schedule1F1B": [3.75]}
+    above, _, ratio = sleeping_stages.figures(taken, compute=2.5, schedules=["1f1b"], delayed=False)
     assert above.median == pytest.approx(0.4)
     assert ratio.median == pytest.approx(0.8)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.schedule import (
+    SPECS,
     Action,
     Costs,
     Op,
@@ -20,6 +21,7 @@ from runner.schedule import (
     check_program,
     lower,
     parse_action,
+    problems_of,
     simulate,
 )
 from runner.schedule.stream import repeat
@@ -220,3 +222,88 @@ def test_blocking_messages_need_the_global_order() -> None:
     broken = replace(eager, actions=tuple(rows))
     defects = check_program(replace(broken, order=tuple((r, a) for r, row in enumerate(rows) for a in row)))
     assert any("blocks for ever" in defect for defect in defects), defects
+
+
+@st.composite
+def _programs(draw: st.DrawFn) -> Program:
+    """Any generated schedule, lowered."""
+    name = draw(st.sampled_from([name for name in SPECS if name != "from_file"]))
+    ranks = draw(st.integers(2, 4))
+    legal = [count for count in range(1, 9) if not problems_of(name, ranks=ranks, microbatches=count)]
+    return lower(build(name, ranks=ranks, microbatches=draw(st.sampled_from(legal))))
+
+
+def _fault(data: st.DataObject, row: list[Action]) -> tuple[str, list[Action]]:
+    """One action of the list dropped, doubled, or swapped with another one."""
+    cell = data.draw(st.integers(0, len(row) - 1))
+    kind = data.draw(st.sampled_from(["drop", "double", "swap"]))
+    broken = list(row)
+    if kind == "drop":
+        del broken[cell]
+    elif kind == "double":
+        broken.insert(data.draw(st.integers(0, len(row))), row[cell])
+    else:
+        other = data.draw(st.integers(0, len(row) - 1).filter(lambda place: place != cell))
+        broken[cell], broken[other] = broken[other], broken[cell]
+        kind = "delay" if _compute(broken) == _compute(row) else "swap"
+    return kind, broken
+
+
+def _compute(row: Sequence[Action]) -> list[Action]:
+    return [action for action in row if action.op in COMPUTE]
+
+
+@settings(max_examples=150, deadline=None)
+@given(_programs(), st.data())
+def test_any_single_fault_of_a_list_is_found(program: Program, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, program.ranks - 1))
+    rows = list(program.actions)
+    rows[rank] = tuple(_fault(data, list(rows[rank]))[1])
+    assert check_program(replace(program, actions=tuple(rows)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(_programs(), st.data())
+def test_a_fault_that_the_global_order_has_too_is_found(program: Program, data: st.DataObject) -> None:
+    """But for what leaves a message of another channel earlier or later, and all still arrive."""
+    rank = data.draw(st.integers(0, program.ranks - 1))
+    kind, row = _fault(data, list(program.actions[rank]))
+    broken = _change(program, rank, lambda actions: actions.__setitem__(slice(None), row))
+    defects = check_program(broken)
+    if kind != "delay":
+        assert defects
+    elif not defects:
+        assert simulate(broken, Costs()).makespan >= 0  # it runs to its end
+        channels = [_channels(each.actions[rank]) for each in (program, broken)]
+        assert channels[0] == channels[1]
+
+
+def _channels(row: tuple[Action, ...]) -> dict[object, list[Action]]:
+    """The messages of each first-in-first-out queue, in order."""
+    found: dict[object, list[Action]] = {}
+    for action in row:
+        if action.payload is not None:
+            found.setdefault((action.op, action.peer, action.payload), []).append(action)
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(_programs(), st.data())
+def test_cells_dropped_or_doubled_are_found_in_the_schedule(program: Program, data: st.DataObject) -> None:
+    """Cells that change places make another order, and without an R the activations are kept: faults if it hangs."""
+    schedule = program.schedule
+    rank = data.draw(st.integers(0, schedule.ranks - 1))
+    kind, row = _fault(data, list(schedule.actions[rank]))
+    rows = list(schedule.actions)
+    rows[rank] = tuple(row)
+    broken = replace(schedule, actions=tuple(rows))
+    defects = check(broken)
+    kept = kind == "drop" and len(_recomputed(broken)) < len(_recomputed(schedule))
+    if kind in ("drop", "double") and not kept:
+        assert defects
+    elif not defects:
+        assert check_program(lower(broken)) == []
+
+
+def _recomputed(schedule: Schedule) -> list[Action]:
+    return [action for row in schedule.actions for action in row if action.op is Op.R]

@@ -53,6 +53,7 @@ def test_closed_forms(name: str, costs: Costs) -> None:
         assert found.makespan == _closed(formulas.span, **values), (ranks, microbatches)
         assert found.bubble_ratio == pytest.approx(_closed(formulas.bubble_ratio, **values)), (ranks, microbatches)
         if ranks > 1:
+            assert max(found.inner_idle) == _closed(formulas.inner_idle, **values), (ranks, microbatches)
             expected = tuple(_closed(formulas.peak_activations, r=rank, **values) for rank in range(ranks))
             assert found.peak_activations == expected, (ranks, microbatches)
 

@@ -5,8 +5,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from runner.schedule import Costs, Schedule, StageCosts, build, lower, parse_action, simulate
+from runner.schedule import SPECS, Costs, Schedule, StageCosts, build, lower, parse_action, simulate
 from runner.schedule.render import Event, events_of, timeline_svg, timeline_trace, to_json, to_svg, to_text, to_trace
+from runner.schedule.render.catalogue import catalogue_json, catalogue_text
 from runner.schedule.stream import repeat
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -146,3 +147,29 @@ def test_measured_events_use_the_same_drawings() -> None:
     assert [event["name"] for event in trace["traceEvents"]] == ["thread_name", "0F3", "data"]
     assert len(_rectangles(timeline_svg(measured, title="measured"))) == 2
     assert events_of(MINE, Costs())[0] == Event(0, "F", 0, 0, 0.0, 1.0, "0F0")
+
+
+def test_svg_names_the_chunks() -> None:
+    for chunks in (2, 4):
+        drawn = to_svg(build("hanayo", ranks=2, microbatches=2, chunks=chunks), Costs())
+        texts = [text.text for text in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
+        assert [text for text in texts if text and text.startswith("chunk ")] == [f"chunk {c}" for c in range(chunks)]
+        assert any(text and f"{chunks} chunks per rank" in text for text in texts)
+        forwards = {s.attrib["fill"] for s in _rectangles(drawn) if str(s.findtext(f"{SVG}title"))[1:] == "F0"}
+        assert len(forwards) == chunks  # a shade for each
+    assert "chunk 0" not in to_svg(MINE, Costs())
+
+
+def test_catalogue_says_what_a_script_needs() -> None:
+    entries = {entry["name"]: entry for entry in json.loads(json.dumps(catalogue_json()))}
+    assert list(entries) == list(SPECS)
+    assert entries["1f1b"]["aliases"] == ["dapple"]
+    assert entries["zb_h2"]["constraints"]["schedule.microbatches"] == "at least 2 D - 1"
+    assert entries["zb_h2"]["formulas"]["when"] == "W <= F and W <= I"
+    assert entries["gpipe"]["formulas"]["when"] is None
+    assert entries["hanayo"]["formulas"] is None
+    assert {(entry["kind"], entry["data_unit"]) for entry in entries.values()} == {("synchronous", "micro-batch")}
+    text = catalogue_text()
+    for entry in entries.values():
+        assert f"{entry['source']}\n" in text
+        assert all(formula in text for formula in (entry["formulas"] or {}).values() if formula)

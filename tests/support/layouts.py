@@ -16,6 +16,7 @@ from runner.engine.window import StepBatch, split_microbatches
 from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.ties import find_ties
+from runner.optim.backup import OptimizerBackup
 from runner.optim.master import MasterWeights
 from runner.plan.batches import split_sizes
 from runner.schedule.generators.forward_only import forward_only
@@ -86,9 +87,10 @@ def make_engine(
         engine.attach_optimizer(lambda: None, (lambda weight: weight) if masters else None)
     elif masters:
         wrapped = MasterWeights(parameters, optimizer)
-        engine.attach_optimizer(wrapped.step, wrapped.master_of)
+        engine.attach_optimizer(wrapped.step, wrapped.master_of, OptimizerBackup(wrapped))
     else:
-        engine.attach_optimizer(optimizer(parameters).step)
+        made = optimizer(parameters)
+        engine.attach_optimizer(made.step, backup=OptimizerBackup(made))
     return engine
 
 

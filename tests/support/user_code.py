@@ -6,7 +6,7 @@ Its text is also what the tests write into a user's own directory.
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 
 def model(width=12, dropout=0.0, inplace=False):
@@ -114,3 +114,258 @@ def lightning_data():
             return DataLoader(self.validation, batch_size=3)
 
     return Points()
+
+
+class Passing(IterableDataset):
+    """The items of a list, in order; given workers, each would give a part."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        info = get_worker_info()
+        yield from self.items if info is None else self.items[info.id :: info.num_workers]
+
+
+def passing(samples=29, validation=10):
+    return tuple(Passing([data[i] for i in range(len(data))]) for data in points(samples, validation))
+
+
+class PassingOnce(IterableDataset):
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return torch.zeros(6), torch.tensor(1)
+
+
+def sentences(count=29):
+    """Dicts with a list of words of its own length, and what each word is followed by."""
+    generator = torch.Generator().manual_seed(4)
+    lengths = torch.randint(2, 9, (count,), generator=generator).tolist()
+    words = [torch.randint(1, 20, (length + 1,), generator=generator).tolist() for length in lengths]
+    return [{"words": line[:-1], "next": line[1:]} for line in words]
+
+
+def passing_sentences():
+    return Passing(sentences())
+
+
+def padded(samples):
+    """To the longest of them; the padding of the targets is -100."""
+    longest = max(len(sample["words"]) for sample in samples)
+    words = torch.tensor([sample["words"] + [0] * (longest - len(sample["words"])) for sample in samples])
+    following = torch.tensor([sample["next"] + [-100] * (longest - len(sample["next"])) for sample in samples])
+    return words, following
+
+
+def reader():
+    return nn.Sequential(nn.Embedding(20, 12), nn.LayerNorm(12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 20))
+
+
+def each_word(output, target):
+    """Over the words that are there."""
+    total = F.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=-100, reduction="sum")
+    return total, (target != -100).sum()
+
+
+# What a user gets wrong
+
+
+def raising():
+    raise ValueError("the vocabulary is not there")
+
+
+def leaving():
+    raise SystemExit(3)
+
+
+def nothing(*_):
+    return None
+
+
+def number():
+    return 3
+
+
+def empty_sequential():
+    return nn.Sequential()
+
+
+def without_parameters():
+    return nn.Sequential(nn.Tanh(), nn.Flatten())
+
+
+def frozen():
+    return model().requires_grad_(False)
+
+
+class Gives(nn.Module):
+    """Its output is what it was given, whatever its input."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
+
+    def forward(self, x):
+        return self.output
+
+
+def giving_none():
+    return nn.Sequential(nn.Linear(6, 12), Gives(None))
+
+
+def giving_text():
+    return nn.Sequential(nn.Linear(6, 12), Gives("hello"), nn.Linear(12, 5))
+
+
+def giving_an_object():
+    return nn.Sequential(nn.Linear(6, 12), Gives(object()), nn.Linear(12, 5))
+
+
+class ListsNumbers(nn.Module):
+    def layers(self):
+        return [nn.Linear(6, 5), 3]
+
+
+class ListsNothing(nn.Module):
+    def layers(self):
+        return []
+
+
+class Items(Dataset):
+    """``count`` samples, all alike but for the one that is not."""
+
+    def __init__(self, count=40, wrong_at=-1, wrong=None):
+        self.count, self.wrong_at, self.wrong = count, wrong_at, wrong
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index != self.wrong_at:
+            return torch.zeros(6), torch.tensor(1)
+        if self.wrong == "raises":
+            raise ValueError(f"sample {index} is broken")
+        if self.wrong == "exits":
+            import os
+
+            os._exit(9)
+        return {"text": "hello", "none": None, "short": (torch.zeros(5), torch.tensor(1))}[self.wrong]
+
+
+def triples():
+    return TensorDataset(torch.randn(24, 6), torch.randn(24, 6), torch.randn(24))
+
+
+def dicts():
+    return [{"x": torch.zeros(6), "y": 1}] * 24
+
+
+def empty_stream():
+    return Passing([])
+
+
+def texts():
+    return [("hello", 1)] * 24
+
+
+def loss_text(output, target):
+    return "hello"
+
+
+def loss_number(output, target):
+    return 1.0
+
+
+def loss_raising(output, target):
+    raise ValueError("the loss is broken")
+
+
+def loss_detached(output, target):
+    return F.cross_entropy(output, target).detach()
+
+
+def loss_triple(output, target):
+    return output.sum(), 1.0, 2.0
+
+
+def loss_nan(output, target):
+    return F.cross_entropy(output, target) * float("nan")
+
+
+def collate_one(samples):
+    return torch.zeros(len(samples), 6)
+
+
+def collate_short(samples):
+    return torch.zeros(1, 6), torch.zeros(1)
+
+
+def collate_raising(samples):
+    raise KeyError("words")
+
+
+def report_raising(run_dir, weights, config):
+    raise ValueError("the report is broken")
+
+
+def sampled_data():
+    """A LightningDataModule whose loader draws its samples by weights."""
+    from lightning.pytorch import LightningDataModule
+    from torch.utils.data import DataLoader, WeightedRandomSampler
+
+    class Sampled(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(points()[0], sampler=WeightedRandomSampler([1.0] * 24, 24))
+
+    return Sampled()
+
+
+def collated_data():
+    """A LightningDataModule without validation whose loader has a collate function."""
+    from lightning.pytorch import LightningDataModule
+    from torch.utils.data import DataLoader
+
+    class Collated(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(sentences(), collate_fn=padded)
+
+    return Collated()
+
+
+class Waits(nn.Module):
+    """On rank 1 it leaves a file ``waiting`` and stays where it is, once the run has come to a phase of its life."""
+
+    def __init__(self, phase):
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+        self.phase, self.passes = phase, 0
+
+    def forward(self, x):
+        self.passes += self.training
+        now = "validation" if not self.training else "rehearsal" if self.passes < 3 else "step"
+        if now == self.phase and (now != "step" or self.passes > 30):
+            self.wait()
+        return self.linear(x)
+
+    def _save_to_state_dict(self, *args):
+        if self.phase == "save":
+            self.wait()
+        super()._save_to_state_dict(*args)
+
+    def wait(self):
+        import os
+        import pathlib
+        import time
+
+        if os.environ.get("RANK") == "1":
+            pathlib.Path("waiting").write_text(str(os.getpid()))
+            time.sleep(600)
+
+
+def waiting(phase):
+    layer = Waits(phase)
+    if phase == "import":
+        layer.wait()
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), layer, nn.Linear(12, 5))

@@ -23,9 +23,29 @@ LAYOUTS = [  # schedule, pipeline, data, micro-batches, clipping, precision
             ("gpipe", 4, 2, 4, 0.05, "fp32"),
             ("1f1b", 2, 2, 7, 0.05, "bf16"),
             ("naive", 3, 1, 1, None, "bf16"),
+            ("interleaved_1f1b", 2, 2, 4, 0.05, "fp32"),
+            ("zb_v", 2, 1, 7, 0.05, "bf16"),
+            ("zb_h1", 4, 1, 4, 0.05, "fp32"),
+            ("varuna", 3, 1, 4, 0.05, "fp32"),
         ]
     ),
 ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["zb_h2", "zb_v"])
+def test_post_validation_gives_the_same_bits(tmp_path, schedule):
+    """Some steps are clipped, and so are taken back; checkpoints lie between them."""
+    overrides = [
+        f"schedule={schedule}", "parallelism.pipeline=2", "schedule.microbatches=4", "data.kwargs.samples=21",
+        "data.batch_size=8", "trainer.grad_clip_norm=0.9", "checkpoint.every=2", "schedule.post_validation=true",
+    ]  # fmt: skip
+    record, weights = result(make_directory(tmp_path), *overrides)
+    losses, state = plain_result(
+        samples=21, replicas=1, by_replica=True, count=4, clip_norm=0.9, dtype=torch.float32
+    )
+    assert record["loss"] == losses
+    assert_same_weights(weights, state)
 
 
 @pytest.mark.parametrize(("schedule", "pipeline", "data", "count", "clip_norm", "precision"), LAYOUTS)

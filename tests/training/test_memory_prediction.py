@@ -26,3 +26,18 @@ def test_within_a_tenth(tmp_path, model, pipeline):
     memory = record(tmp_path / "run")["peak_memory_bytes"]
     assert len(memory["measured"]) == pipeline
     assert memory["predicted"] == pytest.approx(memory["measured"], rel=0.1)
+
+
+@pytest.mark.parametrize("schedule", ["zb_v", "interleaved_1f1b", "varuna"])
+def test_chunks_and_split_backwards_within_a_twentieth(tmp_path, schedule):
+    words = [
+        "model=gpt", f"schedule={schedule}", "parallelism.pipeline=2", "trainer.max_steps=3", "data.batch_size=32",
+        "schedule.microbatches=8", "logger=none", "device=cpu", "run_dir=run",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "runner", "train", *words]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    memory = record(tmp_path / "run")["peak_memory_bytes"]
+    assert memory["predicted"] == pytest.approx(memory["measured"], rel=0.05)

@@ -46,6 +46,7 @@ REFUSED = [  # overrides, the key that is refused, what its source must name
     (["zero.stage=3", "activation_checkpoint=full"], "activation_checkpoint.name", "torch.utils.checkpoint"),
     (["zero.stage=3", "offload=activations_save_on_cpu"], "offload.activations", "the runner"),
     (["zero.stage=1", "compile=true"], "compile", "#8061"),
+    (["zero.stage=1", "schedule.post_validation=true"], "schedule.post_validation", "stage_1_and_2.py: step"),
     (["zero.stage=1", "data.batch_size=1"], "data.batch_size", "the runner"),
     (["zero.config=a.json"], "zero.config", "the runner"),
 ]  # fmt: skip

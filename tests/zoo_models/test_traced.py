@@ -9,7 +9,7 @@ from torch import nn
 
 from runner.config.schema import DataConfig, LossConfig, ModelConfig, ParallelismConfig, RunConfig
 from runner.errors import RequestError
-from runner.model.chain import model_layers, segments_of
+from runner.model.chain import model_layers, num_stages, segments_of
 from runner.model.cuts import crossing, good_cuts
 from runner.model.profile import profile_layers
 from runner.model.trace import trace
@@ -198,20 +198,9 @@ def test_callables_that_share_a_weight_are_refused():
         profile_layers(layers_of(Hidden(), 0), x, x, nn.functional.mse_loss, torch.float32)
 
 
-class Stream(torch.utils.data.IterableDataset):
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self):
-        return iter([(torch.zeros(8), 0)] * 4)
-
-
-def stream() -> Stream:
-    return Stream()
-
-
-def test_a_dataset_without_numbered_items_is_refused_before_the_start():
-    from runner.model.data import load_datasets
-
-    with pytest.raises(RequestError, match="A Stream has no items by number"):
-        load_datasets(DataConfig(target=f"{__name__}:stream"))
+@pytest.mark.parametrize(("schedule", "chunks", "stages"), [("zb_v", None, 4), ("interleaved_1f1b", 3, 6)])
+def test_there_is_a_segment_for_every_stage(schedule, chunks, stages):
+    config = request(traceable)
+    config.schedule.name, config.schedule.chunks = schedule, chunks
+    assert num_stages(config) == stages
+    assert len(model_layers(config)) >= stages

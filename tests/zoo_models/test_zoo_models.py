@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
+from covering import covering
 from layouts import make_engine, part_of
-from reference import in_fp32
+from precisions import PLAIN, train, validate
 from small_models import ZOO, Case
 
+from runner.engine.loss_scale import LossScaling
 from runner.engine.transport_threads import run_ranks
-from runner.engine.window import split_microbatches
-from runner.model.boundary import call_arguments, num_samples
 from runner.model.chain import segments_of
 from runner.model.layers import mix_seed
+from runner.model.precision import cast_module, to_precision
 from runner.model.ties import find_ties, with_all_names
 from runner.model.trace import trace
 
 STEPS, COUNT, SAMPLES, SEED = 5, 3, 8, 11
+SCALING = LossScaling(initial_scale=2.0**10, samples=SAMPLES)
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-SAMPLED = {
-    ("tied_gpt", "1f1b", 3), ("unet", "gpipe", 2), ("unet", "1f1b", 3), ("resnet", "1f1b", 2), ("mixture", "1f1b", 3),
-    ("encoder_decoder", "1f1b", 3), ("dropout", "gpipe", 3), ("embedding_bag", "1f1b", 2), ("shared_block", "gpipe", 2),
-    ("frozen_backbone", "1f1b", 3), ("gpt2", "1f1b", 2), ("bert", "1f1b", 3), ("mlp", "gpipe", 3),
-}  # fmt: skip
+
+ENGINE: dict[str, dict[str, object]] = {
+    "fp32": {},
+    "bf16": {"dtype": torch.bfloat16},
+    "bf16_master": {"dtype": torch.bfloat16, "masters": True},
+    "bf16_mixed": {"autocast": torch.bfloat16},
+    "fp16": {"dtype": torch.float16, "masters": True, "scaling": SCALING},
+    "fp16_mixed": {"autocast": torch.float16, "scaling": SCALING},
+}
+LAYOUTS = {"name": list(ZOO), "schedule": ["gpipe", "1f1b"], "pipeline": [2, 3]}
+CASES = [
+    *covering({"precision": ["fp32"], **LAYOUTS}, strength=1, seed=0),
+    *covering({"precision": [name for name in ENGINE if name != "fp32"], **LAYOUTS}, strength=1, seed=1),
+]
+# What the order of a weight's gradients, in two stages apart, may change: steps of the format it is summed in.
+TOLERANCE = {
+    "fp32": {"rtol": 1e-4, "atol": 1e-6},
+    "bf16_mixed": {"rtol": 1e-2, "atol": 2e-3},
+    "fp16_mixed": {"rtol": 1e-2, "atol": 2e-3},
+    "bf16": {"rtol": 5e-2, "atol": 2e-2},
+    "bf16_master": {"rtol": 5e-2, "atol": 2e-2},
+    "fp16": {"rtol": 1e-2, "atol": 2e-3},
+}
 
 
 def batch_of(case: Case, samples: int, seed: int):
@@ -39,50 +60,22 @@ def made(case: Case):
     return case.make()
 
 
-def parts(batch, count: int):
-    samples = num_samples(batch[0])
-    return list(zip(*(split_microbatches(value, samples, count) for value in batch), strict=True))
-
-
-def in_one_process(case: Case, batches, validation, count: int = COUNT):
+def in_one_process(case: Case, batches, validation, precision: str, count: int = COUNT):
     """Losses, the trained model and its validation loss, by plain PyTorch and autograd."""
+    model, plain = made(case), PLAIN[precision]
+    losses = train(
+        plain, model, case.loss, batches, count=count, optimizer=sgd, scales=[SCALING.initial_scale] * len(batches),
+        seed=lambda step, microbatch: torch.manual_seed(mix_seed(SEED, step, microbatch, 0)),
+    )  # fmt: skip
+    return losses, model, validate(plain, model, case.loss, validation, count)
+
+
+@cache
+def traced(case: Case, dtype: torch.dtype, pipeline: int):
+    """The model's segments as a request of this precision has them."""
     model = made(case)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    stepper = sgd(trained)
-    losses = []
-
-    def call(value):
-        args, kwargs = call_arguments(value)
-        return as_loss_gets_it(model(*args, **kwargs))
-
-    for step, batch in enumerate(batches):
-        stepper.zero_grad(set_to_none=False)
-        total = weight = 0.0
-        for number, (x, y) in enumerate(parts(batch, count)):
-            if not len(y):
-                continue
-            torch.manual_seed(mix_seed(SEED, step, number, 0))
-            part, part_weight = loss_and_weight_of(case, call(x), y)
-            part.backward()
-            total += float(part.detach().double())
-            weight += part_weight
-        for parameter in trained:
-            if parameter.grad is not None:
-                parameter.grad.div_(weight)
-        stepper.step()
-        losses.append(total / weight)
-    model.eval()
-    with torch.no_grad():
-        sums = [loss_and_weight_of(case, call(x), y) for x, y in parts(validation, count) if len(y)]
-    return losses, model, sum(float(s.double()) for s, _ in sums) / sum(w for _, w in sums)
-
-
-def as_loss_gets_it(output):
-    return {k: v.float() for k, v in output.items()} if isinstance(output, dict) else in_fp32(output)
-
-
-def loss_and_weight_of(case: Case, output, target):
-    return case.loss(output, target) * len(target), float(len(target))
+    programs = trace(cast_module(model, dtype), to_precision(batch_of(case, 3, 99)[0], dtype), "zoo")
+    return segments_of(model, programs, None, wanted=pipeline - 1)
 
 
 def copied(chain):
@@ -94,16 +87,17 @@ def copied(chain):
     ]
 
 
-def in_a_pipeline(case: Case, batches, validation, schedule: str, pipeline: int, count: int = COUNT):
+def in_a_pipeline(
+    case: Case, batches, validation, precision: str, schedule: str, pipeline: int, count: int = COUNT, **options
+):
     """Losses by rank, all weights under all their names, and the validation loss."""
-    model = made(case)
-    chain = segments_of(model, trace(model, batch_of(case, 3, 99)[0], "zoo"), None, wanted=pipeline - 1)
+    chain = traced(case, ENGINE[precision].get("dtype", torch.float32), pipeline)
     chains = [copied(chain) for _ in range(pipeline)]
 
     def run(transport):
         engine = make_engine(
-            chains[transport.rank], case.loss, transport,
-            schedule=schedule, pipeline=pipeline, data=1, count=count, optimizer=sgd, seed=SEED,
+            chains[transport.rank], case.loss, transport, schedule=schedule, pipeline=pipeline, data=1, count=count,
+            optimizer=sgd, seed=SEED, **ENGINE[precision], **options,
         )  # fmt: skip
         losses = [f.loss for batch in batches for f in engine.submit(part_of(batch, transport, pipeline, 1))]
         total, weight = engine.evaluate(part_of(validation, transport, pipeline, 1))
@@ -118,36 +112,33 @@ def in_a_pipeline(case: Case, batches, validation, schedule: str, pipeline: int,
     return [losses for losses, _, _ in results], with_all_names(weights, find_ties(chains[0])), results[0][2]
 
 
-def check(case: Case, schedule: str, pipeline: int, batches, validation, count: int = COUNT):
-    expected, model, expected_validation = in_one_process(case, batches, validation, count)
-    losses, weights, found_validation = in_a_pipeline(case, batches, validation, schedule, pipeline, count)
+def check(case: Case, precision: str, schedule: str, pipeline: int, batches, validation, **options):
+    expected, model, expected_validation = in_one_process(case, batches, validation, precision)
+    found = in_a_pipeline(case, batches, validation, precision, schedule, pipeline, **options)
+    losses, weights, found_validation = found
     assert all(rank == losses[0] for rank in losses)
+    assert all(math.isfinite(loss) for loss in losses[0])
     made(case).load_state_dict(weights)  # every name of the user's module, and no other
     state = model.state_dict()
+    assert {name: value.dtype for name, value in state.items()} == {name: v.dtype for name, v in weights.items()}
     if case.bitwise:
         assert losses[0] == expected
         assert [name for name in state if not torch.equal(weights[name], state[name])] == []
         assert found_validation == expected_validation
         return
-    torch.testing.assert_close(losses[0], expected, rtol=1e-6, atol=1e-7)
+    tolerance = TOLERANCE[precision]
+    loss_tolerance = 1e-6 if precision == "fp32" else tolerance["rtol"]
+    assert losses[0] == pytest.approx(expected, rel=loss_tolerance)
     for name, value in state.items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
-    assert found_validation == pytest.approx(expected_validation, rel=1e-6)
+        torch.testing.assert_close(weights[name], value, **tolerance, msg=lambda text, n=name: f"{n}: {text}")
+    assert found_validation == pytest.approx(expected_validation, rel=loss_tolerance)
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule", "pipeline"),
-    [
-        pytest.param(name, schedule, pipeline, marks=() if (name, schedule, pipeline) in SAMPLED else pytest.mark.full)
-        for name in ZOO
-        for schedule in ("gpipe", "1f1b")
-        for pipeline in (2, 3)
-    ],
-)
-def test_a_pipeline_equals_one_process(name, schedule, pipeline):
+@pytest.mark.parametrize(("precision", *LAYOUTS), CASES)
+def test_a_pipeline_equals_one_process(precision, name, schedule, pipeline):
     case = ZOO[name]
     batches = [batch_of(case, SAMPLES, seed) for seed in range(STEPS)]
-    check(case, schedule, pipeline, batches, batch_of(case, 7, 50))
+    check(case, precision, schedule, pipeline, batches, batch_of(case, 7, 50))
 
 
 def test_batches_and_lengths_that_change():
@@ -157,4 +148,4 @@ def test_batches_and_lengths_that_change():
     for step, (samples, length) in enumerate([(8, 6), (8, 5), (3, 9), (2, 6), (8, 5)]):
         generator = torch.Generator().manual_seed(step)
         batches.append(tuple(torch.randint(0, 13, (2, samples, length), generator=generator)))
-    check(case, "1f1b", 3, batches, batch_of(case, 7, 50))
+    check(case, "fp32", "1f1b", 3, batches, batch_of(case, 7, 50))

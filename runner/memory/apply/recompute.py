@@ -10,7 +10,7 @@ State that is neither a buffer nor a random generator must not change in a forwa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,61 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from runner.memory.solve.save_ops import SaveChoice
 from runner.model.saved_scan import operator_name
 
-__all__ = ["Recompute"]
+__all__ = ["ChangedBuffers", "Recompute"]
 
 _Place = tuple[nn.Module, str]
+
+
+class ChangedBuffers:
+    """The buffers of some layers, as they are before a forward that will be run again.
+
+    Args:
+        layers: modules.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        modules = dict.fromkeys(module for layer in layers for module in layer.modules())
+        self._places: list[_Place] = [(module, name) for module in modules for name in module._buffers]
+
+    def snapshot(self) -> BufferSnapshot:
+        """Copies of them."""
+        return BufferSnapshot(self._places)
+
+
+class BufferSnapshot:
+    """Buffers as they were; truthy where the forward since has changed some."""
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        pairs = [(place, place[0]._buffers[place[1]]) for place in places]
+        self._held = {place: buffer.clone() for place, buffer in pairs if buffer is not None}
+        self._versions = {place: buffer._version for place, buffer in pairs if buffer is not None}
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def forget_unchanged(self) -> None:
+        """Drop the copies of what the forward did not change; call it when that has ended."""
+        for place, version in self._versions.items():
+            buffer = place[0]._buffers[place[1]]
+            if buffer is not None and buffer._version == version and _is_same(buffer, self._held[place]):
+                del self._held[place]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Let modules have the copies as their buffers, and change them."""
+        own = {place: place[0]._buffers[place[1]] for place in self._held}
+        for (module, name), value in self._held.items():
+            module._buffers[name] = value
+        try:
+            yield
+        finally:
+            for (module, name), buffer in own.items():
+                module._buffers[name] = buffer
+
+
+def _is_same(buffer: Tensor, before: Tensor) -> bool:
+    """Whether a buffer of unchanged version is unchanged: batch norm's kernels write running statistics unnoticed."""
+    return not buffer.is_floating_point() or torch.equal(buffer, before)
 
 
 class Recompute:
@@ -36,15 +88,14 @@ class Recompute:
     """
 
     def __init__(self, layers: Sequence[nn.Module], save_ops: str | None = None) -> None:
-        modules = dict.fromkeys(module for layer in layers for module in layer.modules())
-        self._places: list[_Place] = [(module, name) for module in modules for name in module._buffers]
+        self._buffers = ChangedBuffers(layers)
         self._save_ops = save_ops
 
     def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
         if not torch.is_grad_enabled():
             return run(value)
         leaves, structure = tree_flatten(value)  # tensors in containers are inputs too: hooks outside must see them
-        before = self._snapshot()
+        before = self._buffers.snapshot()
         runs = 0
 
         def part(*given: Any) -> Any:
@@ -52,44 +103,15 @@ class Recompute:
             runs += 1
             if runs > 2 and before:
                 raise RuntimeError("a second backward through layers that change their buffers is not possible")
-            with _buffers_as(before) if runs > 1 else contextlib.nullcontext():
+            with before.restored() if runs > 1 else contextlib.nullcontext():
                 return run(tree_unflatten(given, structure))
 
         options: dict[str, Any] = {}
         if self._save_ops is not None:
             options["context_fn"] = partial(_selective_contexts, self._save_ops)
-        versions = [None if buffer is None else buffer._version for buffer in self._buffers()]
         output = checkpoint(part, *leaves, use_reentrant=False, preserve_rng_state=not seeded, **options)
-        for place, buffer, version in zip(self._places, self._buffers(), versions, strict=True):
-            if buffer is not None and buffer._version == version and _is_same(buffer, before[place]):
-                del before[place]
+        before.forget_unchanged()
         return output
-
-    def _buffers(self) -> list[Tensor | None]:
-        return [module._buffers[name] for module, name in self._places]
-
-    def _snapshot(self) -> dict[_Place, Tensor]:
-        """Copies of all buffers; of those that this forward does not change they are dropped when it has ended."""
-        pairs = zip(self._places, self._buffers(), strict=True)
-        return {place: buffer.clone() for place, buffer in pairs if buffer is not None}
-
-
-def _is_same(buffer: Tensor, before: Tensor) -> bool:
-    """Whether a buffer of unchanged version is unchanged: batch norm's kernels write running statistics unnoticed."""
-    return not buffer.is_floating_point() or torch.equal(buffer, before)
-
-
-@contextlib.contextmanager
-def _buffers_as(values: dict[_Place, Tensor]) -> Iterator[None]:
-    """Let modules have ``values`` as their buffers, and change them."""
-    own = {place: place[0]._buffers[place[1]] for place in values}
-    for (module, name), value in values.items():
-        module._buffers[name] = value
-    try:
-        yield
-    finally:
-        for (module, name), buffer in own.items():
-            module._buffers[name] = buffer
 
 
 def _selective_contexts(preset: str) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
 """A schedule of the user's own, in the CSV form of torch.distributed.pipelining.
 
-One row per rank; a cell is ``<stage><op><micro-batch>`` with op F, B, I or W; a blank cell is a bubble and says
-nothing, because the lists' order alone counts. Cells in which torch writes communication or sharding
-(``0SEND_F1``, ``1RECV_B3``, ``0UNSHARD``, ``0RESHARD``, ``0REDUCE_GRAD``) are read over, so that any file torch
-writes can be used: messages and reductions are always derived from the compute order here.
+One row per rank; a cell is ``<stage><op><micro-batch>`` with op F, B, I, W or R (recompute, which torch does not have);
+a blank cell is a bubble and says nothing, because the lists' order alone counts. Cells in which torch writes
+communication or sharding (``0SEND_F1``, ``1RECV_B3``, ``0UNSHARD``, ``0RESHARD``, ``0REDUCE_GRAD``) are read over, so
+that any file torch writes can be used: messages and reductions are always derived from the compute order here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runner.errors import Problem, did_you_mean
 from runner.schedule.check import check
-from runner.schedule.values import COMPUTE, Action, Op, Schedule, parse_action
+from runner.schedule.values import COMPUTE, Action, Schedule, parse_action
 
 __all__ = ["read_schedule"]
 
@@ -82,9 +82,9 @@ def _compute(text: str) -> Action | str:
     try:
         action = parse_action(text)
     except ValueError:
-        return "must be <stage><op><micro-batch> with op F, B, I or W, e.g. 2F0"
-    if action.op not in COMPUTE or action.op is Op.R:
-        return "must be a compute action: F, B, I or W"
+        return "must be <stage><op><micro-batch> with op F, B, I, W or R, e.g. 2F0"
+    if action.op not in COMPUTE:
+        return "must be a compute action: F, B, I, W or R"
     return action
 
 

@@ -6,8 +6,8 @@ order of one process.
 
 from __future__ import annotations
 
+from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.generators.naive import naive
-from runner.schedule.generators.straight import backward, forward, straight
 from runner.schedule.values import Schedule
 
 __all__ = ["gpipe"]
@@ -19,4 +19,4 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
         return naive(ranks, microbatches, name="gpipe")
     order = range(microbatches)
     rows = [[forward(rank, m) for m in order] + [backward(rank, m) for m in order] for rank in range(ranks)]
-    return straight("gpipe", rows, microbatches)
+    return of_one_pipeline("gpipe", looping(ranks, 1), rows, microbatches)

@@ -1,25 +1,42 @@
-"""1F1B with a flush: as many forwards ahead as there are ranks behind, then one forward, one backward.
+"""1F1B with a flush: some forwards ahead, then one forward and one backward in turn.
 
-Source: Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021. Any number of micro-batches
-will do, also fewer than ranks.
+Sources: Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021; of the eager warm-up: Zheng et al., Alpa,
+2022, "overlap friendly", which is DAPPLE's policy B. Any number of micro-batches will do, also fewer than ranks.
 """
 
 from __future__ import annotations
 
-from runner.schedule.generators.straight import backward, forward, straight
+from collections.abc import Sequence
+
+from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["one_f_one_b"]
+__all__ = ["in_turn", "one_f_one_b", "one_f_one_b_eager"]
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """1F1B. On one rank: gradient accumulation."""
-    return straight("1f1b", [_row(rank, ranks, microbatches) for rank in range(ranks)], microbatches)
+    """As many forwards ahead as there are ranks behind. On one rank: gradient accumulation."""
+    return _generic("1f1b", [ranks - 1 - rank for rank in range(ranks)], microbatches)
 
 
-def _row(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    warm_up = min(microbatches, ranks - 1 - rank)
-    row = [forward(rank, m) for m in range(warm_up)]
-    for done in range(microbatches - warm_up):
-        row += [forward(rank, warm_up + done), backward(rank, done)]
-    return row + [backward(rank, m) for m in range(microbatches - warm_up, microbatches)]
+def one_f_one_b_eager(ranks: int, microbatches: int) -> Schedule:
+    """Twice as many forwards ahead, so that a message has a whole slot of time to arrive."""
+    return _generic("1f1b_eager", [2 * (ranks - 1 - rank) for rank in range(ranks)], microbatches)
+
+
+def _generic(name: str, warm_up: Sequence[int], microbatches: int) -> Schedule:
+    order = range(microbatches)
+    rows = [
+        in_turn([forward(rank, m) for m in order], [backward(rank, m) for m in order], ahead)
+        for rank, ahead in enumerate(warm_up)
+    ]
+    return of_one_pipeline(name, looping(len(rows), 1), rows, microbatches)
+
+
+def in_turn(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> list[Action]:
+    """``ahead`` forwards, then one forward and one backward in turn, then the remaining backwards."""
+    row = list(forwards[:ahead])
+    steady = forwards[ahead:]
+    for pair in zip(steady, backwards, strict=False):
+        row += pair
+    return row + list(backwards[len(steady) :])

@@ -29,7 +29,7 @@ _TEXT = "#1f2430"
 _WIDTH = 900.0  # pixels of the time axis
 _LANE, _BESIDE_LANE, _GAP = 26.0, 6.0, 6.0
 _LEFT, _TOP, _RIGHT = 64.0, 40.0, 20.0
-_TINT = 0.32  # how much lighter each further chunk of a rank is drawn, at most twice
+_TINT = 0.64  # how much lighter the last chunk of a rank is drawn than the first; of two chunks half of that
 
 
 def to_svg(view: Schedule | Program, costs: Costs | StageCosts, *, title: str | None = None, unit: str = "") -> str:
@@ -43,8 +43,9 @@ def to_svg(view: Schedule | Program, costs: Costs | StageCosts, *, title: str | 
     """
     schedule = view.schedule if isinstance(view, Program) else view
     times = simulate(view, costs)
+    chunks = f"{schedule.chunks} chunks per rank, " if schedule.chunks > 1 else ""
     default = (
-        f"{schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} micro-batches, "
+        f"{schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} micro-batches, {chunks}"
         f"bubble {100 * times.bubble_ratio:.1f} %"
     )
     return timeline_svg(events_of(view, costs), title=default if title is None else title, unit=unit)
@@ -136,7 +137,8 @@ def _boxes(
             yield _rectangle(x, y + _LANE, width, _BESIDE_LANE - 1, color, event.label)
             continue
         if event.stage is not None:
-            color = _lighter(color, _TINT * min(2, chunks[event.rank].index(event.stage)))
+            stages = chunks[event.rank]
+            color = _lighter(color, _tint(stages.index(event.stage), len(stages)))
         yield _rectangle(x, y, width, _LANE, color, event.label)
         number = "" if event.microbatch is None else str(event.microbatch)
         if number and width >= 6.5 * digits:  # all boxes of a size, or none
@@ -150,6 +152,11 @@ def _chunks(events: Iterable[Event]) -> dict[int, list[int]]:
         if event.stage is not None:
             stages.setdefault(event.rank, set()).add(event.stage)
     return {rank: sorted(found) for rank, found in stages.items()}
+
+
+def _tint(chunk: int, chunks: int) -> float:
+    """How much lighter a chunk of so many is drawn: enough to tell it from its neighbours."""
+    return _TINT * chunk / max(2, chunks - 1)
 
 
 def _lighter(color: str, share: float) -> str:
@@ -178,8 +185,13 @@ def _ticks(length: float) -> Iterator[float]:
 
 def _legend(colors: dict[str, tuple[str, str]], events: Sequence[Event], y: float) -> Iterator[str]:
     visible = {event.op for event in events if event.end > event.start}
+    shown = [entry for op, entry in colors.items() if op in visible] + [(_IDLE, "idle")]
+    chunks = max((len(stages) for stages in _chunks(events).values()), default=1)
+    if chunks > 1:
+        base = next((colors[op][0] for op in colors if op in visible), _TEXT)
+        shown += [(_lighter(base, _tint(chunk, chunks)), f"chunk {chunk}") for chunk in range(chunks)]
     x = _LEFT
-    for color, name in [entry for op, entry in colors.items() if op in visible] + [(_IDLE, "idle")]:
+    for color, name in shown:
         square = f'<rect x="{x:.2f}" y="{y - 10:g}" width="12" height="12" fill="{color}"'
         yield f'{square} stroke="#9aa0aa" stroke-width="0.5"/>'
         yield _text(x + 17, y, name, 12)

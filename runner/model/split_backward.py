@@ -1,7 +1,7 @@
 """The backward of a stage in two parts: I, the gradient of its input, and W, those of its weights, later.
 
 The autograd graph of the stage is walked from its outputs. A weight that only products use (matrix products,
-convolutions, embeddings: :mod:`runner.engine.weight_formulas`), directly or through views, waits for W: I captures the
+convolutions, embeddings: :mod:`runner.model.weight_formulas`), directly or through views, waits for W: I captures the
 gradients of these products' outputs on its way, and W needs nothing but them and the products' other operands. All
 else belongs to I: the gradients that the stages before wait for, and the gradients of biases, norms and whatever no
 formula is known for, which cost little or could only be had by computing something twice.
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from runner.engine.weight_formulas import WEIGHT_OPERANDS, Formula, read_formula
+from runner.model.weight_formulas import WEIGHT_OPERANDS, Formula, read_formula
 
 __all__ = ["PendingWeights", "backward_input", "backward_weight"]
 
@@ -229,7 +229,7 @@ def _weights_of(graph: _Graph, product: _Node) -> Iterator[tuple[_Node, Callable
         if operand not in WEIGHT_OPERANDS[type(product).__name__]:
             continue
         views: list[_Node] = []
-        while type(node).__name__ in _VIEWS and graph.uses[node] == 1:
+        while _is_passed(node) and graph.uses[node] == 1:
             views.append(node)
             node = node.next_functions[0][0]
         if type(node).__name__ != _ACCUMULATE:
@@ -243,3 +243,15 @@ def _weights_of(graph: _Graph, product: _Node) -> Iterator[tuple[_Node, Callable
             return None if formula is None else _Contribution(formula, views, (-last._sequence_nr(), operand))
 
         yield node, make
+
+
+def _is_passed(node: _Node) -> bool:
+    """Whether a weight reaches its product through ``node`` without being needed by anything else.
+
+    Besides views, a :class:`torch.autograd.Function` of the weight alone that saves no tensors: its backward can run
+    at W.
+    """
+    if type(node).__name__ in _VIEWS:
+        return True
+    of_function = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return of_function and not node._raw_saved_tensors and all(other is None for other, _ in node.next_functions[1:])

@@ -1,0 +1,69 @@
+"""V-Half and V-Min: a block of six slots, repeated every six, fixes how long a rank keeps an activation.
+
+Source: Qi et al., Pipeline Parallelism with Controllable Memory, 2024, and its published offsets. A block is one
+micro-batch on one rank: F of the first and of the second chunk, I of the second and of the first, and two W, which take
+the slots that are left, oldest first. The order is kept and the gaps are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from runner.schedule.generators.layout import forward, input_gradient, of_one_pipeline, zigzag
+from runner.schedule.values import Action, Op, Schedule
+
+__all__ = ["v_half", "v_min"]
+
+_PERIOD = 6  # slots of one micro-batch on one rank: F, I and W of two chunks
+
+
+def v_half(ranks: int, microbatches: int) -> Schedule:
+    """About half of 1F1B's activations."""
+    shift = 0 if ranks % 2 else 3
+
+    def slots(r: int) -> tuple[int, int, int, int]:
+        return 2 * r, 3 * ranks - 2 - r, 3 * ranks - 1 + shift + 2 * r, 6 * ranks + shift - 2 - r
+
+    rows = [_row(ranks, rank, slots(rank), microbatches) for rank in range(ranks)]
+    return of_one_pipeline("v_half", zigzag(ranks, 2), rows, microbatches)
+
+
+def v_min(ranks: int, microbatches: int) -> Schedule:
+    """About a third of 1F1B's activations, the least that a V can do with."""
+    shift = 0 if ranks % 3 else 2
+
+    def slots(r: int) -> tuple[int, int, int, int]:
+        return r, 2 * ranks - 1 - r, 2 * ranks + shift + r, 4 * ranks + shift - 1 - r
+
+    rows = [_row(ranks, rank, slots(rank), microbatches) for rank in range(ranks)]
+    return of_one_pipeline("v_min", zigzag(ranks, 2), rows, microbatches)
+
+
+def _row(ranks: int, rank: int, slots: tuple[int, int, int, int], microbatches: int) -> list[Action]:
+    """One rank's order.
+
+    Args:
+        ranks, rank: D and r.
+        slots: of micro-batch 0, of F of chunk 0, F of chunk 1, I of chunk 1 and I of chunk 0.
+        microbatches: T.
+    """
+    assert len({slot % _PERIOD for slot in slots}) == 4, "two actions of one rank in one slot"
+    first, second = rank, 2 * ranks - 1 - rank
+    cells = ((forward, first), (forward, second), (input_gradient, second), (input_gradient, first))
+    taken = {
+        slot + _PERIOD * m: make(stage, m)
+        for slot, (make, stage) in zip(slots, cells, strict=True)
+        for m in range(microbatches)
+    }
+    row: list[Action] = []
+    owed: deque[Action] = deque()
+    for slot in range(max(taken) + 1):
+        if slot not in taken:
+            if owed:
+                row.append(owed.popleft())
+            continue
+        action = taken[slot]
+        row.append(action)
+        if action.op is Op.I:
+            owed.append(action._replace(op=Op.W))
+    return [*row, *owed]

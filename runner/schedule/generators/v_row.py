@@ -1,0 +1,51 @@
+"""A rank's list in a V: two chunks, stages r and 2 D - 1 - r, written down without naming micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from runner.schedule.values import Action, Op
+
+__all__ = ["VRow"]
+
+
+class VRow:
+    """One rank's list while it is written: each op takes the next micro-batch of its chunk.
+
+    Args:
+        ranks: D.
+        rank: whose list it is.
+    """
+
+    def __init__(self, ranks: int, rank: int) -> None:
+        self._stages = (rank, 2 * ranks - 1 - rank)
+        self._next: Counter[tuple[Op, int]] = Counter()
+        self._owed: list[Action] = []
+        self.actions: list[Action] = []
+
+    def count(self, op: Op, chunk: int) -> int:
+        """How many F, or how many backwards (I or B), of the chunk are written."""
+        return self._next[Op.I if op is Op.B else op, chunk]
+
+    def add(self, *ops: tuple[Op, int]) -> None:
+        """Write each ``(op, chunk)`` of F, B and I."""
+        for op, chunk in ops:
+            kind = Op.I if op is Op.B else op  # B and I share their count
+            action = Action(op, self._stages[chunk], self._next[kind, chunk])
+            self._next[kind, chunk] += 1
+            self.actions.append(action)
+            if op is Op.I:
+                self._owed.append(action._replace(op=Op.W))
+
+    def pay(self, chunk: int | None = None) -> None:
+        """Write the W that is owed longest; of ``chunk`` only, where one is given."""
+        stage = None if chunk is None else self._stages[chunk]
+        action = next(action for action in self._owed if stage is None or action.stage == stage)
+        self._owed.remove(action)
+        self.actions.append(action)
+
+    def pay_all(self, chunk: int) -> None:
+        """Write every W of ``chunk`` that is owed."""
+        for action in [action for action in self._owed if action.stage == self._stages[chunk]]:
+            self._owed.remove(action)
+            self.actions.append(action)

@@ -1,0 +1,69 @@
+"""What ``runner schedule --list`` prints: every schedule with its limits, formulas and source."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from runner.schedule.registry import ALIASES, SPECS
+from runner.schedule.specs import Formulas, ScheduleSpec
+
+__all__ = ["catalogue_json", "catalogue_text"]
+
+_LEGEND = (
+    "D ranks with equal stages, T micro-batches, v chunks per rank, rank r; F, B, I and W are the durations of a\n"
+    "rank's whole share: forward, backward, gradient of the input, gradient of the weights. Messages take no time."
+)
+
+
+def catalogue_json() -> list[dict[str, Any]]:
+    """One entry per schedule. ``formulas`` is null where an order is searched for or the user's own, ``when`` where the
+    formulas hold always."""
+    return [
+        {
+            "name": spec.name,
+            "aliases": _aliases(spec),
+            "kind": spec.kind,
+            "data_unit": spec.data_unit,
+            "description": spec.description,
+            "default_chunks": spec.default_chunks,
+            "constraints": _constraints(spec),
+            "formulas": None if spec.formulas is None else _formulas(spec.formulas),
+            "source": spec.source,
+        }
+        for spec in SPECS.values()
+    ]
+
+
+def catalogue_text() -> str:
+    """The same to read."""
+    return "\n\n".join([*map(_entry, SPECS.values()), _LEGEND])
+
+
+def _entry(spec: ScheduleSpec) -> str:
+    lines = [
+        f"{', '.join([spec.name, *_aliases(spec)])}: {spec.description}",
+        f"    {spec.kind}, by {spec.data_unit}; {', '.join(f'{k} {rule}' for k, rule in _constraints(spec).items())}",
+        f"    source: {spec.source}",
+    ]
+    if spec.formulas is not None:
+        shown = {name: formula for name, formula in _formulas(spec.formulas).items() if formula is not None}
+        lines += [f"    {name} {'' if name == 'when' else '= '}{formula}" for name, formula in shown.items()]
+    return "\n".join(lines)
+
+
+def _formulas(formulas: Formulas) -> dict[str, str | None]:
+    return {name: None if formula == "True" else formula for name, formula in asdict(formulas).items()}
+
+
+def _aliases(spec: ScheduleSpec) -> list[str]:
+    return [alias for alias, meant in ALIASES.items() if meant == spec.name]
+
+
+def _constraints(spec: ScheduleSpec) -> dict[str, str]:
+    """Key -> which values there are."""
+    return {
+        "parallelism.pipeline": f"at least {1 if spec.one_rank else 2}",
+        "schedule.microbatches": spec.microbatches.rule,
+        "schedule.chunks": spec.chunks.rule,
+    }

@@ -1,0 +1,102 @@
+"""What is known of a schedule: request, formulas, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from runner.errors import Problem
+from runner.schedule.simulate import Costs, StageCosts
+from runner.schedule.values import Schedule
+
+__all__ = ["Formulas", "Legal", "ScheduleRequest", "ScheduleSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRequest:
+    """What a user asks of a schedule.
+
+    Args:
+        ranks: pipeline ranks, D.
+        microbatches: per optimizer step and data replica, T.
+        chunks: model chunks per rank, v; None means the schedule's own.
+        file: of ``from_file``.
+        memory_limit: of ``zb_auto``: micro-batches of its whole share that a rank may keep between F and W; None
+            means D, as many as 1F1B keeps on its first rank.
+        costs: of ``zb_auto``: the durations from which it finds its order.
+    """
+
+    ranks: int
+    microbatches: int
+    chunks: int | None = None
+    file: str | None = None
+    memory_limit: int | None = None
+    costs: Costs | StageCosts = Costs()
+
+
+@dataclass(frozen=True, slots=True)
+class Formulas:
+    """Closed forms for D > 1 equal stages and free messages, in Python's notation.
+
+    D ranks, T micro-batches, v chunks per rank, r the rank; F, B, I and W the durations of a rank's whole share.
+
+    Args:
+        span: duration of one flushed step.
+        bubble_ratio: idle / total rank time over the span.
+        peak_activations: on rank r, in micro-batches of its whole share.
+        inner_idle: most idle time of a rank between its first and its last action: what is left of the bubble where
+            steps run into each other.
+        when: what the durations and T must satisfy for all of these; ``True``: nothing.
+    """
+
+    span: str
+    bubble_ratio: str
+    peak_activations: str
+    inner_idle: str
+    when: str = "True"
+
+
+@dataclass(frozen=True, slots=True)
+class Legal:
+    """Which values of one key a schedule can be made for.
+
+    Args:
+        rule: in words, after "must be".
+        holds: of a number of ranks and a value.
+    """
+
+    rule: str
+    holds: Callable[[int, int], bool] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSpec:
+    """One schedule.
+
+    Args:
+        name: as in ``schedule=NAME``.
+        description: one line.
+        source: the paper, or where the order comes from.
+        formulas: None where the order is found by search or is the user's own.
+        generate: called with a request without problems.
+        default_chunks: model chunks per rank; None where a file says it.
+        chunks: which numbers of chunks there are.
+        microbatches: which T there are.
+        one_rank: whether it means something on one rank, where it accumulates gradients.
+        constraint: what else a request breaks.
+        kind: "synchronous": every forward and backward of a step sees the same weights.
+        data_unit: what passes through the pipeline as one.
+    """
+
+    name: str
+    description: str
+    source: str
+    formulas: Formulas | None
+    generate: Callable[[ScheduleRequest], Schedule] = field(repr=False)
+    default_chunks: int | None = 1
+    chunks: Legal = Legal("1 or null", lambda ranks, chunks: chunks == 1)
+    microbatches: Legal = Legal("at least 1", lambda ranks, microbatches: True)
+    one_rank: bool = False
+    constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)
+    kind: str = "synchronous"
+    data_unit: str = "micro-batch"

@@ -1,0 +1,182 @@
+"""With post-validation the trajectory is, bit for bit, the one of ranks that wait for each other at every STEP."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import time
+from functools import partial
+
+import pytest
+import torch
+from layouts import make_engine, part_of
+from reference import train
+from test_precision import OverflowsOnce
+from test_split_schedules import V_SHAPE, from_file
+from torch import nn
+
+from runner.engine.loss_scale import LossScaling
+from runner.engine.transport_threads import ThreadTransport, run_ranks
+from runner.errors import RunFailedError
+from runner.schedule import registry
+from runner.schedule.lower import lower
+from runner.schedule.speculate import speculation
+from runner.schedule.values import Op, Schedule
+
+BATCH, COUNT, STEPS = 10, 4, 6
+adamw = partial(torch.optim.AdamW, lr=3e-2, weight_decay=0.1)
+cross_entropy = nn.functional.cross_entropy
+
+
+def make_model(
+    overflow_at: int | None = None, dropout: float = 0.2, middle: nn.Module | None = None
+) -> nn.Sequential:
+    torch.manual_seed(7)
+    layers = [nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 12), nn.Dropout(dropout), nn.Tanh(), nn.Linear(12, 5)]
+    if middle is not None:
+        layers[2] = copy.deepcopy(middle)
+    if overflow_at is not None:
+        layers[overflow_at] = nn.Sequential(layers[overflow_at], OverflowsOnce(2))
+    return nn.Sequential(*layers)
+
+
+def make_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(BATCH, 6, generator=generator), torch.randint(0, 5, (BATCH,), generator=generator))
+        for _ in range(STEPS)
+    ]
+
+
+def run(schedule: Schedule, *, data: int = 1, model: dict | None = None, delays: int | None = None, **options):
+    """Per rank: the steps' losses, the weights and buffers at the end, what was taken back."""
+    pipeline = schedule.ranks
+    models = [make_model(**model or {}) for _ in range(pipeline * data)]
+
+    def one(transport: ThreadTransport):
+        shuffler = random.Random(f"{delays} {transport.rank}")
+        engine = make_engine(
+            models[transport.rank],
+            cross_entropy,
+            transport,
+            schedule=schedule,
+            pipeline=pipeline,
+            data=data,
+            count=schedule.microbatches,
+            optimizer=adamw,
+            **options,
+        )
+        steps = []
+        for batch in make_batches():
+            if delays is not None:
+                time.sleep(shuffler.random() / 50)
+            steps += engine.submit(part_of(batch, transport, pipeline, data, schedule))
+        engine.drain()
+        weights = {k: v.clone() for s in engine.stages.values() for k, v in s.global_state().items()}
+        return [step.loss for step in steps], weights, list(engine.taken_back)
+
+    return run_ranks(pipeline * data, one)
+
+
+def named(name: str, ranks: int, count: int = COUNT) -> Schedule:
+    schedule = registry.build(name, ranks=ranks, microbatches=count)
+    assert isinstance(schedule, Schedule)
+    return schedule
+
+
+@pytest.fixture
+def v_shape(tmp_path) -> Schedule:
+    return from_file(V_SHAPE, tmp_path, ranks=2, count=2, chunks=2)
+
+
+def assert_same(found, expected) -> None:
+    for (losses, weights, _), (other_losses, other_weights, _) in zip(found, expected, strict=True):
+        assert losses == other_losses
+        assert all(torch.equal(weights[name], other_weights[name]) for name in other_weights)
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 1.0, 2.0, None])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "naive"])
+def test_clipped_steps_are_taken_back_bitwise(name, clip_norm):
+    without_dropout = {"dropout": 0.0}
+    found = run(named(name, 3), model=without_dropout, clip_norm=clip_norm, post_validation=True, delays=1)
+    expected = make_model(**without_dropout)
+    losses = train(expected, cross_entropy, make_batches(), count=COUNT, optimizer=adamw, clip_norm=clip_norm)
+    for own_losses, own_weights, taken_back in found:
+        assert own_losses == losses
+        assert all(torch.equal(value, expected.state_dict()[key]) for key, value in own_weights.items())
+        assert bool(taken_back) == (clip_norm is not None)
+        assert all(not step.skipped and step.grad_norm > clip_norm for step in taken_back)
+    if clip_norm is not None:
+        assert len(found[0][2]) < STEPS or clip_norm < 1.0, "some steps stay as they are"
+
+
+def test_two_chunks_on_a_rank(v_shape):
+    found = run(v_shape, clip_norm=1.0, post_validation=True, delays=3)
+    assert_same(found, run(v_shape, clip_norm=1.0))
+    assert found[0][2]
+
+
+def test_replicas_take_the_same_steps_back():
+    found = run(named("1f1b", 2, 2), data=2, clip_norm=1.0, post_validation=True, delays=4)
+    assert_same(found, run(named("1f1b", 2, 2), data=2, clip_norm=1.0))
+    assert found[0][2]
+    assert all(taken_back == found[0][2] for _, _, taken_back in found)
+
+
+@pytest.mark.parametrize("layer", [0, 2, 5])
+def test_an_overflow_on_each_rank_in_turn_is_skipped_bitwise(layer):
+    options = {"model": {"overflow_at": layer}, "skip_nonfinite": True, "clip_norm": 5.0}
+    found = run(named("1f1b", 3), post_validation=True, delays=2, **options)
+    assert_same(found, run(named("1f1b", 3), **options))
+    assert all([step.step for step in taken_back if step.skipped] == [2] for _, _, taken_back in found)
+
+
+@pytest.mark.parametrize("layer", [0, 5])
+def test_the_loss_scale_is_the_one_of_waiting_ranks(layer):
+    scaling = LossScaling(initial_scale=2.0**8, growth_interval=2, samples=BATCH)
+    options = {"model": {"overflow_at": layer}, "scaling": scaling, "dtype": torch.float16, "masters": True}
+    found = run(named("1f1b", 2), post_validation=True, **options)
+    assert_same(found, run(named("1f1b", 2), **options))
+    assert all([step.step for step in taken_back] == [2] for _, _, taken_back in found)
+
+
+class SteepWhereNegative(nn.Module):
+    """A gradient that is not finite, always at the same inputs, so that it is there again when a step is replayed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and bool((x[:, 0] < -0.85).any()):  # after a tanh
+            x = x.clone()
+            x.register_hook(lambda gradient: gradient * math.inf)
+        return x
+
+
+def test_what_is_not_finite_ends_the_run_and_is_named():
+    torch.manual_seed(5)
+    steep = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), SteepWhereNegative())
+    with pytest.raises(RunFailedError, match=r"a gradient is not finite; first not finite: .*on stage 1"):
+        run(named("1f1b", 3), model={"middle": steep}, post_validation=True)
+
+
+def test_weights_are_final_after_a_drain():
+    """The last step is clipped, and nothing comes after it."""
+    found = run(named("gpipe", 2), clip_norm=0.01, post_validation=True)
+    assert_same(found, run(named("gpipe", 2), clip_norm=0.01))
+    assert found[0][2][-1].step == STEPS - 1
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "naive"])
+def test_beginnings_are_a_consistent_cut_of_forwards(name, ranks):
+    program = lower(named(name, ranks, 6))
+    found = speculation(program)
+    sent, received = [], []
+    for rank, actions in enumerate(program.actions):
+        beginning = actions[: found.lengths[rank]]
+        assert all(action.op in (Op.F, Op.SEND, Op.RECV) for action in beginning)
+        sent += [(rank, a.peer, a.stage, a.microbatch) for a in beginning if a.op is Op.SEND]
+        received += [(a.peer, rank, a.stage - 1, a.microbatch) for a in beginning if a.op is Op.RECV]
+        received += [(a.peer, rank, a.stage - 1, a.microbatch) for a in found.in_flight[rank]]
+    assert sorted(sent) == sorted(received), "what was sent is received: in the beginning, or afterwards to be dropped"
+    assert found.lengths[0] > 0

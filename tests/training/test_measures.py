@@ -1,0 +1,19 @@
+"""Where the seconds of a step went."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.engine.timeline import StepTimes
+from runner.training.measures import RankMeasures, seconds_of_median_step
+
+
+def test_waiting_at_step_for_a_later_rank_is_bubble_and_the_exchange_itself_is_not() -> None:
+    early = StepTimes(0, start=0.0, end=10.0, compute=4.0, waiting=1.0, optimizer=1.0, waited_at_step=3.5)
+    late = StepTimes(0, start=0.0, end=10.0, compute=7.0, waiting=1.0, optimizer=1.0, waited_at_step=0.5)
+    ranks = [RankMeasures((times,), {}, 0, 0, {}) for times in (early, late)]
+    parts = seconds_of_median_step(ranks, [0], {0: 10.5})
+    assert parts is not None
+    assert parts["bubble"] == pytest.approx((1.0 + 3.0 + 1.0) / 2)
+    assert parts["communication"] == pytest.approx(10 - 5.5 - 2.5 - 1.0)
+    assert sum(parts.values()) == pytest.approx(10.5)
