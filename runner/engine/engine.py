@@ -268,7 +268,7 @@ class Engine:
         has_targets = self._is_last and batch.targets is not None
         if self._sharding is not None and training:
             self._sharding.begin(count)
-        return Window(
+        window = Window(
             step=self._step,
             training=training,
             sizes=tuple(max(size, int(number in stand_ins)) for number, size in enumerate(sizes)),
@@ -279,6 +279,8 @@ class Engine:
             loss_scale=self.update.scale.of_sum,
             stand_ins=stand_ins,
         )
+        self._losses_known(window)  # where no forward of this replica will say so: it has no sample
+        return window
 
     def _without_step(self) -> list[Action]:
         """A training window's actions that change no weights."""

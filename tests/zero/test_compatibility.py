@@ -196,5 +196,6 @@ class TestTheDeepSpeedConfiguration:
 
 def test_the_documents_table_is_the_table():
     text = (Path(__file__).parents[2] / "docs" / "zero.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| `") and line.count(" | ") == 3]
+    rows = [line for line in text.splitlines() if line.startswith("| `") and "=" not in line.split(" | ")[0]]
+    rows = [row for row in rows if row.count(" | ") == 3]
     assert rows == [f"| `{row.path}` | {row.rule} | {row.why} | {row.source} |" for row in ROWS]
