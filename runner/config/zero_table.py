@@ -302,6 +302,14 @@ ROWS: tuple[Row, ...] = (
         "compile=false",
     ),
     Row(
+        "schedule.post_validation",
+        lambda c: _shares(c) and c.schedule.post_validation,
+        "must be false with zero.stage=1, 2 or 3",
+        "An update that may be taken back needs a copy of partitions that DeepSpeed's step has written over",
+        f"{_STAGE_12}: step",
+        "schedule.post_validation=false",
+    ),
+    Row(
         "data.batch_size",
         lambda c: _shares(c) and 0 < c.data.batch_size < c.parallelism.data,
         "must be at least parallelism.data with zero.stage=1, 2 or 3",

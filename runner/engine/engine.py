@@ -241,8 +241,6 @@ class Engine:
 
         for gradients in self.gradients.values():
             gradients.claim()
-        if self._sharding is not None and window.training:
-            self._sharding.begin(sum(size > 0 for size in window.sizes))
         with self.transport.exclusive():
             random_state = torch.get_rng_state()
         self._executor.run(window, actions, failed)
@@ -268,7 +266,9 @@ class Engine:
             return with_stand_ins(value, split_microbatches(value, samples, count), stand_ins)
 
         has_targets = self._is_last and batch.targets is not None
-        return Window(
+        if self._sharding is not None and training:
+            self._sharding.begin(count)
+        window = Window(
             step=self._step,
             training=training,
             sizes=tuple(max(size, int(number in stand_ins)) for number, size in enumerate(sizes)),
@@ -279,6 +279,8 @@ class Engine:
             loss_scale=self.update.scale.of_sum,
             stand_ins=stand_ins,
         )
+        self._losses_known(window)  # where no forward of this replica will say so: it has no sample
+        return window
 
     def _without_step(self) -> list[Action]:
         """A training window's actions that change no weights."""
@@ -348,6 +350,8 @@ class Engine:
         watcher = Watcher(self.stages, self.gradients, number)
         actions = self._without_step()
         eager = torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext()
+        if self._sharding is not None:
+            self._sharding.begin(self.options.microbatches)
         with watcher.watching(), self._executor.with_loss(watcher.check_loss), eager:
             self._run(replayed(window), actions)
         watcher.check_sums()

@@ -73,22 +73,15 @@ class ShardedUpdate(Update):
             gradients={}, pipeline=(), transport=transport, clip_norm=None, clip_value=None, scaling=scaling
         )
         self._sharding = sharding
-        self._applied = False
 
     def open(self, weight: float) -> None:
-        self.norm = None
-        self._applied = False
         self._sharding.divide_at_update(weight * self.scale.of_sum)
 
     def verdict(self) -> Verdict:
-        return Verdict(self._sharding.are_finite())
+        return Verdict(finite=self._sharding.are_finite())
 
-    def apply(self, factor: float, step: Callable[[], None] | None = None) -> None:
-        self._step()
-        self._applied = True
-        self.norm = self._sharding.norm()
+    def norm_of(self, verdict: Verdict) -> float | None:
+        return self._sharding.norm() if verdict.finite else None
 
     def close(self) -> None:
-        if not self._applied:
-            self._sharding.discard()
-        self._applied = False
+        self._sharding.discard()

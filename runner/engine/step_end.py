@@ -112,8 +112,7 @@ class StepEnd:
         times.waited_at_step += agreed - start
         times.optimizer += time.perf_counter() - agreed
         skipped = not verdict.finite and not speculative
-        norm = None if speculative or skipped else self._update.norm
-        return FinishedStep(window.step, total / weight, norm, stop > 0, skipped, scale)
+        return FinishedStep(window.step, total / weight, self._update.norm_of(verdict), stop > 0, skipped, scale)
 
     def settle(self, begun: Callable[[], None] | None = None) -> bool:
         """Wait for the verdict on the last step, and take the step back where it says so.
@@ -162,9 +161,7 @@ class StepEnd:
         step = self.backup.step_as_saved if pending.stepped else None
         self._conclude(pending.window, pending.loss, verdict, step)
 
-    def _conclude(
-        self, window: Window, loss: float, verdict: Verdict, step: Callable[[], None] | None = None
-    ) -> None:
+    def _conclude(self, window: Window, loss: float, verdict: Verdict, step: Callable[[], None] | None = None) -> None:
         """Update or skip, as the verdict says.
 
         Raises:

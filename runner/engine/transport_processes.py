@@ -93,6 +93,7 @@ def _real(tensor: Tensor) -> Tensor:
     """Complex numbers travel as pairs."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
+
 def _checked(work: dist.Work | None) -> Handle:
     if work is None:
         raise RuntimeError("this process is not part of the process group it communicates in")

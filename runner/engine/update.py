@@ -54,7 +54,6 @@ class Update:
         scaling: LossScaling | None,
     ) -> None:
         self.scale = LossScale(scaling)
-        self.norm: float | None = None  # of the last update's gradients before clipping, where something clips
         self._gradients = gradients
         self._pipeline = pipeline
         self._transport = transport
@@ -100,15 +99,10 @@ class Update:
     def verdict(self) -> Verdict:
         """On the gradients of all ranks of the pipeline, the same on each of them; waits for the last of them."""
         if len(self._pipeline) == 1:
-            verdict = self._judge([self._own])
-        else:
-            verdict = self._judge([part.tolist() for part in self._opinions()])
-        self.norm = verdict.norm
-        return verdict
-
-    def _opinions(self) -> list[Tensor]:
+            return self._judge([self._own])
         gathering, self._gathering = self._gathering, None
-        return gathering.wait() if gathering else self._transport.all_gather(self._message(), self._pipeline)
+        parts = gathering.wait() if gathering else self._transport.all_gather(self._message(), self._pipeline)
+        return self._judge([part.tolist() for part in parts])
 
     def apply(self, factor: float, step: Callable[[], None] | None = None) -> None:
         """Scale the gradients by what clipping says, and update the weights.
@@ -120,6 +114,10 @@ class Update:
             for gradients in self._final.values():
                 gradients.scale(factor)
         (step or self._step)()
+
+    def norm_of(self, verdict: Verdict) -> float | None:
+        """The gradients' norm before clipping, once a step has ended."""
+        return verdict.norm
 
     def close(self) -> None:
         """Let go of the gradients, whatever became of them."""

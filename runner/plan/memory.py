@@ -148,7 +148,6 @@ class StageMemoryLimit:
         limit_bytes: per stage: its rank's limit / the rank's stages, without what the rank holds anyway.
         held_bytes: per stage: the part of what its rank holds anyway that counts for it.
         temporaries: see :func:`optimizer_temporaries`.
-        sharing, accelerated: see :func:`predict_memory`.
     """
 
     profile: ModelProfile

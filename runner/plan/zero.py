@@ -23,5 +23,5 @@ def schedule_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem
     if any(len(schedule.stages_of(rank)) != 1 for rank in range(schedule.ranks)) or len(schedule.placement) > 1:
         why = f"A rank would hold several stages or replicas ({_ONE_STAGE})"
         yield Problem(path, name, rule, why, fix)
-    elif any(action.op in (Op.I, Op.W) for actions in schedule.actions for action in actions):
-        yield Problem(path, name, rule, f"Its backwards are split ({_HOOKS})", fix)
+    elif any(action.op in (Op.I, Op.W, Op.R) for actions in schedule.actions for action in actions):
+        yield Problem(path, name, rule, f"Its backwards are split, or its forwards run twice ({_HOOKS})", fix)

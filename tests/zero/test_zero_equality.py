@@ -13,6 +13,8 @@ from covering import covering
 from user_project import plain_result
 from zero_ranks import train_all
 
+from runner.launch.zero_needs import has_libaio
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_master": torch.bfloat16}
 TOLERANCE = {
     "fp32": 2e-6,
@@ -132,3 +134,20 @@ def test_stage_0_and_1_are_the_plain_loop_bit_by_bit_and_offload_changes_no_bit(
         assert own.loss == offloaded.loss
         assert all(torch.equal(own.weights[key], offloaded.weights[key]) for key in own.weights)
     assert_close(found["counted"], *expected("fp32", 2, loss=user_code.counted), "fp32")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_libaio(), reason="offload to a drive needs libaio-dev")
+def test_states_on_a_drive_change_no_bit(tmp_path):
+    common = overrides(3, "device", "fp32", 2)
+    drive = ("offload.optimizer=nvme", f"offload.nvme_path={tmp_path / 'drive'}")
+    runs = {
+        "device": common,
+        "optimizer": [*common, *drive],
+        "both": [*common, *drive, "offload.parameters=nvme"],
+        "parameters": [*common, "offload.parameters=nvme", drive[1]],
+    }
+    found = train_all(tmp_path, runs)
+    for name in ("optimizer", "both", "parameters"):
+        assert found[name].loss == found["device"].loss
+        assert all(torch.equal(found[name].weights[key], value) for key, value in found["device"].weights.items())
