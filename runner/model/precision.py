@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from runner.config.precision import PRECISIONS
 from runner.model.boundary import map_tensors
 
-__all__ = ["autocast_of", "cast_module", "dtype_of", "to_precision"]
+__all__ = ["autocast_of", "autocasting", "cast_module", "dtype_of", "to_precision"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -44,3 +45,15 @@ def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             if buffer is not None and buffer.is_floating_point():
                 owner._buffers[name] = buffer.to(dtype)
     return module
+
+
+def autocasting(
+    function: Callable[[Any], Any], device_type: str, autocast: torch.dtype | None
+) -> Callable[[Any], Any]:
+    """A layer's forward as the engine runs it."""
+
+    def forward(value: Any) -> Any:
+        with torch.autocast(device_type, autocast, enabled=autocast is not None):
+            return function(value)
+
+    return forward

@@ -7,14 +7,9 @@ tensors is run for real instead.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,16 +24,16 @@ from runner.model.backward_scan import as_leaf, chained_backward_bytes, stopped_
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
 from runner.model.chain import load_model
 from runner.model.data import LossFunction, example_batch, loss_sum
-from runner.model.device import device_type
 from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
-from runner.model.precision import autocast_of, cast_module, dtype_of, to_precision
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
 from runner.model.saved_scan import scan_forward
 from runner.model.split_scan import split_figures
 from runner.model.ties import find_ties
-from runner.optim.build import measure_step_seconds_per_byte, observed_state_ratio, state_bytes_per_gradient_byte
+from runner.model.timing import can_be_timed, with_measured_seconds
+from runner.optim.build import observed_state_ratio, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
 from runner.profile import BoundaryTensor, LayerProfile, ModelProfile, SharedWeight
@@ -46,10 +41,6 @@ from runner.profile import BoundaryTensor, LayerProfile, ModelProfile, SharedWei
 __all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision"]
 
 logger = logging.getLogger(__name__)
-
-_TIMED_RUNS = 3
-_MOST_BYTES_TO_TIME = 4 << 30
-_MOST_FLOPS_TO_TIME = 2e11  # a few seconds on two CPU cores
 
 
 def profile_model(config: RunConfig) -> ModelProfile:
@@ -84,8 +75,8 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         optimizer_bytes_per_gradient_byte=states,
         master_bytes_per_gradient_byte=master,
     )
-    if _can_be_timed(config, profile):
-        return _with_measured_seconds(config, profile, inputs, targets)
+    if can_be_timed(config, profile):
+        return with_measured_seconds(config, profile, inputs, targets)
     return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
 
 
@@ -189,7 +180,7 @@ def profile_layers(
         for source in sources:
             module = cast_module(source.build(), dtype)
             _refuse_hidden_ties(source, module, owners)
-            function = _autocasting(source.calling(module), device_type, autocast)
+            function = autocasting(source.calling(module), device_type, autocast)
             try:
                 name = source.label or source.name or "model"
                 value, row = _profile_call(name, function, value, tracker, numbers, module)
@@ -324,18 +315,6 @@ def _boundary(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tup
     return tuple(found.values())
 
 
-def _autocasting(
-    function: Callable[[Any], Any], device_type: str, autocast: torch.dtype | None
-) -> Callable[[Any], Any]:
-    """A layer's forward as the engine runs it."""
-
-    def forward(value: Any) -> Any:
-        with torch.autocast(device_type, autocast, enabled=autocast is not None):
-            return function(value)
-
-    return forward
-
-
 def _num_bytes(value: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in flatten(value)[0])
 
@@ -346,80 +325,3 @@ def _tokens_per_sample(targets: Any) -> int | None:
     if len(tensors) == 1 and tensors[0].dim() == 2 and not tensors[0].is_floating_point():
         return int(tensors[0].shape[1])
     return None
-
-
-def _can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
-    if config.hardware.name != "auto":
-        return False
-    flops = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers)
-    weights = sum(layer.weight_bytes for layer in profile.layers)
-    largest = max(layer.saved_bytes for layer in profile.layers)
-    return flops <= _MOST_FLOPS_TO_TIME and weights + largest <= _MOST_BYTES_TO_TIME
-
-
-def _with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any) -> ModelProfile:
-    """Time every layer alone, forward and backward: the median of three after a warm-up."""
-    device = torch.device(device_type(config))
-    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-    model = load_model(config)
-    inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (inputs, targets))
-    value = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
-    samples = num_samples(inputs)
-    rows = []
-    with _threads(config.trainer.threads):
-        for source, row in zip(model.layers, profile.layers, strict=True):
-            module = source.build().to(device=device, dtype=dtype)
-            function = _autocasting(source.calling(module), device.type, autocast)
-            value, forward, backward = _time_call(function, value, device)
-            module.zero_grad(set_to_none=True)
-            rows.append(replace(row, forward_seconds=forward, backward_seconds=backward))
-        value = to_precision(value, torch.float32)
-        lose = partial(_summed, model.loss, targets, samples)
-        _, forward, backward = _time_call(lose, value, device)
-        masters = PRECISIONS[config.precision.name].master_weights
-        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
-    gc.collect()
-    return replace(
-        profile,
-        layers=tuple(rows),
-        loss=replace(profile.loss, forward_seconds=forward, backward_seconds=backward),
-        seconds_source="measured",
-        optimizer_seconds_per_byte=per_byte,
-    )
-
-
-def _summed(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
-    return loss_sum(loss(output, targets), samples)[0]
-
-
-def _time_call(function: Any, value: Any, device: torch.device) -> tuple[Any, float, float]:
-    forward, backward = [], []
-    output: Any = None
-    for _ in range(_TIMED_RUNS + 1):
-        given = map_tensors(as_leaf, value)
-        start = _now(device)
-        output = function(enter_graph(given))
-        middle = _now(device)
-        roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-        gradients = [torch.ones_like(root) for root in roots]
-        if roots:
-            torch.autograd.backward(roots, gradients)
-        forward.append(middle - start)
-        backward.append(_now(device) - middle)
-    return map_tensors(as_leaf, output), median(forward[1:]), median(backward[1:])
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
