@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ class WholeCheckpointStrategy(CollectiveStrategy):
     @abstractmethod
     def replica(self) -> int:
         """This rank's place on the data axis."""
+
+    def whole_weights(self) -> AbstractContextManager[object]:
+        """Within it, every rank's weights are whole and final; a collective of the stage's replicas."""
+        assert self.engine is not None
+        self.engine.settle()
+        return nullcontext()
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ records are the runner's, as without ZeRO.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -112,10 +113,14 @@ class ZeroStrategy(PipelineStrategy):
     # Checkpoints: whole, as without ZeRO
 
     @override
-    def lightning_module_state_dict(self) -> dict[str, Any]:
+    def whole_weights(self) -> AbstractContextManager[object]:
         if self.sharding is None or not self._attached:
-            return super().lightning_module_state_dict()
-        with gathered_weights(self.sharding):
+            return super().whole_weights()
+        return gathered_weights(self.sharding)
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        with self.whole_weights():
             whole = super().lightning_module_state_dict()
             return {name: value.clone() for name, value in whole.items()}
 

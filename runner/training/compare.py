@@ -78,14 +78,16 @@ class Comparison:
         }
 
 
-def compare_runs(layout: Path, reference: Path, promise: Promise) -> Comparison:
+def compare_runs(layout: Path, reference: Path, promise: Promise, *, with_gradients: bool = True) -> Comparison:
     """Compare the traces in two run directories.
+
+    Without gradients where none can be seen: replicas share them out, or an update was taken back to clip them.
 
     With ``rounding``, a gradient may differ by a small part of its tensor's and of the model's largest one; a weight
     likewise, where its gradient is more than noise (a zero gradient's rounding is a whole step of Adam's).
     """
     losses = _losses(layout), _losses(reference)
-    state = _State(promise)
+    state = _State(promise, with_gradients)
     for step, (own, theirs) in enumerate(zip(*losses, strict=True), 1):
         state.compare_loss(step, own, theirs)
         ranks = read_trace(layout, step)
@@ -107,8 +109,9 @@ def compare_runs(layout: Path, reference: Path, promise: Promise) -> Comparison:
 class _State:
     """What has been found so far."""
 
-    def __init__(self, promise: Promise) -> None:
+    def __init__(self, promise: Promise, with_gradients: bool) -> None:
         self.promise = promise
+        self._with_gradients = with_gradients
         self.bitwise = True
         self.first: Difference | None = None
         self.largest = {"loss": 0.0, "gradient": 0.0, "weight": 0.0}
@@ -128,7 +131,8 @@ class _State:
             parameter = name.partition("/")[2]
             clear = tensor.abs() > _NOISE * peak
             self._clear[parameter] = self._clear[parameter] & clear if parameter in self._clear else clear
-        for name in [*gradients, *(name for name in expected if name not in gradients)]:
+        compared = list(gradients) if self._with_gradients else []
+        for name in [*compared, *(name for name in expected if name not in gradients)]:
             found = [rank[name] for rank in ranks if name in rank]
             quantity, _, parameter = name.partition("/")
             if not found:

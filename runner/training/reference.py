@@ -52,7 +52,8 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     precision = PRECISIONS[config.precision.name]
     scale = LossScale(loss_scaling(config))
     own = own_optimizer(loaded.module, config.model.target) if loaded.module is not None else None
-    optimizer = own or build_optimizer(config.optimizer, trained, master_weights=precision.master_weights)
+    masters, delay_from = precision.master_weights, config.offload.delay_from
+    optimizer = own or build_optimizer(config.optimizer, trained, master_weights=masters, delay_from=delay_from)
     scheduler = None
     if own is None:
         scheduler = build_scheduler(config.lr_scheduler, optimizer, config.optimizer.lr, config.trainer.max_steps)

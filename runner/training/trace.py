@@ -43,7 +43,9 @@ class _Trace(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         if trainer.global_step in self._steps:
-            with torch.no_grad():
+            strategy = trainer.strategy
+            assert isinstance(strategy, PipelineStrategy)
+            with torch.no_grad(), strategy.whole_weights():
                 weights = {name: tensor for stage in _stages(trainer) for name, tensor in _compared(trainer, stage)}
                 write_trace(self._run_dir, trainer.global_step, trainer.global_rank, self._gradients, weights)
 

@@ -1,0 +1,31 @@
+"""`runner verify` finds ZeRO, delayed updates and post-validation equal to one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from user_project import environment
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("zero.stage=3", "parallelism.data=2"),
+        ("zero.stage=1", "parallelism.data=2", "offload.optimizer=cpu", "offload.delay_from=2"),
+        ("parallelism.pipeline=2", "schedule=zb_v", "schedule.post_validation=true", "trainer.grad_clip_norm=0.5"),
+    ],
+    ids=["stage3", "delayed", "post_validation"],
+)
+def test_it_equals_one_process(tmp_path, overrides):
+    words = ["model=mlp", "data.batch_size=8", "schedule.microbatches=4", "device=cpu", "--json", *overrides]
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "verify", *words],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["equal"] is True
