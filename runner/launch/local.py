@@ -30,6 +30,7 @@ class Launch:
         threads: CPU threads of each.
         place: what a rank holds, for messages, e.g. ``stage 3, layers 12..15``.
         entry: ``module:function`` that every rank calls with the configuration and the run's directory.
+        to_stderr: what the ranks print goes to standard error, as do logs.
     """
 
     config_file: Path
@@ -38,6 +39,7 @@ class Launch:
     threads: int
     place: Callable[[int], str]
     entry: str = TRAIN_ENTRY
+    to_stderr: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
         environment,
         log=None if rank == 0 else log_file(launch.run_dir, rank),
         pass_fds=(listener.fileno(),) if rank == 0 else (),
+        to_stderr=launch.to_stderr,
     )
 
 

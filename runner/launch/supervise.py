@@ -40,17 +40,23 @@ FAILURE_GRACE_SECONDS = 2.0  # SIGTERM to SIGKILL where one has failed: the othe
 INTERRUPT_GRACE_SECONDS = 10.0  # SIGTERM to SIGKILL where the user asked: time to reach a step's end
 
 _PR_SET_PDEATHSIG = 1
+_STANDARD_ERROR = 2
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to start. Standard output and error go to ``log``, or where the parent's go."""
+    """One process to start. Standard output and error go to ``log``, or where the parent's go.
+
+    Args:
+        to_stderr: without ``log``, both go to the parent's standard error: its output is for a program.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path | None = None
     pass_fds: tuple[int, ...] = ()
+    to_stderr: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +167,7 @@ def _start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
             list(spec.command),
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=_STANDARD_ERROR if output is None and spec.to_stderr else output,
             stderr=subprocess.STDOUT if output is not None else None,
             start_new_session=True,
             pass_fds=spec.pass_fds,

@@ -96,7 +96,10 @@ def _short(config: RunConfig, steps: int) -> RunConfig:
 
 def _run(config: RunConfig, plan: RunPlan, directory: Path, world_size: int, entry: str) -> Outcome:
     config_file = write_request(replace(config, run_dir=str(directory)), plan, directory, command="runner verify")
-    return run_ranks(Launch(config_file, directory, world_size, config.trainer.threads, place_of(plan), entry=entry))
+    launch = Launch(
+        config_file, directory, world_size, config.trainer.threads, place_of(plan), entry=entry, to_stderr=True
+    )
+    return run_ranks(launch)
 
 
 def _promise(config: RunConfig, plan: RunPlan) -> Promise:
