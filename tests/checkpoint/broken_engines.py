@@ -13,6 +13,7 @@ from runner.engine.compute import Compute
 from runner.engine.engine import Engine
 from runner.engine.executor import Executor
 from runner.engine.gradients import StageGradients
+from runner.engine.ties import TiedGradients
 from runner.engine.window import Window
 from runner.schedule.values import Action
 from runner.training.trace import run_traced_rank
@@ -94,4 +95,14 @@ def no_clip(config: RunConfig, run_dir: Path) -> None:
     right = StageGradients.scale
     assert callable(right)
     StageGradients.scale = lambda self, factor: None  # type: ignore[method-assign]
+    run_traced_rank(config, run_dir)
+
+
+def untied_weight(config: RunConfig, run_dir: Path) -> None:
+    """Stages that share a weight keep their own sums of its gradient."""
+
+    def start(self: TiedGradients, transport: Any) -> list[Any]:
+        return []
+
+    TiedGradients.start = start  # type: ignore[method-assign]
     run_traced_rank(config, run_dir)

@@ -42,6 +42,15 @@ def normed() -> nn.Sequential:
     )
 
 
+def tied() -> nn.Sequential:
+    """A weight that stands in both of two stages."""
+    layers = nn.Sequential(
+        nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.GELU(), nn.Linear(12, 12), nn.Linear(12, 3)
+    )
+    layers[4].weight = layers[2].weight
+    return layers
+
+
 def deeper() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 12), nn.GELU(), nn.Linear(12, 12), nn.Linear(12, 3))
 

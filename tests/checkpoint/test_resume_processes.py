@@ -32,15 +32,28 @@ def checkpoint(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step}.ckpt"
 
 
+CUTS = (1, 4, 6, 9, 13)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_goes_on_in_new_processes(layout: str, tmp_path: Path) -> None:
+    goes_on(layout, tmp_path, CUTS[1:4:2] if layout == "1f1b" else (9,))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_goes_on_from_five_cuts(layout: str, tmp_path: Path) -> None:
+    goes_on(layout, tmp_path, CUTS)
+
+
+def goes_on(layout: str, tmp_path: Path, cuts: tuple[int, ...]) -> None:
     assert ROOT.is_dir()
     whole = tmp_path / "whole"
     done = train(whole, *LAYOUTS[layout])
     assert done.returncode == 0, done.stderr
-    steps = {"1f1b": (1, 4, 6, 9, 13), "interleaved": (9,), "zb_v": (9,)}
-    for step in steps.get(layout, (4, 9)):
+    for step in cuts:
         done = train(tmp_path / f"from_{step}", *LAYOUTS[layout], f"resume={checkpoint(whole, step)}")
         assert done.returncode == 0, done.stderr
         assert_same_run(whole, tmp_path / f"from_{step}")

@@ -36,6 +36,7 @@ LAYOUTS = {
     "cosine": ["parallelism.pipeline=2", "lr_scheduler=cosine", "lr_scheduler.warmup_steps=2", "data.workers=1"],
     "zb_v": ["schedule=zb_v", "parallelism.pipeline=2", "trainer.grad_clip_norm=0.1"],
     "looped_bfs": ["schedule=looped_bfs", "parallelism.pipeline=2"],
+    "tied": ["parallelism.pipeline=2", "model.target=resume_zoo:tied"],
     "manual": ["parallelism.pipeline=2", "partition=manual", "partition.boundaries=[4]"],
 }
 BROKEN = {
@@ -44,6 +45,7 @@ BROKEN = {
     "stale_weight": (["parallelism.pipeline=2"], 2, "0.weight"),
     "missing_reduce": (["parallelism.data=2"], 1, "0.weight"),
     "swapped_target": (["parallelism.pipeline=2"], 1, "0.weight"),
+    "untied_weight": (["parallelism.pipeline=2", "model.target=resume_zoo:tied"], 1, "2.weight"),
     "no_clip": (["parallelism.pipeline=2", "trainer.grad_clip_norm=0.01"], 1, "0.weight"),
 }
 
@@ -69,7 +71,7 @@ def test_right_layouts_are_equal(layout: str, tmp_path: Path) -> None:
     assert status == 0, said
     assert document["equal"] is True
     assert document["first_difference"] is None
-    in_order = layout not in ("three replicas", "looped_bfs")
+    in_order = layout not in ("three replicas", "looped_bfs", "tied")
     assert document["promise"] == ("bitwise" if in_order else "rounding")
     assert document["bitwise"] is True or not in_order
     assert list(tmp_path.iterdir()) == []
