@@ -17,7 +17,7 @@ __all__ = ["ROWS", "Row", "compatibility_lines", "zero_rules"]
 
 _STAGES = (None, 0, 1, 2, 3)
 _PLACES = ("none", "cpu", "nvme")
-_ELEMENTWISE = ("adamw", "adam", "sgd")
+_ELEMENTWISE = ("adamw", "adam", "sgd", "auto")
 _OWN = "the runner"
 _STAGE_12, _STAGE_3 = "deepspeed/runtime/zero/stage_1_and_2.py", "deepspeed/runtime/zero/stage3.py"
 _OFFLOAD = "deepspeed/runtime/zero/offload_config.py"

@@ -123,6 +123,9 @@ def _optimizer_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"optimizer.{key}", getattr(config.optimizer, key), "must be left out", why, fix)
     if config.lr_scheduler != LrSchedulerConfig(name="constant"):
         yield Problem("lr_scheduler", config.lr_scheduler.name, "must be left out", why, fix)
+    if config.zero.stage is not None:
+        why = "ZeRO updates flat parts of the weights, which an optimizer of its own may not be made for"
+        yield Problem("zero.stage", config.zero.stage, "needs an optimizer of the request", why, "zero.stage=null")
     if PRECISIONS[config.precision.name].master_weights:
         why = "Its own optimizer would hold the weights themselves, not fp32 copies of them"
         yield Problem(

@@ -30,8 +30,8 @@ def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
     """The second micro-batch's loss is reported, but has no gradient."""
     right = Compute._lose
 
-    def lose(self: Compute, window: Window, microbatch: int, output: Any) -> torch.Tensor:
-        total = right(self, window, microbatch, output)
+    def lose(self: Compute, window: Window, microbatch: int, output: Any, *, counts: bool = True) -> torch.Tensor:
+        total = right(self, window, microbatch, output, counts=counts)
         return total * 0.0 if microbatch == 1 else total
 
     Compute._lose = lose  # type: ignore[method-assign]

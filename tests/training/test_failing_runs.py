@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
         (("model.target=theirs:model",), "Importing theirs raised ModuleNotFoundError"),
         (("parallelism.pipeline=8",), "parallelism.pipeline = 8: the schedule makes 8 stages, the model has 7 layers"),
         (("model.target=mine:breaking", "model.kwargs.what=none", "model.kwargs.calls=0"),
-         "layer 2 (Tanh) must take what comes before it. Given NoneType, it raised TypeError"),
+         "layer 1 (Breaks): must return tensors, not a NoneType"),
         (("model.target=mine:breaking", "model.kwargs.what=short", "model.kwargs.calls=0"),
          "layer 3 (Linear) must take what comes before it. Given (2, 7) float32, it raised RuntimeError"),
     ],

@@ -216,6 +216,7 @@ def test_two_ranks_are_the_plain_loop_too(tmp_path: Path, layout: str) -> None:
 def test_it_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     layout = ("model.target=user_lightning:Bare", "parallelism.data=2", "schedule.microbatches=2")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((os.environ["PYTHONPATH"], str(Path(user_code.__file__).parent))))
+    path = (str(Path(user_code.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     assert main(["verify", "--json", *BASE, *layout]) == 0
     assert json.loads(capsys.readouterr().out)["bitwise"]
