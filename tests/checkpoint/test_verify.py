@@ -39,6 +39,8 @@ LAYOUTS = {
     "tied": ["parallelism.pipeline=2", "model.target=resume_zoo:tied"],
     "manual": ["parallelism.pipeline=2", "partition=manual", "partition.boundaries=[4]"],
 }
+OFTEN = ("single", "pipeline x data", "zb_v", "three replicas", "tied")
+FULL = pytest.mark.full
 BROKEN = {
     "wrong_scale": (["parallelism.pipeline=2"], 1, "0.weight"),
     "dropped_microbatch": (["parallelism.pipeline=2"], 1, "0.weight"),
@@ -65,7 +67,7 @@ def verify(directory: Path, *overrides: str, entry: str | None = None) -> tuple[
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [name if name in OFTEN else pytest.param(name, marks=FULL) for name in LAYOUTS])
 def test_right_layouts_are_equal(layout: str, tmp_path: Path) -> None:
     status, document, said = verify(tmp_path, *LAYOUTS[layout])
     assert status == 0, said

@@ -76,7 +76,7 @@ def test_one_process_takes_turns_with_the_command():
     assert [len(values) for values in measured["seconds"].values()] == [2, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_zero_takes_turns_with_a_hand_written_loop(tmp_path: Path):
     run = partial(zero.measure, SMALL, str(tmp_path), stage=2, samples=8, microbatches=2, rounds=2, turn=2)
     measured = run_ranks(2, run)

@@ -15,18 +15,23 @@ LAYOUTS = [  # schedule, pipeline, data, micro-batches, clipping, precision
     *(
         pytest.param(*layout, marks=pytest.mark.slow)
         for layout in [
-            ("naive", 2, 2, 1, None, "fp32"),
             ("gpipe", 3, 1, 7, 0.05, "bf16"),
-            ("1f1b", 4, 1, 7, None, "fp32"),
             ("1f1b", 3, 2, 4, 0.05, "fp32"),
+            ("interleaved_1f1b", 2, 2, 4, 0.05, "fp32"),
+            ("zb_v", 2, 1, 7, 0.05, "bf16"),
+            ("varuna", 3, 1, 4, 0.05, "fp32"),
+        ]
+    ),
+    *(
+        pytest.param(*layout, marks=pytest.mark.full)
+        for layout in [
+            ("naive", 2, 2, 1, None, "fp32"),
+            ("1f1b", 4, 1, 7, None, "fp32"),
             ("naive", 4, 1, 4, 0.05, "bf16"),
             ("gpipe", 4, 2, 4, 0.05, "fp32"),
             ("1f1b", 2, 2, 7, 0.05, "bf16"),
             ("naive", 3, 1, 1, None, "bf16"),
-            ("interleaved_1f1b", 2, 2, 4, 0.05, "fp32"),
-            ("zb_v", 2, 1, 7, 0.05, "bf16"),
             ("zb_h1", 4, 1, 4, 0.05, "fp32"),
-            ("varuna", 3, 1, 4, 0.05, "fp32"),
         ]
     ),
 ]
