@@ -136,7 +136,6 @@ def test_what_does_not_fit_is_told_with_the_largest_part(tmp_path: Path, capsys:
     ],
 )
 def test_a_wrong_model_of_transformers(overrides: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers")
     assert main(["train", "model=huggingface", *overrides.split()]) == 2
     assert told in capsys.readouterr().err
 

@@ -13,6 +13,7 @@ from covering import covering
 from layouts import make_engine, part_of, train_in_threads
 from orders import in_order, looping, zigzag
 from reference import train
+from small_models import Unembed, token_loss
 from torch import nn
 from torch.nn import functional
 
@@ -140,19 +141,6 @@ class Delayed:
 def test_delays_inside_actions_change_nothing(name):
     schedule = registry.build(name, ranks=4, microbatches=7 if name == "zb_v" else 8)
     assert_equals_one_process(schedule, 24, clip_norm=0.05, prepare=Delayed())
-
-
-def token_loss(output, target):
-    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
-
-
-class Unembed(nn.Module):
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, hidden):
-        return functional.linear(hidden, self.weight)
 
 
 def make_tied() -> nn.Sequential:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from layouts import make_engine, part_of, train_in_threads
 from reference import train
+from small_models import Unembed, token_loss
 from torch import nn
-from torch.nn import functional
 
 from runner.engine.transport_threads import run_ranks
 from runner.model.layers import build_stage, layers_of
@@ -19,24 +19,11 @@ sgd = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
 adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 
 
-class Unembed(nn.Module):
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, hidden):
-        return functional.linear(hidden, self.weight)
-
-
 def make_tied() -> nn.Sequential:
     torch.manual_seed(7)
     embedding = nn.Embedding(11, 6)
     block = nn.Linear(6, 6)
     return nn.Sequential(embedding, block, nn.Tanh(), nn.LayerNorm(6), block, nn.Tanh(), Unembed(embedding.weight))
-
-
-def token_loss(output, target):
-    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 def make_batches(batch: int = 12) -> list[tuple[torch.Tensor, torch.Tensor]]:

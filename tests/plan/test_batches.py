@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +11,6 @@ from runner.plan import batches
 @settings(deadline=None)
 @given(n=st.integers(0, 60), parts=st.integers(1, 20))
 def test_split_sizes_are_tensor_split(n: int, parts: int) -> None:
-    torch = pytest.importorskip("torch")
     assert batches.split_sizes(n, parts) == tuple(len(part) for part in torch.arange(n).tensor_split(parts))
 
 

@@ -92,7 +92,6 @@ def test_wrong_requests_are_named(kwargs: dict[str, object], error: type[Excepti
 
 
 def test_a_font_without_colour_bitmaps_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("fontTools")
     path = tmp_path / "plain.ttf"
     path.write_bytes(struct.pack(">IHHHH", 0x00010000, 0, 0, 0, 0))  # a font of no tables
     with pytest.raises(ValueError, match="no CBDT table"):

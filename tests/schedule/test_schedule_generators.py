@@ -111,7 +111,8 @@ def test_order_is_torchs(ranks: int, microbatches: int) -> None:
 
     For the last rank of 1F1B, torch 2.13 numbers the forwards from 1; so its backwards alone are compared there.
     """
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    from torch.distributed.pipelining import schedules
+
     for name, cls in (("gpipe", schedules.ScheduleGPipe), ("1f1b", schedules.Schedule1F1B)):
         theirs = cls.__new__(cls)
         theirs._num_stages, theirs._n_microbatches = ranks, microbatches

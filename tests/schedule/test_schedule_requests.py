@@ -148,7 +148,8 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_torch_accepts_our_csv(tmp_path: Path) -> None:
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    from torch.distributed.pipelining import schedules
+
     mine = build("1f1b", ranks=3, microbatches=5)
     loader = schedules._PipelineScheduleRuntime.__new__(schedules._PipelineScheduleRuntime)
     loader.pipeline_order, loader.pp_group_size = {}, 3

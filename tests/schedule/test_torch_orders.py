@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.pipelining import schedules as theirs
 
 from runner.schedule import SPECS, build
-
-theirs = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 NAMES = {
     "interleaved_1f1b": "ScheduleInterleaved1F1B",

@@ -13,6 +13,22 @@ from torch.nn import functional
 WIDTH, TOKENS, LENGTH, CLASSES = 8, 13, 6, 5
 
 
+def token_loss(output, target):
+    """Mean cross-entropy over all tokens."""
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+class Unembed(nn.Module):
+    """Hidden states to tokens, by the weight of the embedding."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, hidden):
+        return functional.linear(hidden, self.weight)
+
+
 class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
