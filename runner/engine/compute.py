@@ -25,6 +25,10 @@ from runner.schedule.values import Action
 __all__ = ["Compute"]
 
 
+_Backward = Callable[[list[Tensor], list[Tensor], "list[Tensor] | None"], "Sequence[Tensor | None]"]
+"""Leaves of the input, roots of the output and their gradients -> the gradients of the leaves."""
+
+
 class Compute:
     """Forwards and backwards; each takes its buffers and leaves others.
 
@@ -159,33 +163,40 @@ class Compute:
 
     def backward(self, window: Window, action: Action) -> None:
         """Gradients of the stage's weights, accumulated, and of its input, kept to be sent."""
-        stage, microbatch = action.stage, number_of(action)
-        if not window.sizes[microbatch]:
-            return
-        value, roots = self._take_graph(stage, microbatch)
-        gradients = self._output_gradients(stage, microbatch)
-        start = time.perf_counter()
-        with self._rank.transport.exclusive():
+
+        def run(leaves: list[Tensor], roots: list[Tensor], gradients: list[Tensor] | None) -> list[Tensor | None]:
             if self._rank.sharding is not None:
                 self._rank.sharding.backward(roots, gradients)
             elif roots:
                 torch.autograd.backward(roots, gradients)
-        self._rank.timeline.compute("B", stage, microbatch, start, time.perf_counter())
-        self._hand_on(stage, microbatch, value, [leaf.grad for leaf in value])
+            return [leaf.grad for leaf in leaves]
+
+        self._backward("B", window, action, run)
 
     def backward_input(self, window: Window, action: Action) -> None:
         """Gradients of the stage's input, kept to be sent; those of most weights are left to W."""
+
+        def run(
+            leaves: list[Tensor], roots: list[Tensor], gradients: list[Tensor] | None
+        ) -> Sequence[Tensor | None]:
+            produced, pending = backward_input(roots, gradients, leaves)
+            self._rank.buffers.put("weight_gradients", action.stage, number_of(action), pending)
+            return produced
+
+        self._backward("I", window, action, run)
+
+    def _backward(self, op: str, window: Window, action: Action, run: _Backward) -> None:
+        """Take a forward's graph and its output's gradients, and hand its input's on."""
         stage, microbatch = action.stage, number_of(action)
         if not window.sizes[microbatch]:
             return
-        value, roots = self._take_graph(stage, microbatch)
+        leaves, roots = self._take_graph(stage, microbatch)
         gradients = self._output_gradients(stage, microbatch)
         start = time.perf_counter()
         with self._rank.transport.exclusive():
-            produced, pending = backward_input(roots, gradients, value)
-        self._rank.timeline.compute("I", stage, microbatch, start, time.perf_counter())
-        self._rank.buffers.put("weight_gradients", stage, microbatch, pending)
-        self._hand_on(stage, microbatch, value, produced)
+            produced = run(leaves, roots, gradients)
+        self._rank.timeline.compute(op, stage, microbatch, start, time.perf_counter())
+        self._hand_on(stage, microbatch, leaves, produced)
 
     def backward_weight(self, window: Window, action: Action) -> None:
         """What I left: the gradients of the stage's weights, accumulated."""
