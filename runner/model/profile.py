@@ -8,8 +8,10 @@ tensors is run for real instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -169,34 +171,19 @@ def profile_layers(
     owners = WeakIdKeyDictionary()
     numbers = StorageNumbers()
 
-    def lose(output: Any) -> Tensor:
-        total = loss_sum(loss(to_precision(output, torch.float32), targets), samples)[0]
-        if not total.requires_grad and any(tensor.requires_grad for tensor in flatten(output)[0]):
-            why = "Its gradient by the output is cut off (detach, no_grad): nothing would be trained"
-            raise RequestError([Problem("loss.target", "no gradient", "must be differentiable", why)])
-        return total
-
     with LiveTracker() as tracker:
         for source in sources:
             module = cast_module(source.build(), dtype)
             _refuse_hidden_ties(source, module, owners)
             function = autocasting(source.calling(module), device_type, autocast)
-            try:
-                name = source.label or source.name or "model"
+            name = source.label or source.name or "model"
+            with _named(source.index, f"layer {source.index} ({type(module).__name__})", value):
                 value, row = _profile_call(name, function, value, tracker, numbers, module)
                 _refuse_no_tensor(source.index, module, value)
-            except RequestError:
-                raise
-            except Exception as error:
-                what = f"layer {source.index} ({type(module).__name__})"
-                raise _LayerError(source.index, what, value, error) from error
             rows.append(row)
-        try:
+        lose = partial(_checked_loss, loss, targets, samples)
+        with _named(None, "the loss", (value, targets)):
             _, loss_row = _profile_call("loss", lose, value, tracker, numbers)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise _LayerError(None, "the loss", (value, targets), error) from error
     return ModelProfile(
         layers=tuple(rows),
         loss=loss_row,
@@ -209,6 +196,26 @@ def profile_layers(
         tokens_per_sample=_tokens_per_sample(targets),
         shared=_shared_weights(sources, dtype),
     )
+
+
+@contextmanager
+def _named(index: int | None, what: str, given: Any) -> Iterator[None]:
+    """Whatever a user's code raises within it is told of ``what``; a request's problems are as they are."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        raise _LayerError(index, what, given, error) from error
+
+
+def _checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
+    """The loss as a sum over samples, through which there is a gradient."""
+    total = loss_sum(loss(to_precision(output, torch.float32), targets), samples)[0]
+    if not total.requires_grad and any(tensor.requires_grad for tensor in flatten(output)[0]):
+        why = "Its gradient by the output is cut off (detach, no_grad): nothing would be trained"
+        raise RequestError([Problem("loss.target", "no gradient", "must be differentiable", why)])
+    return total
 
 
 def _shared_weights(sources: Sequence[LayerSource], dtype: torch.dtype) -> tuple[SharedWeight, ...]:
