@@ -21,9 +21,7 @@ def run(arguments: Arguments) -> int:
     if len(arguments.words) != 2:
         asked = " ".join(arguments.words) or None
         rule = "must be a run's directory and the file to write"
-        problems.append(
-            Problem("RUN_DIR FILE", asked, rule, fix="runner export outputs/NAME/TIME model.safetensors")
-        )
+        problems.append(Problem("RUN_DIR FILE", asked, rule, fix="runner export outputs/NAME/TIME model.safetensors"))
     raise_problems(problems)
     from runner.training.export import export
 

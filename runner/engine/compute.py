@@ -176,9 +176,7 @@ class Compute:
     def backward_input(self, window: Window, action: Action) -> None:
         """Gradients of the stage's input, kept to be sent; those of most weights are left to W."""
 
-        def run(
-            leaves: list[Tensor], roots: list[Tensor], gradients: list[Tensor] | None
-        ) -> Sequence[Tensor | None]:
+        def run(leaves: list[Tensor], roots: list[Tensor], gradients: list[Tensor] | None) -> Sequence[Tensor | None]:
             produced, pending = backward_input(roots, gradients, leaves)
             self._rank.buffers.put("weight_gradients", action.stage, number_of(action), pending)
             return produced

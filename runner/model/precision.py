@@ -47,9 +47,7 @@ def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def autocasting(
-    function: Callable[[Any], Any], device_type: str, autocast: torch.dtype | None
-) -> Callable[[Any], Any]:
+def autocasting(function: Callable[[Any], Any], device_type: str, autocast: torch.dtype | None) -> Callable[[Any], Any]:
     """A layer's forward as the engine runs it."""
 
     def forward(value: Any) -> Any:

@@ -17,7 +17,6 @@ from runner.schedule.values import Action, Op, Program
 __all__ = ["Speculation", "speculation"]
 
 
-
 @dataclass(frozen=True)
 class Speculation:
     """The part of a training program that needs no verdict on the window before.

@@ -105,9 +105,7 @@ def test_a_loss_that_differs_alone(tmp_path: Path) -> None:
         ((2, "weight", "0.bias", 2e-3), True),  # Adam makes a whole step of noise
     ],
 )
-def test_rounding_where_sums_have_no_order(
-    tmp_path: Path, change: tuple[int, str, str, float], equal: bool
-) -> None:
+def test_rounding_where_sums_have_no_order(tmp_path: Path, change: tuple[int, str, str, float], equal: bool) -> None:
     found = compared(tmp_path, "rounding", changes=(change,))
     assert found.equal is equal
     assert not found.bitwise

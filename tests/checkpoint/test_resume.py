@@ -112,7 +112,12 @@ def test_without_a_good_checkpoint_auto_starts_anew(
 
 
 def test_the_request_decides_what_it_names(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = ["lr_scheduler.name=constant", "optimizer.lr=0.02", "optimizer.weight_decay=0.5", "optimizer.betas=[0.5,0.9]"]
+    changed = [
+        "lr_scheduler.name=constant",
+        "optimizer.lr=0.02",
+        "optimizer.weight_decay=0.5",
+        "optimizer.betas=[0.5,0.9]",
+    ]
     run_here(monkeypatch, tmp_path / "new", f"resume={checkpoint(unbroken, 12)}", *changed)
     (group,) = read_checkpoint(checkpoint(tmp_path / "new", 14))["optimizer_states"][0]["param_groups"]
     assert (group["lr"], group["weight_decay"], tuple(group["betas"])) == (0.02, 0.5, (0.5, 0.9))

@@ -179,9 +179,18 @@ def test_the_list_of_schedules_is_json_too(capsys: pytest.CaptureFixture[str]) -
     assert main(["schedule", "--list", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
     assert {"zb_v", "gpipe", "from_file"} <= {entry["name"] for entry in entries}
-    keys = {"name", "aliases", "kind", "data_unit", "description", "default_chunks", "constraints", "formulas", "source"}
+    keys = {
+        "name",
+        "aliases",
+        "kind",
+        "data_unit",
+        "description",
+        "default_chunks",
+        "constraints",
+        "formulas",
+        "source",
+    }
     assert all(set(entry) == keys for entry in entries)
-
 
 
 def test_plan_prints_the_document_alone(capsys: pytest.CaptureFixture[str]) -> None:

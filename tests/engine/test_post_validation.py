@@ -29,9 +29,7 @@ adamw = partial(torch.optim.AdamW, lr=3e-2, weight_decay=0.1)
 cross_entropy = nn.functional.cross_entropy
 
 
-def make_model(
-    overflow_at: int | None = None, dropout: float = 0.2, middle: nn.Module | None = None
-) -> nn.Sequential:
+def make_model(overflow_at: int | None = None, dropout: float = 0.2, middle: nn.Module | None = None) -> nn.Sequential:
     torch.manual_seed(7)
     layers = [nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 12), nn.Dropout(dropout), nn.Tanh(), nn.Linear(12, 5)]
     if middle is not None:

@@ -115,9 +115,7 @@ def test_replicas_equal_one_process_to_the_rounding_of_their_sums(precision):
     options, plain = PRECISIONS[precision]
     expected, state = plain_loop(make_batches(), **plain)
     layout = {"schedule": "1f1b", "pipeline": 2, "data": 2, "count": 2}
-    losses, weights = train_in_threads(
-        make_model, loss_function, make_batches(), optimizer=adamw, **layout, **options
-    )
+    losses, weights = train_in_threads(make_model, loss_function, make_batches(), optimizer=adamw, **layout, **options)
     assert losses[0] == pytest.approx(expected, rel=2e-2)
     for name in state:
         torch.testing.assert_close(weights[name].float(), state[name].float(), rtol=5e-2, atol=2e-2)

@@ -123,5 +123,3 @@ def validate(plain: Plain, model: nn.Module, loss: Callable, batch: tuple[Any, T
     with torch.no_grad():
         found = [(loss_of(plain, model, loss, x, y), len(y)) for x, y in parts(batch, count) if len(y)]
     return sum(float(total.double()) for total, _ in found) / sum(weight for _, weight in found)
-
-

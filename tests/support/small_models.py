@@ -280,9 +280,7 @@ ZOO = {
     "shared_block": Case(SharedBlock, _features, _classes, bitwise=False),
     "frozen_backbone": Case(FrozenBackbone, _features, _classes),
     "dropout": Case(lambda: TiedGpt(dropout=0.3, tie=False), _tokens, _tokens),
-    "embedding_bag": Case(
-        Bags, lambda n, g: (_tokens(n, g), torch.randn(n, 3, generator=g)), _classes
-    ),
+    "embedding_bag": Case(Bags, lambda n, g: (_tokens(n, g), torch.randn(n, 3, generator=g)), _classes),
     "gpt2": Case(gpt2, _tokens, _tokens, bitwise=False),
     "bert": Case(bert, _tokens, _tokens, bitwise=False),
 }

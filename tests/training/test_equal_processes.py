@@ -46,9 +46,7 @@ def test_post_validation_gives_the_same_bits(tmp_path, schedule):
         "data.batch_size=8", "trainer.grad_clip_norm=0.9", "checkpoint.every=2", "schedule.post_validation=true",
     ]  # fmt: skip
     record, weights = result(make_directory(tmp_path), *overrides)
-    losses, state = plain_result(
-        samples=21, replicas=1, by_replica=True, count=4, clip_norm=0.9, dtype=torch.float32
-    )
+    losses, state = plain_result(samples=21, replicas=1, by_replica=True, count=4, clip_norm=0.9, dtype=torch.float32)
     assert record["loss"] == losses
     assert_same_weights(weights, state)
 

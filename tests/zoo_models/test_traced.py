@@ -177,9 +177,7 @@ def test_a_traced_chain_is_profiled_on_fake_tensors():
     real = profile_layers(model_layers(request(traceable)), inputs, targets, case.loss, torch.float32)
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode:
         layers = model_layers(request(traceable))
-        fake = profile_layers(
-            layers, mode.from_tensor(inputs), mode.from_tensor(targets), case.loss, torch.float32
-        )
+        fake = profile_layers(layers, mode.from_tensor(inputs), mode.from_tensor(targets), case.loss, torch.float32)
     assert fake.layers == real.layers
     assert sum(row.num_parameters for row in fake.layers) == sum(p.numel() for p in case.make().parameters())
 
