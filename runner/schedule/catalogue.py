@@ -15,11 +15,12 @@ from runner.schedule.generators.varuna import varuna
 from runner.schedule.generators.zb_auto import zb_auto
 from runner.schedule.generators.zb_v import zb_v
 from runner.schedule.generators.zero_bubble import zb_h1, zb_h2
-from runner.schedule.simulate import Costs
+from runner.schedule.search import search
+from runner.schedule.simulate import Costs, StageCosts, simulate
 from runner.schedule.specs import Formulas, Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 
-__all__ = ["CATALOGUE"]
+__all__ = ["CATALOGUE", "SEARCHED"]
 
 _ANY_CHUNKS = Legal("at least 1", lambda ranks, chunks: True)
 _TWO_CHUNKS = Legal("2 or null, one down and one up the V", lambda ranks, chunks: chunks == 2)
@@ -52,6 +53,20 @@ def _zb_auto(request: ScheduleRequest) -> Schedule:
     costs, ranks = request.costs, request.ranks
     per_stage = costs.per_stage(ranks, 1) if isinstance(costs, Costs) else costs
     return zb_auto(ranks, request.microbatches, per_stage, request.memory_limit or ranks)
+
+
+def _auto(request: ScheduleRequest) -> Schedule:
+    """Chosen by the costs of the request alone; a plan knows the stages' seconds and bytes, and chooses by them."""
+    costs, limit = request.costs, request.memory_limit
+
+    def costs_of(placement: tuple[int, ...]) -> StageCosts:
+        return costs.per_stage(len(placement), len(placement) // request.ranks) if isinstance(costs, Costs) else costs
+
+    def rate(schedule: Schedule) -> tuple[float, bool]:
+        played = simulate(schedule, costs_of(schedule.placement[0]))
+        return played.makespan, limit is None or max(played.peak_activations) <= limit
+
+    return search(request, SEARCHED, costs_of, rate).best.schedule
 
 
 def _read(request: ScheduleRequest) -> Schedule | list[Problem]:
@@ -211,6 +226,16 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         chunks=_EVEN_CHUNKS,
     ),
     ScheduleSpec(
+        name="auto",
+        description="the shortest of all published orders and of those that list scheduling finds, that fits",
+        source="a search over this table and over list scheduling on one, two and V-placed chunks",
+        formulas=None,
+        generate=_auto,
+        default_chunks=None,
+        chunks=_ANY_CHUNKS,
+        one_rank=True,
+    ),
+    ScheduleSpec(
         name="varuna",
         description="every rank but the last recomputes its forward just before the backward: one activation at a time",
         source="Athlur et al., Varuna, 2022, its static order",
@@ -229,3 +254,8 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         constraint=_fits_file,
     ),
 )
+
+SEARCHED: tuple[ScheduleSpec, ...] = tuple(
+    spec for spec in CATALOGUE if spec.name not in ("auto", "zb_auto", "from_file")
+)
+"""The published orders; ``auto`` chooses among them."""

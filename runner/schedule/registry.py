@@ -38,7 +38,6 @@ NOT_AVAILABLE = frozenset(
         "bpipe",
         "pipefisher",
         "pipefb",
-        "auto",
         "ampnet",
         "pipedream",
         "pipedream_vsync",
@@ -131,12 +130,12 @@ def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]
     """Keys that are set and that this schedule does not look at."""
     asked = (
         ("schedule.file", request.file, "from_file", "The order of the other schedules is generated"),
-        ("schedule.memory_limit", request.memory_limit, "zb_auto", "The order of the other schedules is fixed"),
+        ("schedule.memory_limit", request.memory_limit, "zb_auto or auto", "The order of the other schedules is fixed"),
     )
     return [
         Problem(path, value, f"applies to schedule={owner} only", why, f"{path}=null")
         for path, value, owner, why in asked
-        if value is not None and spec.name != owner
+        if value is not None and spec.name not in owner.split(" or ")
     ]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
 from runner.schedule.walk import Step, Walk, walk
 
-__all__ = ["Costs", "Simulation", "StageCosts", "durations", "play", "simulate"]
+__all__ = ["Costs", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,17 @@ def _summary(
         busy=tuple(busy),
         bubble_ratio=1.0 - sum(busy) / total if total else 0.0,
         inner_idle=tuple(inner_idle),
-        peak_activations=tuple(_peak_activations(schedule, row) for row in view.actions),
+        peak_activations=peak_activations(view),
     )
 
 
-def _peak_activations(schedule: Schedule, row: Sequence[Action]) -> float:
+def peak_activations(view: Schedule | Program) -> tuple[float, ...]:
+    """Per rank, most micro-batches of its whole share held at once, as in :class:`Simulation`."""
+    schedule = view.schedule if isinstance(view, Program) else view
+    return tuple(_peak_of_rank(schedule, row) for row in view.actions)
+
+
+def _peak_of_rank(schedule: Schedule, row: Sequence[Action]) -> float:
     """Most held at once. A rank runs in order, so its list alone decides; without backward an F frees at its end."""
     held = peak = 0
     for action in row:

@@ -100,3 +100,14 @@ class ScheduleSpec:
     constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)
     kind: str = "synchronous"
     data_unit: str = "micro-batch"
+
+    def accepts(self, request: ScheduleRequest) -> bool:
+        """Whether there is such an order for the request, whose chunks are a number."""
+        ranks, chunks = request.ranks, request.chunks
+        return (
+            (ranks > 1 or self.one_rank)
+            and chunks is not None
+            and self.chunks.holds(ranks, chunks)
+            and self.microbatches.holds(ranks, request.microbatches)
+            and not self.constraint(request)
+        )

@@ -6,14 +6,13 @@ are tried and the best result is kept; the hand-written orders that fit the limi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
-from runner.schedule.generators.layout import forward, input_gradient, looping, of_one_pipeline, weight_gradient
-from runner.schedule.generators.list_scheduling import Clock, Urgency, list_schedule
+from runner.schedule.generators.layout import looping, of_one_pipeline
+from runner.schedule.generators.list_orders import list_orders
 from runner.schedule.generators.zero_bubble import zb_h1, zb_h2
 from runner.schedule.simulate import StageCosts, simulate
-from runner.schedule.values import Action, Op, Schedule
+from runner.schedule.values import Schedule
 
 __all__ = ["zb_auto"]
 
@@ -39,37 +38,8 @@ def zb_auto(ranks: int, microbatches: int, costs: StageCosts, limit: int) -> Sch
 
 
 def _candidates(ranks: int, microbatches: int, costs: StageCosts, limit: int) -> Iterator[Schedule]:
-    makes = (forward, input_gradient, weight_gradient)
-    rows = [[make(rank, m) for m in range(microbatches) for make in makes] for rank in range(ranks)]
-    draft = of_one_pipeline("zb_auto", looping(ranks, 1), rows, microbatches)
-    for forward_first, patient, taper in itertools.product((False, True), (False, True), (0, 1, 2)):
-        yield list_schedule(draft, costs, _rule(limit, forward_first, patient, taper))
+    yield from list_orders("zb_auto", looping(ranks, 1), microbatches, costs, limit)
     if limit >= min(ranks, microbatches):
         yield zb_h1(ranks, microbatches)
     if min(microbatches, limit) >= 2 * ranks - 1:
         yield zb_h2(ranks, microbatches)
-
-
-def _rule(limit: int, forward_first: bool, patient: bool, taper: int) -> Urgency:
-    """One way to choose.
-
-    Args:
-        limit: micro-batches between F and W on a rank.
-        forward_first: prefer F to I; else I to F. W comes last.
-        patient: start no W that would still run when an F or I arrives.
-        taper: how many fewer forwards each rank may run before its first I than the rank before it.
-    """
-    order = {Op.F: 0 if forward_first else 1, Op.I: 1 if forward_first else 0, Op.W: 2}
-
-    def urgency(clock: Clock, rank: int, action: Action) -> tuple[float, ...] | None:
-        full = clock.held[rank] >= limit
-        if action.op is Op.F:
-            warm_up = max(1, limit - taper * rank)
-            if full or (not clock.backwards[rank] and clock.forwards[rank] >= warm_up):
-                return None
-        may_wait = action.op is Op.W and patient and not full
-        if may_wait and clock.next_arrival(rank) < clock.now + clock.duration(action):
-            return None
-        return order[action.op], action.microbatch or 0
-
-    return urgency

@@ -1,0 +1,90 @@
+"""Orders found by list scheduling, for stages placed anyhow: one for each way to choose among what is ready."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from runner.schedule.generators.layout import backward, forward, input_gradient, of_one_pipeline, weight_gradient
+from runner.schedule.generators.list_scheduling import Clock, Urgency, list_schedule
+from runner.schedule.simulate import StageCosts
+from runner.schedule.values import Action, Op, Schedule
+
+__all__ = ["list_orders"]
+
+
+def list_orders(
+    name: str, placement: Sequence[int], microbatches: int, costs: StageCosts, limit: int, *, split: bool = True
+) -> Iterator[Schedule]:
+    """One order for each rule that comes to an end under the limit.
+
+    Args:
+        name: of the schedules.
+        placement: stage -> rank, as many stages on each.
+        microbatches: T.
+        costs: durations per stage, and of messages.
+        limit: micro-batches of its whole share that a rank may keep between F and B or W, at least 1.
+        split: backwards as I and W; else as B.
+    """
+    makes = (forward, input_gradient, weight_gradient) if split else (forward, backward)
+    rows: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
+    for stage, rank in enumerate(placement):
+        rows[rank] += [make(stage, microbatch) for microbatch in range(microbatches) for make in makes]
+    draft = of_one_pipeline(name, placement, rows, microbatches)
+    patience = (False, True) if split else (False,)
+    for urge, patient, taper in itertools.product((0.25, 0.5, 1.0), patience, (0, 1, 2)):
+        try:
+            yield list_schedule(draft, costs, _rule(draft, costs, limit, urge, patient, taper))
+        except ValueError:  # this rule fills a rank with what nothing behind it has room for
+            continue
+
+
+def _rule(draft: Schedule, costs: StageCosts, limit: int, urge: float, patient: bool, taper: int) -> Urgency:
+    """One way to choose: first what has most still to come behind it, and W last.
+
+    Args:
+        draft: whose actions are chosen from.
+        costs: durations per stage, and of messages.
+        limit: micro-batches of a rank's whole share between F and B or W.
+        urge: how much later micro-batches are held back, in the work that the busiest rank has of one.
+        patient: start no W that would still run when an F, B or I arrives.
+        taper: how many fewer forwards each rank may run before its first backward than the rank before it.
+    """
+    chunks, ranks, room = draft.chunks, draft.ranks, limit * draft.chunks
+    to_come = _to_come(draft, costs)
+    step = urge * _busiest(draft, costs)
+
+    def urgency(clock: Clock, rank: int, action: Action) -> tuple[float, ...] | None:
+        op, stage, microbatch = action.op, action.stage, action.microbatch or 0
+        held, chunk = clock.held[rank], stage // ranks
+        if op is Op.W:
+            may_wait = patient and held < room
+            return (
+                None if may_wait and clock.next_arrival(rank) < clock.now + clock.duration(action) else (1, microbatch)
+            )
+        if op is Op.F:
+            reserved = chunks - 1 - chunk  # for the chunks that this micro-batch, or one before it, is still to pass
+            warm_up = max(1, room - taper * rank * chunks)
+            is_warm = clock.backwards[rank] > 0 or chunk > 0 or clock.forwards[rank] < warm_up
+            if held + reserved >= room or not is_warm:
+                return None
+        return 0, microbatch * step - to_come[op][stage], stage
+
+    return urgency
+
+
+def _to_come(draft: Schedule, costs: StageCosts) -> dict[Op, list[float]]:
+    """Per stage, the time of a micro-batch from its forward, or from its backward, to the end of its way."""
+    messages = [*costs.comm] or [0.0] * (draft.stages - 1)
+    backwards = costs.I or costs.B
+    back = [sum(backwards[: stage + 1]) + sum(messages[:stage]) for stage in range(draft.stages)]
+    there = [sum(costs.F[stage:]) + sum(messages[stage:]) + back[-1] for stage in range(draft.stages)]
+    return {Op.F: there, Op.B: back, Op.I: back}
+
+
+def _busiest(draft: Schedule, costs: StageCosts) -> float:
+    """Longest work that a rank has of one micro-batch."""
+    work = [0.0] * draft.ranks
+    for stage, rank in enumerate(draft.placement[0]):
+        work[rank] += costs.F[stage] + costs.B[stage]
+    return max(work)

@@ -1,0 +1,175 @@
+"""The schedule that chooses itself: the shortest of the published orders and of those found by list scheduling.
+
+A published order is made for equal stages. Where stages differ, messages take time or memory is short, an order found
+from the durations themselves is shorter; where none is, the published one is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from runner.schedule.bounds import lower_bound
+from runner.schedule.generators.layout import looping, zigzag
+from runner.schedule.generators.list_orders import list_orders
+from runner.schedule.simulate import StageCosts, peak_activations, simulate
+from runner.schedule.specs import ScheduleRequest, ScheduleSpec
+from runner.schedule.values import Op, Schedule
+
+__all__ = ["Choice", "CostsOf", "Rate", "Rated", "search"]
+
+CostsOf = Callable[[tuple[int, ...]], StageCosts]
+"""Placement (stage -> rank) to the durations of its stages."""
+
+Rate = Callable[[Schedule], "tuple[float, bool] | None"]
+"""Of a schedule: seconds of its step and whether it fits; None: it cannot run at all."""
+
+FOUND = "auto"
+"""Name of an order that list scheduling found."""
+
+_CHUNKS = (1, 2, 3, 4)
+_CLOSE = 1.005  # to the lower bound: what is left to find is less than what durations vary by
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A schedule, seconds of its step, and whether it fits into the memory."""
+
+    schedule: Schedule
+    seconds: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search found.
+
+    Args:
+        best: the shortest that fits; the one that keeps least where none does.
+        named: all published orders that can run, the shortest first.
+        over_bound: the best one's compute, messages included, over the least time that any considered placement allows.
+    """
+
+    best: Rated
+    named: tuple[Rated, ...]
+    over_bound: float
+
+    @property
+    def beaten(self) -> Rated | None:
+        """The shortest published order that fits, other than the best."""
+        return next((each for each in self.named if each.fits and each != self.best), None)
+
+    @property
+    def too_large(self) -> Rated | None:
+        """A published order that would be shorter, and does not fit."""
+        return next((each for each in self.named if not each.fits and each.seconds < self.best.seconds), None)
+
+
+def search(
+    request: ScheduleRequest, specs: Sequence[ScheduleSpec], costs_of: CostsOf, rate: Rate, *, split: bool = True
+) -> Choice:
+    """Choose an order.
+
+    Args:
+        request: ranks and micro-batches; chunks, where they are not free; its memory limit, which the bound knows of.
+        specs: the published schedules to try.
+        costs_of: durations, by where the stages are.
+        rate: what a schedule is worth.
+        split: orders with I and W may run.
+
+    Raises:
+        ValueError: no schedule at all can run.
+    """
+    named = [
+        Rated(schedule, *worth)
+        for schedule in _published(request, specs)
+        if (split or not _is_split(schedule)) and (worth := rate(schedule)) is not None
+    ]
+    if not named:
+        raise ValueError(f"no schedule of {request.ranks} ranks can run")
+    named.sort(key=lambda each: each.seconds)
+    bounds = _bounds(request, costs_of, [each.schedule.placement[0] for each in named])
+    best = _best(named)
+    for placement, bound in bounds.items():
+        costs = costs_of(placement)
+        if best.fits and simulate(best.schedule, costs_of(best.schedule.placement[0])).makespan <= _CLOSE * bound:
+            break  # the placements that follow have larger bounds
+        found = _list_scheduled(request, placement, costs, rate, split=split)
+        if found is not None and found.fits:
+            best = _best([best, found])
+    span = simulate(best.schedule, costs_of(best.schedule.placement[0])).makespan
+    return Choice(best, tuple(named), span / min(bounds.values()))
+
+
+def _bounds(
+    request: ScheduleRequest, costs_of: CostsOf, published: Iterable[tuple[int, ...]]
+) -> dict[tuple[int, ...], float]:
+    """Each placement that is worth a thought, with the least time that it allows; the least first."""
+    bounds = {
+        placement: min(
+            lower_bound(placement, request.microbatches, costs_of(placement), request.memory_limit, recompute=recompute)
+            for recompute in (False, True)
+        )
+        for placement in (*_placements(request), *published)
+    }
+    return dict(sorted(bounds.items(), key=lambda item: item[1]))
+
+
+def _best(rated: Sequence[Rated]) -> Rated:
+    """The shortest of those that fit; without one, that which keeps fewest activations."""
+
+    def kept(each: Rated) -> float:
+        return max(peak_activations(each.schedule))
+
+    fitting = [each for each in rated if each.fits]
+    return min(fitting, key=lambda each: (each.seconds, kept(each))) if fitting else min(rated, key=kept)
+
+
+def _published(request: ScheduleRequest, specs: Sequence[ScheduleSpec]) -> Iterator[Schedule]:
+    for spec in specs:
+        for chunks in dict.fromkeys((spec.default_chunks, *_CHUNKS)):
+            asked = replace(request, chunks=chunks, memory_limit=None)
+            fixed = request.chunks is not None and request.chunks != chunks
+            if chunks is not None and not fixed and spec.accepts(asked):
+                yield spec.generate(asked)
+
+
+def _is_split(schedule: Schedule) -> bool:
+    return any(action.op is Op.W for row in schedule.actions for action in row)
+
+
+def _placements(request: ScheduleRequest) -> list[tuple[int, ...]]:
+    """Where list scheduling may put the stages: one per rank, a V, and twice around."""
+    ranks, chunks = request.ranks, request.chunks
+    if ranks == 1:
+        return []
+    if chunks is not None:
+        return list(dict.fromkeys((zigzag(ranks, chunks), looping(ranks, chunks))))
+    return [looping(ranks, 1), zigzag(ranks, 2), looping(ranks, 2)]
+
+
+def _list_scheduled(
+    request: ScheduleRequest, placement: tuple[int, ...], costs: StageCosts, rate: Rate, *, split: bool
+) -> Rated | None:
+    """The shortest order of the most generous limit under which one fits."""
+    for limit in _limits(request):
+        orders = list_orders(FOUND, placement, request.microbatches, costs, limit, split=split)
+        timed = [(simulate(order, costs).makespan, index, order) for index, order in enumerate(orders)]
+        if not timed:
+            continue
+        order = min(timed)[-1]
+        worth = rate(order)
+        if worth is None:
+            return None
+        if worth[1]:
+            return Rated(order, *worth)
+    return None
+
+
+def _limits(request: ScheduleRequest) -> list[int]:
+    """Micro-batches that a rank may keep, from all to one."""
+    ranks, most = request.ranks, min(request.microbatches, 2 * request.ranks)
+    if request.memory_limit is not None:
+        most = min(most, request.memory_limit)
+    tried = (2 * ranks, 3 * ranks // 2, ranks, 3 * ranks // 4, ranks // 2, ranks // 4, 1)
+    return sorted({most, *(limit for limit in tried if 1 <= limit < most)}, reverse=True)
