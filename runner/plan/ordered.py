@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
+from runner.config.resolve import resolve
 from runner.config.schema import RunConfig
-from runner.errors import Problem
+from runner.errors import Problem, RequestError
 from runner.schedule import registry
 from runner.schedule.simulate import Costs
 from runner.schedule.values import Schedule
 
-__all__ = ["costs_of", "schedule_of", "schedule_problems"]
+__all__ = ["costs_of", "resolve_request", "schedule_of", "schedule_problems"]
 
 
 class _Asked(TypedDict):
@@ -20,6 +22,26 @@ class _Asked(TypedDict):
     file: str | None
     memory_limit: int | None
     costs: Costs
+
+
+def resolve_request(overrides: Sequence[str]) -> RunConfig:
+    """The configuration that ``overrides`` ask for.
+
+    Raises:
+        RequestError: as :func:`runner.config.resolve.resolve` does, which knows the option files alone: of a published
+            schedule it is said here that this version does not have it.
+    """
+    try:
+        return resolve(overrides)
+    except RequestError as error:
+        raise RequestError([_of_published(problem) for problem in error.problems]) from error
+
+
+def _of_published(problem: Problem) -> Problem:
+    name = problem.value
+    if problem.path == "schedule" and isinstance(name, str) and name in registry.NOT_AVAILABLE:
+        return registry.not_available(name)
+    return problem
 
 
 def costs_of(config: RunConfig) -> Costs:
