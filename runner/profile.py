@@ -111,6 +111,7 @@ class LayerProfile:
             does; None = not known, read as the whole forward's without an output that is not saved.
         held_output_bytes: of its output, what its ``saved_bytes`` counts; None = all.
         pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
+        input_gradient_seconds, weight_gradient_seconds: of I and of W; None = not known, read as half a backward each.
     """
 
     name: str
@@ -138,6 +139,15 @@ class LayerProfile:
     stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None
     pending_output_bytes: int = 0
+    input_gradient_seconds: float | None = None
+    weight_gradient_seconds: float | None = None
+
+    @property
+    def split_seconds(self) -> tuple[float, float]:
+        """Of I and of W."""
+        half = self.backward_seconds / 2
+        known = self.input_gradient_seconds, self.weight_gradient_seconds
+        return half if known[0] is None else known[0], half if known[1] is None else known[1]
 
     @property
     def gradient_of_output_bytes(self) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from runner.cli.arguments import Arguments
-from runner.config.resolve import resolve, resolve_sweep
+from runner.config.resolve import resolve_sweep
 from runner.config.rules import rules
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
-from runner.plan.ordered import schedule_problems
+from runner.plan.ordered import resolve_request, schedule_problems
 
 __all__ = ["checked", "jobs_of", "merged", "problems_in"]
 
@@ -39,7 +39,7 @@ def checked(overrides: Sequence[str], earlier: Sequence[Problem] = ()) -> RunCon
         RequestError: with every problem.
     """
     try:
-        config = resolve(overrides)
+        config = resolve_request(overrides)
     except RequestError as error:
         raise RequestError([*earlier, *error.problems]) from error
     raise_problems([*earlier, *problems_in(config)])

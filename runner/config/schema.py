@@ -208,7 +208,7 @@ class HardwareConfig:
 
 @dataclass
 class CostConfig:
-    """Costs for `runner schedule` and `schedule=zb_auto`, in one unit: of one rank's whole share of a micro-batch."""
+    """Costs in one unit, of a rank's whole share of a micro-batch: for `runner schedule`; for `zb_auto` where set."""
 
     F: float = 1.0
     B: float = 2.0

@@ -87,10 +87,10 @@ def distinguishing(override_lists: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def _resolved(overrides: Sequence[str]) -> _Job:
-    from runner.config.resolve import resolve
+    from runner.plan.ordered import resolve_request
 
     try:
-        return _Job(tuple(overrides), resolve(overrides))
+        return _Job(tuple(overrides), resolve_request(overrides))
     except RequestError as error:
         return _Job(tuple(overrides), None, error.problems)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -22,8 +22,9 @@ from runner.model.chain import load_model
 from runner.model.data import LossFunction, loss_sum
 from runner.model.device import device_type
 from runner.model.precision import autocast_of, autocasting, dtype_of, to_precision
+from runner.model.split_backward import backward_input, backward_weight
 from runner.optim.build import measure_step_seconds_per_byte
-from runner.profile import ModelProfile
+from runner.profile import LayerProfile, ModelProfile
 
 __all__ = ["can_be_timed", "with_measured_seconds"]
 
@@ -43,7 +44,7 @@ def can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
 
 
 def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any) -> ModelProfile:
-    """Time every layer alone, forward and backward: the median of three after a warm-up."""
+    """Time every layer alone, forward and backward, whole and in two parts: the median of three after a warm-up."""
     device = torch.device(device_type(config))
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     model = load_model(config)
@@ -55,19 +56,19 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
         for source, row in zip(model.layers, profile.layers, strict=True):
             module = source.build().to(device=device, dtype=dtype)
             function = autocasting(source.calling(module), device.type, autocast)
-            value, forward, backward = _time_call(function, value, device)
+            value, timed = _time_call(function, value, device, row)
             module.zero_grad(set_to_none=True)
-            rows.append(replace(row, forward_seconds=forward, backward_seconds=backward))
+            rows.append(timed)
         value = to_precision(value, torch.float32)
         lose = partial(_summed, model.loss, targets, samples)
-        _, forward, backward = _time_call(lose, value, device)
+        _, loss = _time_call(lose, value, device, profile.loss)
         masters = PRECISIONS[config.precision.name].master_weights
         per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
     gc.collect()
     return replace(
         profile,
         layers=tuple(rows),
-        loss=replace(profile.loss, forward_seconds=forward, backward_seconds=backward),
+        loss=loss,
         seconds_source="measured",
         optimizer_seconds_per_byte=per_byte,
     )
@@ -77,21 +78,49 @@ def _summed(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tens
     return loss_sum(loss(output, targets), samples)[0]
 
 
-def _time_call(function: Any, value: Any, device: torch.device) -> tuple[Any, float, float]:
-    forward, backward = [], []
+def _time_call(function: Any, value: Any, device: torch.device, row: LayerProfile) -> tuple[Any, LayerProfile]:
+    """The output of ``function``, and its row with seconds."""
+    lists: tuple[list[float], ...] = ([], [], [], [])
+    forward, backward, of_input, of_weights = lists
     output: Any = None
     for _ in range(_TIMED_RUNS + 1):
-        given = map_tensors(as_leaf, value)
-        start = _now(device)
-        output = function(enter_graph(given))
-        middle = _now(device)
-        roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-        gradients = [torch.ones_like(root) for root in roots]
-        if roots:
-            torch.autograd.backward(roots, gradients)
-        forward.append(middle - start)
-        backward.append(_now(device) - middle)
-    return map_tensors(as_leaf, output), median(forward[1:]), median(backward[1:])
+        _, _, roots = _forward(function, value)
+        with _timed(backward, device):
+            if roots:
+                torch.autograd.backward(roots, _ones(roots))
+        with _timed(forward, device):
+            output, leaves, roots = _forward(function, value)
+        with _timed(of_input, device):
+            _, pending = backward_input(roots, _ones(roots), leaves)
+        with _timed(of_weights, device):
+            backward_weight(pending)
+    medians = [median(seconds[1:]) for seconds in lists]
+    return map_tensors(as_leaf, output), replace(
+        row,
+        forward_seconds=medians[0],
+        backward_seconds=medians[1],
+        input_gradient_seconds=medians[2],
+        weight_gradient_seconds=medians[3],
+    )
+
+
+def _forward(function: Any, value: Any) -> tuple[Any, list[Tensor], list[Tensor]]:
+    """The output, the leaves of the input and the roots of the output that require gradients."""
+    given = map_tensors(as_leaf, value)
+    output = function(enter_graph(given))
+    leaves, roots = ([tensor for tensor in flatten(part)[0] if tensor.requires_grad] for part in (given, output))
+    return output, leaves, roots
+
+
+def _ones(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.ones_like(tensor) for tensor in tensors]
+
+
+@contextlib.contextmanager
+def _timed(seconds: list[float], device: torch.device) -> Iterator[None]:
+    start = _now(device)
+    yield
+    seconds.append(_now(device) - start)
 
 
 def _now(device: torch.device) -> float:

@@ -50,4 +50,10 @@ def with_estimated_seconds(
 
 
 def _estimated(layer: LayerProfile, rate: float) -> LayerProfile:
-    return replace(layer, forward_seconds=layer.forward_flops / rate, backward_seconds=layer.backward_flops / rate)
+    return replace(
+        layer,
+        forward_seconds=layer.forward_flops / rate,
+        backward_seconds=layer.backward_flops / rate,
+        input_gradient_seconds=None,
+        weight_gradient_seconds=None,
+    )

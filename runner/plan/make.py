@@ -20,16 +20,15 @@ from runner.plan.activations import (
 from runner.plan.advice import compare_without_pipeline, misfit
 from runner.plan.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
-from runner.plan.ordered import schedule_of, schedule_problems
+from runner.plan.ordered import executed_schedule, follows_profile, schedule_problems
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
-from runner.plan.time import predict_time
+from runner.plan.time import predict_time, stage_costs
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
 from runner.plan.zero_memory import sharing_of
 from runner.profile import ModelProfile
-from runner.schedule.fuse import fuse_backwards
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule
 
@@ -58,7 +57,7 @@ def plan_problems(
     """
     problems = schedule_problems(config)
     if not problems:
-        schedule = fuse_backwards(schedule_of(config))
+        schedule = executed_schedule(config)
         given = config.partition
         problems += partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
         problems += split_backward_problems(config, schedule)
@@ -151,7 +150,7 @@ def _assemble(
     data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.microbatches
     replica_samples = batches.split_sizes(batch, data)[0]
     profile = for_samples(profile, batches.largest_microbatch(batch, data, microbatches))
-    schedule = fuse_backwards(schedule_of(config))  # what runs
+    schedule = executed_schedule(config)
     temporaries = optimizer_temporaries(config.optimizer.name)
     limit = memory_limit_bytes(
         config, local_ranks=machine.local_ranks or layout["world_size"], device_bytes=machine.device_memory_bytes
@@ -169,12 +168,19 @@ def _assemble(
     stage_limit = StageMemoryLimit.of(rough, schedule, limit, **needs)
     layers, notes = _partition(config, rough, schedule, stage_limit)
     activations, costs = plan_activations(config, profile, layers, on_accelerator=accelerated)
-    in_flight = in_flight_microbatches(schedule)
-    notes += activation_notes(config, profile, activations, in_flight, on_accelerator=accelerated)
     figures = stage_figures(costs, layers)
-    program = lower(schedule)
     link = machine.link or Link(config.hardware.link_latency_seconds, config.hardware.link_bytes_per_second)
     link = link.slowed(config.transport.delay_seconds, config.transport.bytes_per_second)
+    work: dict[str, Any] = {
+        "mean_samples": batches.mean_microbatch(batch, data, microbatches),
+        "data": data,
+        "link": link,
+    }
+    if follows_profile(config):
+        schedule = executed_schedule(config, stage_costs(profile, figures, **work))
+    in_flight = in_flight_microbatches(schedule)
+    notes += activation_notes(config, profile, activations, in_flight, on_accelerator=accelerated)
+    program = lower(schedule)
     if link.bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
         notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
     return RunPlan(
@@ -192,9 +198,7 @@ def _assemble(
             schedule,
             profile,
             figures,
-            mean_samples=batches.mean_microbatch(batch, data, microbatches),
-            data=data,
-            link=link,
+            **work,
             stage_seconds=stage_seconds,
             post_validation=config.schedule.post_validation,
         ),

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
-from runner.config.schema import RunConfig
-from runner.errors import Problem
+from runner.config.resolve import resolve
+from runner.config.schema import CostConfig, RunConfig
+from runner.errors import Problem, RequestError
 from runner.schedule import registry
-from runner.schedule.simulate import Costs
+from runner.schedule.fuse import fuse_backwards
+from runner.schedule.simulate import Costs, StageCosts
 from runner.schedule.values import Schedule
 
-__all__ = ["costs_of", "schedule_of", "schedule_problems"]
+__all__ = [
+    "costs_of",
+    "executed_schedule",
+    "follows_profile",
+    "resolve_request",
+    "schedule_of",
+    "schedule_problems",
+]
 
 
 class _Asked(TypedDict):
@@ -19,7 +29,27 @@ class _Asked(TypedDict):
     chunks: int | None
     file: str | None
     memory_limit: int | None
-    costs: Costs
+    costs: Costs | StageCosts
+
+
+def resolve_request(overrides: Sequence[str]) -> RunConfig:
+    """The configuration that ``overrides`` ask for.
+
+    Raises:
+        RequestError: as :func:`runner.config.resolve.resolve` does, which knows the option files alone: of a published
+            schedule it is said here that this version does not have it.
+    """
+    try:
+        return resolve(overrides)
+    except RequestError as error:
+        raise RequestError([_of_published(problem) for problem in error.problems]) from error
+
+
+def _of_published(problem: Problem) -> Problem:
+    name = problem.value
+    if problem.path == "schedule" and isinstance(name, str) and name in registry.NOT_AVAILABLE:
+        return registry.not_available(name)
+    return problem
 
 
 def costs_of(config: RunConfig) -> Costs:
@@ -34,7 +64,7 @@ def schedule_problems(config: RunConfig) -> list[Problem]:
 
 
 def schedule_of(config: RunConfig) -> Schedule:
-    """The schedule that ``config`` asks for.
+    """The schedule that ``config`` asks for; an order that follows from costs, from ``cost.*``.
 
     Raises:
         RequestError: with everything that :func:`schedule_problems` finds.
@@ -42,7 +72,25 @@ def schedule_of(config: RunConfig) -> Schedule:
     return registry.build(config.schedule.name, **_asked(config))
 
 
-def _asked(config: RunConfig) -> _Asked:
+def follows_profile(config: RunConfig) -> bool:
+    """Whether the order that is run follows from the profile's seconds: ``cost.*``, where set, wins over them."""
+    spec = registry.SPECS.get(registry.ALIASES.get(config.schedule.name, config.schedule.name))
+    return spec is not None and spec.by_costs and config.cost == CostConfig()
+
+
+def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Schedule:
+    """What is planned and run for :func:`schedule_of`: full backwards where nothing is gained by their two parts.
+
+    Args:
+        costs: in place of ``cost.*``.
+
+    Raises:
+        RequestError: as :func:`schedule_of` does.
+    """
+    return fuse_backwards(registry.build(config.schedule.name, **_asked(config, costs)))
+
+
+def _asked(config: RunConfig, costs: StageCosts | None = None) -> _Asked:
     asked = config.schedule
     return {
         "ranks": config.parallelism.pipeline,
@@ -50,5 +98,5 @@ def _asked(config: RunConfig) -> _Asked:
         "chunks": asked.chunks,
         "file": asked.file,
         "memory_limit": asked.memory_limit,
-        "costs": costs_of(config),
+        "costs": costs_of(config) if costs is None else costs,
     }

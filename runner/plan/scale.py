@@ -46,6 +46,8 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         backward_flops=layer.backward_flops * times,
         forward_seconds=layer.forward_seconds * times,
         backward_seconds=layer.backward_seconds * times,
+        input_gradient_seconds=_maybe_seconds(layer.input_gradient_seconds, times),
+        weight_gradient_seconds=_maybe_seconds(layer.weight_gradient_seconds, times),
         unsaved_forward_bytes=_maybe_bytes(layer.unsaved_forward_bytes, ratio),
         output=tuple(
             BoundaryTensor(each.storage, _bytes(each.num_bytes, ratio), _bytes(each.gradient_bytes, ratio))
@@ -82,6 +84,10 @@ def _with_weight_gradient(transient: int | None, layer: LayerProfile, ratio: Fra
         return None
     fixed = min(layer.gradient_bytes, transient)
     return fixed + _bytes(transient - fixed, ratio)
+
+
+def _maybe_seconds(seconds: float | None, times: float) -> float | None:
+    return None if seconds is None else seconds * times
 
 
 def _maybe_bytes(size: int | None, ratio: Fraction) -> int | None:

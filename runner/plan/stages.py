@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -28,6 +28,7 @@ class StageFigures:
         backward_peak_bytes: most above what was alive at the start of B, which contains ``saved_bytes`` and
             the gradient of the output.
         forward_seconds, backward_seconds: sums over its layers.
+        input_gradient_seconds, weight_gradient_seconds: of its I and W; likewise.
         unsaved_forward_peak_bytes: like ``forward_peak_bytes``, of a forward that keeps nothing but its output.
         input_backward_peak_bytes: most above what was alive at the start of I, like ``backward_peak_bytes``.
         deferred_bytes: kept from the end of I to W, the gradient of its output included, its input excluded.
@@ -47,6 +48,8 @@ class StageFigures:
     backward_peak_bytes: int
     forward_seconds: float
     backward_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
     unsaved_forward_peak_bytes: int = 0
     input_backward_peak_bytes: int = 0
     deferred_bytes: int = 0
@@ -72,8 +75,10 @@ class LayerRanges:
         self._weights = prefix(layer.weight_bytes for layer in chain)
         self._gradients = prefix(layer.gradient_bytes for layer in chain)
         self._saved = saved = prefix(layer.saved_bytes for layer in chain)
-        self._forward_seconds = list(accumulate((layer.forward_seconds for layer in chain), initial=0.0))
-        self._backward_seconds = list(accumulate((layer.backward_seconds for layer in chain), initial=0.0))
+        self._forward_seconds = _sums(layer.forward_seconds for layer in chain)
+        self._backward_seconds = _sums(layer.backward_seconds for layer in chain)
+        self._input_gradient_seconds = _sums(layer.split_seconds[0] for layer in chain)
+        self._weight_gradient_seconds = _sums(layer.split_seconds[1] for layer in chain)
         self._largest = RangeMaximum([layer.largest_parameter_bytes or layer.gradient_bytes for layer in chain])
         self._forward = RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
         self._backward = RangeMaximum(
@@ -107,6 +112,8 @@ class LayerRanges:
             backward_peak_bytes=self._backward_peak(first, end, held),
             forward_seconds=self._forward_seconds[end] - self._forward_seconds[first],
             backward_seconds=self._backward_seconds[end] - self._backward_seconds[first],
+            input_gradient_seconds=self._input_gradient_seconds[end] - self._input_gradient_seconds[first],
+            weight_gradient_seconds=self._weight_gradient_seconds[end] - self._weight_gradient_seconds[first],
             unsaved_forward_peak_bytes=self._unsaved.over(first, end),
             input_backward_peak_bytes=self._split.peak(first, end, held),
             deferred_bytes=self._split.deferred(first, end),
@@ -145,6 +152,11 @@ class _UnsavedForwards:
         """Of layers first .. end-1."""
         rest = self._following.over(first + 1, end) if end - first > 1 else 0
         return max(self._alone[first], rest)
+
+
+def _sums(seconds: Iterable[float]) -> list[float]:
+    """Prefix sums."""
+    return list(accumulate(seconds, initial=0.0))
 
 
 def _held_output(layer: LayerProfile) -> int:

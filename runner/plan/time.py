@@ -57,14 +57,13 @@ def _longest_update(schedule: Schedule, costs: StageCosts) -> float:
 def stage_costs(
     profile: ModelProfile, figures: Sequence[StageFigures], *, mean_samples: float, data: int, link: Link
 ) -> StageCosts:
-    """The simulator's costs, in seconds. A backward that is split costs half in I and half in W, a recompute an F."""
+    """The simulator's costs, in seconds. A recompute costs an F."""
     ratio = mean_samples / profile.samples
-    backward = [stage.backward_seconds * ratio for stage in figures]
     return StageCosts(
         F=[stage.forward_seconds * ratio for stage in figures],
-        B=backward,
-        I=[seconds / 2 for seconds in backward],
-        W=[seconds / 2 for seconds in backward],
+        B=[stage.backward_seconds * ratio for stage in figures],
+        I=[stage.input_gradient_seconds * ratio for stage in figures],
+        W=[stage.weight_gradient_seconds * ratio for stage in figures],
         comm=[link.seconds(stage.output_bytes * ratio) for stage in figures[:-1]],
         reduce=[ring_all_reduce_seconds(stage.gradient_bytes, data, link) for stage in figures],
         step=[stage.gradient_bytes * profile.optimizer_seconds_per_byte for stage in figures],

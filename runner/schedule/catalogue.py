@@ -172,10 +172,11 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ),
     ScheduleSpec(
         name="zb_auto",
-        description="zero bubble by list scheduling from cost.F, I, W and comm under schedule.memory_limit",
+        description="zero bubble by list scheduling from the stages' seconds, or cost.*, under schedule.memory_limit",
         source="Qi et al., Zero Bubble Pipeline Parallelism, 2024, automatic scheduling",
         formulas=None,
         generate=_zb_auto,
+        by_costs=True,
     ),
     ScheduleSpec(
         name="zb_v",

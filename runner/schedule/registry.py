@@ -20,6 +20,7 @@ __all__ = [
     "ScheduleRequest",
     "ScheduleSpec",
     "build",
+    "not_available",
     "problems_of",
 ]
 
@@ -164,11 +165,16 @@ def _nearest(legal: Legal, ranks: int, value: int) -> list[int]:
     return [each for each in (below, above) if each is not None]
 
 
+def not_available(name: str) -> Problem:
+    """What stands against one of ``NOT_AVAILABLE``."""
+    why = f"The name is reserved for that published schedule; this version has {', '.join(NAMES)}"
+    return Problem("schedule", name, "is not available in this version", why, "schedule=1f1b")
+
+
 def _unknown(name: str) -> Problem:
-    choices = ", ".join(NAMES)
     if name in NOT_AVAILABLE:
-        why = f"The name is reserved for that published schedule; this version has {choices}"
-        return Problem("schedule", name, "is not available in this version", why, "schedule=1f1b")
+        return not_available(name)
+    choices = ", ".join(NAMES)
     near = did_you_mean(name, (*NAMES, *sorted(NOT_AVAILABLE)))
     if near in NOT_AVAILABLE:
         why = f"Nearest is {near}, which is not available in this version"

@@ -86,6 +86,7 @@ class ScheduleSpec:
         constraint: what else a request breaks.
         kind: "synchronous": every forward and backward of a step sees the same weights.
         data_unit: what passes through the pipeline as one.
+        by_costs: its order follows from the request's costs.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ScheduleSpec:
     constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)
     kind: str = "synchronous"
     data_unit: str = "micro-batch"
+    by_costs: bool = False
 
     def accepts(self, request: ScheduleRequest) -> bool:
         """Whether there is such an order for the request, whose chunks are a number."""

@@ -15,6 +15,9 @@ from runner.plan.render import to_table
 from runner.plan.scale import for_samples
 from runner.plan.values import Link, RunPlan, StageSeconds
 from runner.profile import ModelProfile
+from runner.schedule import registry
+from runner.schedule.fuse import fuse_backwards
+from runner.schedule.simulate import StageCosts, simulate
 
 
 def request(**overrides: Any) -> RunConfig:
@@ -219,3 +222,31 @@ def test_a_partition_by_memory_lowers_the_highest_predicted_peak() -> None:
     assert peaks["memory"] < peaks["uniform"] == peaks["profile"]
     assert plans["memory"].in_flight == (4, 3, 2, 1)
     assert "4 micro-batches in flight" in to_table(plans["memory"])
+
+
+def _zb_auto(layers: ModelProfile, **overrides: Any) -> RunPlan:
+    asked: dict[str, Any] = {"parallelism__pipeline": 4, "schedule__microbatches": 6, "data__batch_size": 6}
+    return planned(layers, schedule="zb_auto", **asked, **overrides)
+
+
+def test_zb_auto_follows_the_profiles_seconds_and_cost_where_it_is_set() -> None:
+    slow = layer(forward_seconds=1.0, backward_seconds=6.0, input_gradient_seconds=5.0, weight_gradient_seconds=2.0)
+    profile = model([layer(), slow, layer(), layer()])
+    plan = _zb_auto(profile)
+    costs = StageCosts(F=[1] * 4, B=[2, 6, 2, 2], I=[1, 5, 1, 1], W=[1, 2, 1, 1])
+    expected = fuse_backwards(registry.build("zb_auto", ranks=4, microbatches=6, costs=costs))
+    of_unit_costs = fuse_backwards(registry.build("zb_auto", ranks=4, microbatches=6))
+    assert plan.schedule == expected != of_unit_costs
+    assert plan.time.step_seconds == pytest.approx(simulate(expected, costs).makespan)
+    assert plan.time.step_seconds < simulate(of_unit_costs, costs).makespan
+    assert _zb_auto(profile, cost__W=1.5).schedule != expected
+    assert _zb_auto(profile, cost__F=2.0, cost__B=4.0, cost__I=2.0, cost__W=2.0).schedule == of_unit_costs
+
+
+def test_the_order_that_runs_stays_when_its_stages_are_measured() -> None:
+    profile = model([layer(), layer(backward_seconds=9.0), layer(), layer()])
+    config = request(schedule="zb_auto", parallelism__pipeline=4, schedule__microbatches=6, data__batch_size=6)
+    seconds = StageSeconds((1.0,) * 4, (2.0,) * 4, (0.0,) * 4, 0.0)
+    measured = make_plan(config, profile, stage_seconds=seconds)
+    assert measured.schedule == make_plan(config, profile).schedule
+    assert measured.time.source == "measured"

@@ -116,6 +116,8 @@ class _Stage:
             layer = self._chain[at]
             figures = _recomputation(layer, segment.save_ops)
             share = figures.recomputed_flops / layer.forward_flops if layer.forward_flops else 1.0
+            more_seconds = layer.forward_seconds * share
+            of_input, of_weights = layer.split_seconds
             row = self._row(
                 at,
                 saved_bytes=figures.kept_bytes + self.tensors.counted_bytes(at),
@@ -123,7 +125,9 @@ class _Stage:
                 backward_transient_bytes=peak if at == end else 0,
                 chained_backward_bytes=None,
                 backward_flops=layer.backward_flops + figures.recomputed_flops,
-                backward_seconds=layer.backward_seconds + layer.forward_seconds * share,
+                backward_seconds=layer.backward_seconds + more_seconds,
+                input_gradient_seconds=of_input + more_seconds,
+                weight_gradient_seconds=of_weights,
             )
             rows.append(row)
         return rows

@@ -1,0 +1,56 @@
+"""Seconds of a layer's forward, of its backward, and of the backward's two parts, against layers that sleep."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from runner.config.resolve import resolve
+from runner.model.profile import profile_model
+
+FORWARD, OF_INPUT, OF_WEIGHT = 0.01, 0.02, 0.03
+
+
+class Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, forward, backward):
+        ctx.seconds = backward
+        time.sleep(forward)
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds)
+        return gradient, None, None
+
+
+class Sleeping(nn.Module):
+    """Its weight reaches the product through a function of its own, so that it waits for W."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(6))
+
+    def forward(self, value):
+        return Sleep.apply(value, FORWARD, OF_INPUT) @ Sleep.apply(self.weight, 0.0, OF_WEIGHT)
+
+
+def sleeping():
+    return nn.Sequential(nn.Linear(6, 6), Sleeping(), nn.Linear(6, 5))
+
+
+def test_each_part_of_a_step_has_its_own_seconds():
+    user = ("model.target=test_timing:sleeping", "data.target=user_code:points", "loss.target=user_code:mean")
+    profile = profile_model(resolve([*user, "device=cpu", "data.batch_size=4"]))
+    assert profile.seconds_source == "measured"
+    first, slow, _ = profile.layers
+    assert slow.forward_seconds >= FORWARD
+    assert slow.backward_seconds >= OF_INPUT + OF_WEIGHT
+    assert slow.input_gradient_seconds >= OF_INPUT
+    assert slow.weight_gradient_seconds >= OF_WEIGHT  # half of the backward would be less
+    assert slow.split_seconds == (slow.input_gradient_seconds, slow.weight_gradient_seconds)
+    assert first.input_gradient_seconds is not None
+    assert first.weight_gradient_seconds > 0
+    assert profile.loss.weight_gradient_seconds is not None
