@@ -13,6 +13,7 @@ from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
 from runner.launch.resume import continue_record
 from runner.launch.run_directory import check_run_directory
 from runner.launch.zero_needs import zero_needs
+from runner.plan.ordered import is_chosen_by_plan
 from runner.profile import PROFILE_FILE
 from runner.record import RunRecord, environment, step_seconds, write_atomically
 
@@ -78,13 +79,18 @@ def place_of(plan: RunPlan) -> Callable[[int], str]:
 
 
 def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> Path:
-    """Put down what the ranks read: configuration, layer profile and first record. Returns the configuration's file.
+    """Put down what the ranks read, and return the configuration's file.
 
-    Ranks make their plan from the same profile again, so that measured times cannot make them disagree. A
+    That is the configuration, the layer profile, the first record, and the schedule where the plan chose it. Ranks
+    make their plan from the same profile again, so that measured times cannot make them disagree. A
     record that is there already (a resumed run, a sweep's job) is cut back to the step that the run continues from.
     """
+    from runner.plan.choose import CHOSEN_FILE, chosen_to_json
+
     (run_dir / "logs").mkdir(exist_ok=True)
     write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
+    if is_chosen_by_plan(config):
+        write_atomically(run_dir / CHOSEN_FILE, chosen_to_json(plan.schedule))
     first_record(config, plan, run_dir, command=command).save(run_dir)
     return save(config, run_dir / CONFIG_FILE)
 

@@ -18,9 +18,10 @@ from runner.plan.activations import (
     split_backward_problems,
 )
 from runner.plan.advice import compare_without_pipeline, misfit
+from runner.plan.choose import choose
 from runner.plan.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
-from runner.plan.ordered import executed_schedule, follows_profile, schedule_problems
+from runner.plan.ordered import executed_schedule, follows_profile, is_chosen_by_plan, schedule_problems
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
@@ -56,12 +57,8 @@ def plan_problems(
         layer_names: their names; without them, names in the request are not looked up.
     """
     problems = schedule_problems(config)
-    if not problems:
-        schedule = executed_schedule(config)
-        given = config.partition
-        problems += partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
-        problems += split_backward_problems(config, schedule)
-        problems += zero.schedule_problems(config, schedule)
+    if not problems and not is_chosen_by_plan(config):
+        problems += _conflicts(config, executed_schedule(config), num_layers)
     if layer_names:
         problems += activation_problems(config, layer_names)
     wanted = _layout(config)["world_size"]
@@ -73,10 +70,19 @@ def plan_problems(
     return problems
 
 
+def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int) -> list[Problem]:
+    """What of the request does not go with a schedule."""
+    given = config.partition
+    problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
+    problems += split_backward_problems(config, schedule)
+    return [*problems, *zero.schedule_problems(config, schedule)]
+
+
 def make_plan(
     config: RunConfig,
     profile: ModelProfile,
     *,
+    schedule: Schedule | None = None,
     stage_seconds: StageSeconds | None = None,
     link: Link | None = None,
     local_ranks: int | None = None,
@@ -88,6 +94,7 @@ def make_plan(
     Args:
         config: the request.
         profile: its model's, for any micro-batch size; read for the step's largest micro-batch.
+        schedule: what a plan of this request chose before, where the choice is the plan's.
         stage_seconds: this plan's stages measured in place; they win over the profile's layers.
         link: measured; default: what ``config.hardware`` states.
         local_ranks: ranks that share this machine's memory; default: all.
@@ -101,7 +108,8 @@ def make_plan(
         RequestError: with everything that :func:`plan_problems` finds.
     """
     with _collector_paused():
-        return _make(config, profile, _Machine(link, local_ranks, device_memory_bytes), stage_seconds, profile_of)
+        machine = _Machine(link, local_ranks, device_memory_bytes)
+        return _make(config, profile, machine, schedule, stage_seconds, profile_of)
 
 
 @contextmanager
@@ -120,19 +128,20 @@ def _make(
     config: RunConfig,
     profile: ModelProfile,
     machine: _Machine,
+    chosen: Schedule | None,
     stage_seconds: StageSeconds | None,
     profile_of: Callable[[RunConfig], ModelProfile] | None,
 ) -> RunPlan:
     _refuse(config, profile)
-    plan = _assemble(config, profile, machine, stage_seconds)
+    plan = _planned(config, profile, machine, chosen, stage_seconds)
 
     def replan(changed: RunConfig) -> RunPlan:
         _refuse(changed, profile)
         fresh = profile_of is not None and changed.precision.name != config.precision.name
-        return _assemble(changed, profile_of(changed) if fresh and profile_of else profile, machine, None)
+        return _planned(changed, profile_of(changed) if fresh and profile_of else profile, machine)
 
     problems = () if plan.fits else (misfit(plan, config, replan, other_precisions=profile_of is not None),)
-    by_layers = plan.time if stage_seconds is None else replan(config).time
+    by_layers = plan.time if stage_seconds is None else _planned(config, profile, machine, chosen).time
     advice = (*plan.advice, *compare_without_pipeline(by_layers, config, replan))
     return replace(plan, problems=problems, advice=advice)
 
@@ -142,15 +151,38 @@ def _refuse(config: RunConfig, profile: ModelProfile) -> None:
     raise_problems(plan_problems(config, len(names), layer_names=names))
 
 
-def _assemble(
-    config: RunConfig, profile: ModelProfile, machine: _Machine, stage_seconds: StageSeconds | None
+def _planned(
+    config: RunConfig,
+    profile: ModelProfile,
+    machine: _Machine,
+    chosen: Schedule | None = None,
+    stage_seconds: StageSeconds | None = None,
 ) -> RunPlan:
-    """The plan of a request without problems, without advice. One replica is planned; the others are alike."""
+    """The plan of a request without problems, with its schedule chosen where that is left to the plan."""
+    if chosen is None and not is_chosen_by_plan(config):
+        return _assemble(config, profile, machine, executed_schedule(config), stage_seconds)
+    if chosen is not None:
+        return _assemble(config, profile, machine, chosen, stage_seconds)
+
+    def assemble(schedule: Schedule) -> RunPlan:
+        raise_problems(_conflicts(config, schedule, len(profile.layers)))
+        return _assemble(config, profile, machine, schedule, stage_seconds)
+
+    return choose(config, assemble)
+
+
+def _assemble(
+    config: RunConfig,
+    profile: ModelProfile,
+    machine: _Machine,
+    schedule: Schedule,
+    stage_seconds: StageSeconds | None,
+) -> RunPlan:
+    """The plan for a schedule, without advice. One replica is planned; the others are alike."""
     layout = _layout(config)
     data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.microbatches
     replica_samples = batches.split_sizes(batch, data)[0]
     profile = for_samples(profile, batches.largest_microbatch(batch, data, microbatches))
-    schedule = executed_schedule(config)
     temporaries = optimizer_temporaries(config.optimizer.name)
     limit = memory_limit_bytes(
         config, local_ranks=machine.local_ranks or layout["world_size"], device_bytes=machine.device_memory_bytes

@@ -17,6 +17,7 @@ __all__ = [
     "costs_of",
     "executed_schedule",
     "follows_profile",
+    "is_chosen_by_plan",
     "resolve_request",
     "schedule_of",
     "schedule_problems",
@@ -72,10 +73,21 @@ def schedule_of(config: RunConfig) -> Schedule:
     return registry.build(config.schedule.name, **_asked(config))
 
 
+def is_chosen_by_plan(config: RunConfig) -> bool:
+    """Whether the request leaves the choice of the schedule to the plan."""
+    spec = _spec(config)
+    return spec is not None and spec.by_plan
+
+
 def follows_profile(config: RunConfig) -> bool:
     """Whether the order that is run follows from the profile's seconds: ``cost.*``, where set, wins over them."""
-    spec = registry.SPECS.get(registry.ALIASES.get(config.schedule.name, config.schedule.name))
+    spec = _spec(config)
     return spec is not None and spec.by_costs and config.cost == CostConfig()
+
+
+def _spec(config: RunConfig) -> registry.ScheduleSpec | None:
+    name = config.schedule.name
+    return registry.SPECS.get(registry.ALIASES.get(name, name))
 
 
 def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Schedule:

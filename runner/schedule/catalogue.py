@@ -235,6 +235,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         default_chunks=None,
         chunks=_ANY_CHUNKS,
         one_rank=True,
+        by_plan=True,
     ),
     ScheduleSpec(
         name="varuna",
@@ -257,6 +258,6 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
 )
 
 SEARCHED: tuple[ScheduleSpec, ...] = tuple(
-    spec for spec in CATALOGUE if spec.name not in ("auto", "zb_auto", "from_file")
+    spec for spec in CATALOGUE if not (spec.by_plan or spec.by_costs or spec.default_chunks is None)
 )
 """The published orders; ``auto`` chooses among them."""

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from runner.schedule.bounds import lower_bound
-from runner.schedule.generators.layout import looping, zigzag
 from runner.schedule.generators.list_orders import list_orders
 from runner.schedule.simulate import StageCosts, peak_activations, simulate
 from runner.schedule.specs import ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Op, Schedule
 
-__all__ = ["Choice", "CostsOf", "Rate", "Rated", "search"]
+__all__ = ["FOUND", "Choice", "CostsOf", "Rate", "Rated", "search"]
 
 CostsOf = Callable[[tuple[int, ...]], StageCosts]
 """Placement (stage -> rank) to the durations of its stages."""
@@ -65,30 +64,26 @@ class Choice:
         return next((each for each in self.named if not each.fits and each.seconds < self.best.seconds), None)
 
 
-def search(
-    request: ScheduleRequest, specs: Sequence[ScheduleSpec], costs_of: CostsOf, rate: Rate, *, split: bool = True
-) -> Choice:
+def search(request: ScheduleRequest, specs: Sequence[ScheduleSpec], costs_of: CostsOf, rate: Rate) -> Choice:
     """Choose an order.
 
     Args:
         request: ranks and micro-batches; chunks, where they are not free; its memory limit, which the bound knows of.
         specs: the published schedules to try.
-        costs_of: durations, by where the stages are.
+        costs_of: durations, by where the stages are; asked for placements of schedules that were rated.
         rate: what a schedule is worth.
-        split: orders with I and W may run.
 
     Raises:
         ValueError: no schedule at all can run.
     """
     named = [
-        Rated(schedule, *worth)
-        for schedule in _published(request, specs)
-        if (split or not _is_split(schedule)) and (worth := rate(schedule)) is not None
+        Rated(schedule, *worth) for schedule in _published(request, specs) if (worth := rate(schedule)) is not None
     ]
     if not named:
         raise ValueError(f"no schedule of {request.ranks} ranks can run")
     named.sort(key=lambda each: each.seconds)
-    bounds = _bounds(request, costs_of, [each.schedule.placement[0] for each in named])
+    split = any(_is_split(each.schedule) for each in named)
+    bounds = _bounds(request, costs_of, {each.schedule.placement[0] for each in named})
     best = _best(named)
     for placement, bound in bounds.items():
         costs = costs_of(placement)
@@ -102,17 +97,17 @@ def search(
 
 
 def _bounds(
-    request: ScheduleRequest, costs_of: CostsOf, published: Iterable[tuple[int, ...]]
+    request: ScheduleRequest, costs_of: CostsOf, placements: Iterable[tuple[int, ...]]
 ) -> dict[tuple[int, ...], float]:
-    """Each placement that is worth a thought, with the least time that it allows; the least first."""
+    """Each placement with the least time that it allows; the least first."""
     bounds = {
         placement: min(
             lower_bound(placement, request.microbatches, costs_of(placement), request.memory_limit, recompute=recompute)
             for recompute in (False, True)
         )
-        for placement in (*_placements(request), *published)
+        for placement in placements
     }
-    return dict(sorted(bounds.items(), key=lambda item: item[1]))
+    return dict(sorted(bounds.items(), key=lambda item: (item[1], item[0])))
 
 
 def _best(rated: Sequence[Rated]) -> Rated:
@@ -136,16 +131,6 @@ def _published(request: ScheduleRequest, specs: Sequence[ScheduleSpec]) -> Itera
 
 def _is_split(schedule: Schedule) -> bool:
     return any(action.op is Op.W for row in schedule.actions for action in row)
-
-
-def _placements(request: ScheduleRequest) -> list[tuple[int, ...]]:
-    """Where list scheduling may put the stages: one per rank, a V, and twice around."""
-    ranks, chunks = request.ranks, request.chunks
-    if ranks == 1:
-        return []
-    if chunks is not None:
-        return list(dict.fromkeys((zigzag(ranks, chunks), looping(ranks, chunks))))
-    return [looping(ranks, 1), zigzag(ranks, 2), looping(ranks, 2)]
 
 
 def _list_scheduled(

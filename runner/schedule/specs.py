@@ -87,6 +87,7 @@ class ScheduleSpec:
         kind: "synchronous": every forward and backward of a step sees the same weights.
         data_unit: what passes through the pipeline as one.
         by_costs: its order follows from the request's costs.
+        by_plan: a plan chooses it, by the seconds and bytes of the stages.
     """
 
     name: str
@@ -102,6 +103,7 @@ class ScheduleSpec:
     kind: str = "synchronous"
     data_unit: str = "micro-batch"
     by_costs: bool = False
+    by_plan: bool = False
 
     def accepts(self, request: ScheduleRequest) -> bool:
         """Whether there is such an order for the request, whose chunks are a number."""

@@ -19,6 +19,7 @@ from runner.model.layers import StageModule
 from runner.optim.build import build_optimizer, measure_step_seconds_per_byte
 from runner.optim.master import MasterWeights
 from runner.plan.make import make_plan
+from runner.plan.ordered import is_chosen_by_plan
 from runner.plan.values import RunPlan, StageSeconds
 from runner.profile import ModelProfile
 from runner.strategy.pipeline import PipelineStrategy
@@ -57,7 +58,13 @@ def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelP
     }
     ranks = strategy.all_gather_objects(own)
     seconds = _combine(ranks, plan.schedule.stages, plan.layout["data"])
-    return make_plan(config, profile, stage_seconds=seconds, device_memory_bytes=device_memory_bytes(config))
+    return make_plan(
+        config,
+        profile,
+        schedule=plan.schedule if is_chosen_by_plan(config) else None,
+        stage_seconds=seconds,
+        device_memory_bytes=device_memory_bytes(config),
+    )
 
 
 def _combine(ranks: list[dict[str, Any]], num_stages: int, data: int) -> StageSeconds:

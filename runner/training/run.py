@@ -25,6 +25,7 @@ from runner.model.data import Datasets, load_datasets
 from runner.model.device import device_memory_bytes, device_type
 from runner.model.lightning_module import brings
 from runner.model.precision import autocast_of, dtype_of
+from runner.plan.choose import read_chosen
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile, read_profile
@@ -76,7 +77,8 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
     rank = int(os.environ.get("RANK", "0"))
     _set_up_logging(rank)
     profile = read_profile(run_dir)
-    plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config))
+    chosen = read_chosen(run_dir, config)
+    plan = make_plan(config, profile, schedule=chosen, device_memory_bytes=device_memory_bytes(config))
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
     model = _model(config, plan)

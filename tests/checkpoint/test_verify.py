@@ -36,10 +36,11 @@ LAYOUTS = {
     "cosine": ["parallelism.pipeline=2", "lr_scheduler=cosine", "lr_scheduler.warmup_steps=2", "data.workers=1"],
     "zb_v": ["schedule=zb_v", "parallelism.pipeline=2", "trainer.grad_clip_norm=0.1"],
     "looped_bfs": ["schedule=looped_bfs", "parallelism.pipeline=2"],
+    "auto": ["schedule=auto", "parallelism.pipeline=2"],
     "tied": ["parallelism.pipeline=2", "model.target=resume_zoo:tied"],
     "manual": ["parallelism.pipeline=2", "partition=manual", "partition.boundaries=[4]"],
 }
-OFTEN = ("single", "pipeline x data", "zb_v", "three replicas", "tied")
+OFTEN = ("single", "pipeline x data", "auto", "zb_v", "three replicas", "tied")
 FULL = pytest.mark.full
 BROKEN = {
     "wrong_scale": (["parallelism.pipeline=2"], 1, "0.weight"),

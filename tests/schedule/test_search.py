@@ -133,7 +133,11 @@ def test_a_limit_alone_can_be_what_bounds() -> None:
 
 def test_orders_with_a_split_backward_are_left_out_where_they_cannot_run() -> None:
     given = case(3)
-    choice = search(given.request, SEARCHED, given.costs_of, given.rate, split=False)
+
+    def rate(schedule: Schedule) -> tuple[float, bool] | None:
+        return None if any(action.op is Op.W for row in schedule.actions for action in row) else given.rate(schedule)
+
+    choice = search(given.request, SEARCHED, given.costs_of, rate)
     for rated in (choice.best, *choice.named):
         assert not any(action.op is Op.W for row in rated.schedule.actions for action in row)
 

@@ -1,0 +1,110 @@
+"""``schedule=auto`` in a plan: the search sees the stages' seconds and bytes, and what each order would need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from runner.config.schema import RunConfig
+from runner.errors import RequestError
+from runner.plan.ordered import is_chosen_by_plan
+from runner.plan.values import RunPlan
+from runner.schedule import registry
+from runner.schedule.catalogue import SEARCHED
+from runner.schedule.fuse import fuse_backwards
+from runner.schedule.generators.layout import of_one_pipeline
+from runner.schedule.search import FOUND, Choice, Rated, search
+from runner.schedule.simulate import StageCosts
+from runner.schedule.specs import ScheduleRequest
+from runner.schedule.values import Schedule, parse_action
+
+__all__ = ["CHOSEN_FILE", "choose", "chosen_to_json", "read_chosen"]
+
+CHOSEN_FILE = "schedule.json"
+
+
+def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPlan:
+    """The plan of the schedule with the shortest predicted step that fits; its advice begins with the reason.
+
+    Args:
+        config: asks for ``schedule=auto``.
+        assemble: a schedule to its plan.
+
+    Raises:
+        RequestError: from ``assemble``, where it refuses every schedule.
+    """
+    plans: dict[Schedule, RunPlan] = {}
+    costs: dict[tuple[int, ...], StageCosts] = {}
+    refusals: list[RequestError] = []
+
+    def rate(schedule: Schedule) -> tuple[float, bool] | None:
+        try:
+            plan = assemble(fuse_backwards(schedule))
+        except RequestError as refusal:
+            refusals.append(refusal)
+            return None
+        plans[schedule] = plan
+        costs.setdefault(schedule.placement[0], plan.time.costs)
+        return plan.time.step_seconds, plan.fits
+
+    asked = config.schedule
+    request = ScheduleRequest(
+        config.parallelism.pipeline, asked.microbatches, asked.chunks, memory_limit=asked.memory_limit
+    )
+    try:
+        choice = search(request, SEARCHED, costs.__getitem__, rate)
+    except ValueError:
+        raise refusals[0] from None
+    plan = plans[choice.best.schedule]
+    return replace(plan, advice=(_reason(choice, plans), *plan.advice))
+
+
+def _reason(choice: Choice, plans: dict[Schedule, RunPlan]) -> str:
+    best = choice.best
+    told = f"schedule=auto takes {_name(best)}: {_milliseconds(best)} a step, {choice.over_bound:.3f} of the least"
+    told += " time that any order of these stages takes"
+    if choice.beaten is not None:
+        longer = choice.beaten.seconds / best.seconds - 1
+        told += f"; next is {_name(choice.beaten)}, {_milliseconds(choice.beaten)} ({longer:.1%} longer)"
+    if choice.too_large is not None:
+        peak = max(plans[choice.too_large.schedule].peak_memory_bytes) / 1e6
+        limit = plans[best.schedule].memory_limit_bytes / 1e6
+        name, seconds = _name(choice.too_large), _milliseconds(choice.too_large)
+        told += f"; {name} would take {seconds}, but {peak:.0f} MB of {limit:.0f} MB"
+    return told
+
+
+def _name(rated: Rated) -> str:
+    schedule = rated.schedule
+    name = "an order of its own" if schedule.name == FOUND else schedule.name
+    return f"{name} with {schedule.chunks} chunks per rank" if schedule.chunks > 1 else name
+
+
+def _milliseconds(rated: Rated) -> str:
+    return f"{rated.seconds * 1e3:.3g} ms"
+
+
+def chosen_to_json(schedule: Schedule) -> str:
+    """What the ranks of a run need, so that they need not search again."""
+    chosen: dict[str, object] = {"name": schedule.name, "chunks": schedule.chunks}
+    if schedule.name == FOUND:
+        chosen |= {
+            "placement": schedule.placement[0],
+            "actions": [[str(action) for action in row] for row in schedule.actions],
+        }
+    return json.dumps(chosen)
+
+
+def read_chosen(run_dir: Path, config: RunConfig) -> Schedule | None:
+    """What the plan of this run chose, as :func:`chosen_to_json` wrote it; None where the request names a schedule."""
+    if not is_chosen_by_plan(config):
+        return None
+    chosen = json.loads((run_dir / CHOSEN_FILE).read_text(encoding="utf-8"))
+    ranks, microbatches = config.parallelism.pipeline, config.schedule.microbatches
+    if chosen["name"] == FOUND:
+        rows = [[parse_action(cell) for cell in row] for row in chosen["actions"]]
+        return of_one_pipeline(FOUND, chosen["placement"], rows, microbatches)
+    built = registry.build(chosen["name"], ranks=ranks, microbatches=microbatches, chunks=chosen["chunks"])
+    return fuse_backwards(built)

@@ -1,0 +1,103 @@
+"""``schedule=auto`` of a plan, against the plans of all schedules by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_profiles import layer, model
+
+from runner.config.schema import RunConfig
+from runner.errors import RequestError
+from runner.plan.choose import CHOSEN_FILE, chosen_to_json, read_chosen
+from runner.plan.make import make_plan
+from runner.plan.values import RunPlan
+from runner.profile import ModelProfile
+from runner.schedule.catalogue import SEARCHED
+from runner.schedule.values import Op
+
+SLOW = layer(forward_seconds=2.0, backward_seconds=6.0, input_gradient_seconds=4.0, weight_gradient_seconds=2.0)
+UNEVEN = [layer(), SLOW, layer(), layer(), layer(), SLOW, layer(), layer()]
+
+
+def request(name: str, chunks: int | None = None, **changes: Any) -> RunConfig:
+    config = RunConfig(memory_limit="1GB")
+    config.schedule.name, config.schedule.chunks, config.schedule.microbatches = name, chunks, 6
+    config.parallelism.pipeline, config.data.batch_size = 4, 6
+    for key, value in changes.items():
+        setattr(config, key, value)
+    return config
+
+
+def planned(name: str, chunks: int | None = None, layers: list[Any] = UNEVEN, **changes: Any) -> RunPlan:
+    return make_plan(request(name, chunks, **changes), model(layers))
+
+
+def plans_by_name(**changes: Any) -> list[RunPlan]:
+    found = []
+    for spec in SEARCHED:
+        for chunks in (1, 2):
+            if spec.chunks.holds(4, chunks) and spec.microbatches.holds(4, 6):
+                found.append(planned(spec.name, chunks, **changes))
+    return found
+
+
+def test_no_schedule_by_name_is_planned_to_be_shorter() -> None:
+    auto = planned("auto")
+    assert auto.time.step_seconds <= min(plan.time.step_seconds for plan in plans_by_name())
+    assert auto.fits
+    assert auto.advice[0].startswith("schedule=auto takes ")
+    assert "next is " in auto.advice[0]
+
+
+def test_under_a_memory_limit_it_takes_what_fits_and_says_what_did_not() -> None:
+    peaks = sorted({max(plan.peak_memory_bytes) for plan in plans_by_name()})
+    limit = f"{peaks[len(peaks) // 3]}B"
+    auto = planned("auto", memory_limit=limit)
+    fitting = [plan for plan in plans_by_name(memory_limit=limit) if plan.fits]
+    assert auto.fits
+    assert auto.time.step_seconds <= min(plan.time.step_seconds for plan in fitting)
+    if min(plan.time.step_seconds for plan in plans_by_name()) < auto.time.step_seconds:
+        assert " would take " in auto.advice[0]
+    assert max(auto.peak_memory_bytes) <= peaks[len(peaks) // 3] < peaks[-1]
+
+
+def test_where_nothing_fits_it_is_refused_as_any_other() -> None:
+    auto = planned("auto", memory_limit="10B")
+    assert not auto.fits
+    assert auto.problems
+
+
+def test_what_a_request_rules_out_is_not_taken() -> None:
+    auto = planned("auto", compile=True)
+    assert not any(action.op in (Op.I, Op.W) for row in auto.schedule.actions for action in row)
+
+
+def test_where_every_schedule_is_refused_the_reason_is_told() -> None:
+    with pytest.raises(RequestError, match="layers"):
+        planned("auto", layers=[layer()] * 3)
+
+
+@pytest.mark.parametrize("layers", [UNEVEN, [layer()] * 8], ids=["an order of its own", "a published one"])
+def test_ranks_are_told_what_was_chosen(tmp_path: Path, layers: list[Any]) -> None:
+    config, profile = request("auto"), model(layers)
+    plan = make_plan(config, profile)
+    (tmp_path / CHOSEN_FILE).write_text(chosen_to_json(plan.schedule))
+    chosen = read_chosen(tmp_path, config)
+    assert chosen == plan.schedule
+    assert make_plan(config, profile, schedule=chosen).time == plan.time
+
+
+def test_a_request_that_names_its_schedule_needs_no_file(tmp_path: Path) -> None:
+    assert read_chosen(tmp_path, request("1f1b")) is None
+
+
+def test_one_rank_accumulates() -> None:
+    config = request("auto")
+    config.parallelism.pipeline = 1
+    assert make_plan(config, profile_of_one()).schedule.ranks == 1
+
+
+def profile_of_one() -> ModelProfile:
+    return model([layer()] * 2)
