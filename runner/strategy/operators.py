@@ -1,7 +1,7 @@
 """DeepSpeed's compiled operators: made once per machine, before a run needs them.
 
 By itself DeepSpeed compiles an operator where it is first used: on every rank, in the middle of a run, behind a lock
-file of torch's that a killed build leaves for ever (torch/utils/file_baton.py). Here one process compiles and the others
+file of torch's that a killed build leaves for ever (torch/utils/file_baton.py). Here one process compiles and others
 wait at a lock that the kernel takes back from whoever dies; ranks then load a finished file and compile nothing.
 
 ``python -m runner.strategy.operators PART...`` is the compiling process.
