@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_INTERRUPTED, DoesNotFitError, Problem, RequestError, raise_problems
 from runner.launch.failure import status_of
-from runner.launch.prepare import prepare, write_request
+from runner.launch.prepare import compile_operators, prepare, write_request
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
 from runner.launch.resume import with_checkpoint
 from runner.launch.run_directory import create_run_directory
@@ -28,6 +28,7 @@ __all__ = ["attach", "world_size_problems"]
 logger = logging.getLogger(__name__)
 
 _VERDICT = "runner/verdict"
+_READY = "runner/ready"
 _PREPARING = timedelta(hours=1)  # rank 0 may have to measure a model's layers first
 
 
@@ -47,6 +48,9 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
     store = open_store(config)
     run_dir, resume = _agreed_place(config, store, rank, command)
     config = replace(config, run_dir=str(run_dir), resume=resume)
+    if rank > 0:
+        compile_operators(config)  # rank 0's machine has them
+    _meet(store, rank)
     try:
         with process_group(config, store):
             load_entry(entry)(config, run_dir)
@@ -99,6 +103,13 @@ def _agreed_place(config: RunConfig, store: Store | None, rank: int, command: st
     if verdict["does_not_fit"] is not None:
         raise DoesNotFitError(verdict["does_not_fit"])
     raise RequestError([Problem(**problem) for problem in verdict["problems"]])
+
+
+def _meet(store: Store | None, rank: int) -> None:
+    """Wait until every rank's machine has what the run needs; the collectives' own patience is shorter."""
+    if store is not None:
+        store.set(f"{_READY}/{rank}", "")
+        store.wait([f"{_READY}/{one}" for one in range(int(os.environ["WORLD_SIZE"]))], _PREPARING)
 
 
 def _tell(store: Store | None, verdict: dict[str, Any]) -> None:

@@ -20,13 +20,15 @@ from runner.record import RunRecord, environment, step_seconds, write_atomically
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
 
-__all__ = ["CONFIG_FILE", "first_record", "place_of", "prepare", "write_request"]
+__all__ = ["CONFIG_FILE", "compile_operators", "first_record", "place_of", "prepare", "write_request"]
 
 CONFIG_FILE = "config.yaml"
 
 
 def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
-    """The plan of a request that may start; writes nothing.
+    """The plan of a request that may start; writes nothing of the run.
+
+    What DeepSpeed needs compiled is compiled here, once per machine, and not by ranks in the middle of the run.
 
     Args:
         config: the resolved request.
@@ -50,7 +52,24 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
+    compile_operators(config)
     return plan
+
+
+def compile_operators(config: RunConfig) -> None:
+    """Have what DeepSpeed needs compiled, on this machine, for this request.
+
+    Raises:
+        RequestError: the compiler failed.
+    """
+    from runner.config.deepspeed import deepspeed_settings
+    from runner.model.device import device_type
+    from runner.strategy.operators import needed_operators, ready_operators
+
+    if config.zero.stage is not None:
+        device = device_type(config)
+        settings = deepspeed_settings(config, accelerated=device == "cuda")
+        ready_operators(needed_operators(settings), accelerator=device)
 
 
 def _callable_problems(config: RunConfig) -> list[Problem]:

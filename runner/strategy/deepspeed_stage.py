@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from runner.engine.gradients import StageGradients
 from runner.engine.transport import Handle, Transport
 from runner.model.layers import StageModule
+from runner.strategy.operators import load_operators, needed_operators
 
 __all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "start_deepspeed"]
 
@@ -72,8 +73,12 @@ class StageGroups:
         return dist.get_rank(self._model)
 
 
-def start_deepspeed(device: torch.device, rank: int, local_rank: int) -> Any:
-    """Import DeepSpeed (seconds) for this device, on top of torch.distributed; a single rank gets its own group."""
+def start_deepspeed(device: torch.device, settings: Mapping[str, Any], local_rank: int) -> Any:
+    """Import DeepSpeed (seconds) for this device, on top of torch.distributed; a single rank gets its own group.
+
+    Args:
+        settings: DeepSpeed's configuration: what it needs compiled is loaded.
+    """
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
@@ -87,7 +92,10 @@ def start_deepspeed(device: torch.device, rank: int, local_rank: int) -> Any:
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
+    # An operator for inference that torch's collectives need not, but that every rank would compile and load.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+    load_operators(needed_operators(settings), accelerator=device.type)
     return deepspeed
 
 

@@ -84,7 +84,7 @@ class ZeroStrategy(PipelineStrategy):
     def _attach(self) -> None:
         """Hand the rank's stage over to DeepSpeed; what is held from now on is measured."""
         assert self.engine is not None
-        deepspeed = start_deepspeed(self.root_device, self.global_rank, self.local_rank)
+        deepspeed = start_deepspeed(self.root_device, self.settings, self.local_rank)
         groups = self._groups()
         if self.sharding is not None:
             self.sharding.attach(deepspeed, self.optimizers[0], groups)

@@ -137,6 +137,7 @@ def test_stage_0_and_1_are_the_plain_loop_bit_by_bit_and_offload_changes_no_bit(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # on a fresh machine DeepSpeed's async_io is compiled first
 @pytest.mark.skipif(not has_libaio(), reason="offload to a drive needs libaio-dev")
 def test_states_on_a_drive_change_no_bit(tmp_path):
     common = overrides(3, "device", "fp32", 2)

@@ -1,0 +1,187 @@
+"""DeepSpeed's compiled operators: made once per machine, before a run needs them.
+
+By itself DeepSpeed compiles an operator where it is first used: on every rank, in the middle of a run, behind a lock
+file of torch's that a killed build leaves for ever (torch/utils/file_baton.py). Here one process compiles and others
+wait at a lock that the kernel takes back from whoever dies; ranks then load a finished file and compile nothing.
+
+``python -m runner.strategy.operators PART...`` is the compiling process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import itertools
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from runner.errors import Problem, RequestError
+
+__all__ = ["load_operators", "needed_operators", "ready_operators"]
+
+logger = logging.getLogger(__name__)
+
+# An operator: DeepSpeed's builder of each part, the parts in the order of loading.
+_PARTS = {"async_io": {"pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"}}
+_BUILDERS = {part: builder for parts in _PARTS.values() for part, builder in parts.items()}
+_SHOWN_LINES = 3
+
+
+def needed_operators(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The operators that a run with this DeepSpeed configuration uses."""
+    zero = settings["zero_optimization"]
+    places = [zero.get(part, {}).get("device") for part in ("offload_optimizer", "offload_param")]
+    return ("async_io",) if "nvme" in places else ()
+
+
+def ready_operators(names: Sequence[str], *, accelerator: str) -> None:
+    """Compile what is missing; returns when all are there. Any number of processes may call it at once: one compiles.
+
+    Args:
+        names: of :func:`needed_operators`.
+        accelerator: ``cpu`` or ``cuda``, for which DeepSpeed compiles differently.
+
+    Raises:
+        RequestError: the compiler failed; its last words are in the problem, all of them in a file that is named.
+    """
+    for name in names:
+        folder = _folder(name, accelerator)
+        if folder.exists() or _came_with_deepspeed(name):
+            continue
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.with_suffix(".lock")) as lock:
+            if not folder.exists():  # another process may have made it meanwhile
+                logger.info("compiling DeepSpeed's %s operator (once on this machine, a minute or two)", name)
+                _compile(name, folder, accelerator, lock)
+
+
+def load_operators(names: Sequence[str], *, accelerator: str) -> None:
+    """Hand the compiled operators to DeepSpeed, which is imported, so that it compiles none."""
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    ready_operators(names, accelerator=accelerator)
+    for name in names:
+        if _came_with_deepspeed(name):
+            continue
+        for part in _PARTS[name]:
+            if part not in OpBuilder._loaded_ops:
+                OpBuilder._loaded_ops[part] = _import(part, _folder(name, accelerator) / f"{part}.so")
+            _builder(part).load(verbose=False)  # pin_memory's symbols become everybody's here
+
+
+def _folder(name: str, accelerator: str) -> Path:
+    """Where an operator is kept, beside torch's own extensions; another for all that a compiled file depends on."""
+    from torch.utils import cpp_extension
+
+    versions = [metadata.version(package) for package in ("deepspeed", "torch")]
+    depends = [*versions, str(sys.implementation.cache_tag), accelerator, platform.machine(), _processor_features()]
+    key = hashlib.sha256("\n".join(depends).encode()).hexdigest()[:16]
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    return Path(root) / "runner" / f"{name}-{key}"
+
+
+def _processor_features() -> str:
+    """Operators are compiled for the very processor (``-march=native``), and folders may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _came_with_deepspeed(name: str) -> bool:
+    """Whether DeepSpeed was installed with its operators compiled (``DS_BUILD_AIO=1 pip install deepspeed``)."""
+    spec = importlib.util.find_spec("deepspeed")
+    if spec is None or spec.origin is None:
+        return False
+    ops = Path(spec.origin).parent / "ops"
+    return all(any(ops.glob(f"*/{part}_op.*so")) for part in _PARTS[name])
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[int]:
+    """One process at a time; gives the lock's file descriptor, so that a child can hold it, too."""
+    with path.open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("waiting for another process that compiles %s", path.stem)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def _compile(name: str, folder: Path, accelerator: str, lock: int) -> None:
+    """Compile in a folder that nobody else has seen, and put the result in its place in one move."""
+    log = folder.with_suffix(".log")
+    prefix = f"{folder.name}-unfinished-"
+    for left in folder.parent.glob(f"{prefix}*"):  # by a process that was killed: whoever compiles holds the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as made:
+        environment = {**os.environ, "TORCH_EXTENSIONS_DIR": made, "DS_ACCELERATOR": accelerator}
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # ninja's place
+        command = [sys.executable, "-m", "runner.strategy.operators", *_PARTS[name]]
+        with log.open("w", encoding="utf-8") as file:
+            done = subprocess.run(
+                command, env=environment, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,), check=False
+            )
+        if done.returncode != 0:
+            raise RequestError([_failed(name, log)])
+        finished = Path(made) / "finished"
+        finished.mkdir()
+        for part in _PARTS[name]:
+            shutil.move(Path(made) / part / f"{part}.so", finished / f"{part}.so")
+        finished.rename(folder)
+
+
+def _failed(name: str, log: Path) -> Problem:
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    why = f"Compiling it failed, see {log}: {' | '.join(_compilers_words(lines))}"
+    return Problem("offload", "nvme", f"needs DeepSpeed's {name} operator", why, "offload=optimizer_cpu")
+
+
+def _compilers_words(lines: Sequence[str]) -> Sequence[str]:
+    """What was said about the first file that failed, after its command; else why it did not come to compiling."""
+    failed = next((number for number, line in enumerate(lines) if line.startswith("FAILED:")), None)
+    if failed is None:
+        return lines[-1:]
+    said = list(itertools.takewhile(lambda line: not line.startswith(("[", "ninja:")), lines[failed + 2 :]))
+    return ([line for line in said if "error" in line] or said)[:_SHOWN_LINES]
+
+
+def _builder(part: str) -> Any:
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator().create_op_builder(_BUILDERS[part])
+
+
+def _import(part: str, file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(part, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main(parts: Sequence[str]) -> None:
+    """Compile with DeepSpeed's own builders, into ``TORCH_EXTENSIONS_DIR``."""
+    for part in parts:
+        builder = _builder(part)
+        arguments = [argument for argument in builder.cxx_args() if argument != "-g"]  # half of the compiler's time
+        builder.cxx_args = arguments.copy
+        builder.load(verbose=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
