@@ -20,6 +20,8 @@ class _Asked(TypedDict):
     file: str | None
     memory_limit: int | None
     costs: Costs
+    variant: str | None
+    pipes: int | None
 
 
 def costs_of(config: RunConfig) -> Costs:
@@ -51,4 +53,6 @@ def _asked(config: RunConfig) -> _Asked:
         "file": asked.file,
         "memory_limit": asked.memory_limit,
         "costs": costs_of(config),
+        "variant": asked.variant,
+        "pipes": asked.pipes,
     }
