@@ -78,6 +78,8 @@ class Engine:
         shared = {id(weight.parameter) for weight in tied}
         self._sharding = sharding
         self.gradients = {stage: keep(_named_parameters(module, shared)) for stage, module in stages.items()}
+        for stage in view.later_copies:
+            self.gradients[stage].counted = False
         self._tied = group_by_holders(tied)
         self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone
         self._programs = {True: training, False: forward_only}
@@ -91,6 +93,7 @@ class Engine:
             gradients=self.gradients,
             loss=loss,
             transport=transport,
+            schedules={True: training.schedule, False: forward_only.schedule},
             dtype=options.dtype,
             autocast=options.autocast,
             seed=options.seed,
@@ -98,7 +101,7 @@ class Engine:
             sharding=sharding,
             on_step=self._finish_step,
         )
-        self._chains = Chains(view, training.schedule.placement[0], transport)
+        self._chains = Chains(view, training.schedule.placement, transport)
         self._beginning = speculation(training)
         self._end = StepEnd(
             options=options,
@@ -124,6 +127,11 @@ class Engine:
     @property
     def timeline(self) -> Timeline:
         return self._executor.timeline
+
+    @property
+    def first_copies(self) -> dict[int, StageModule]:
+        """This rank's stages without twins whose first copy is elsewhere in its pipeline: those that go into files."""
+        return {stage: module for stage, module in self.stages.items() if stage not in self.view.later_copies}
 
     @property
     def bytes_sent(self) -> dict[str, int]:
@@ -277,10 +285,17 @@ class Engine:
             targets=parts(batch.targets) if has_targets else None,
             loss=torch.tensor([0.0, 0.0, float(stop)], dtype=torch.float64),
             loss_scale=self.update.scale.of_sum,
+            own_losses=self._own_losses(training) if has_targets else (),
             stand_ins=stand_ins,
         )
         self._losses_known(window)  # where no forward of this replica will say so: it has no sample
         return window
+
+    def _own_losses(self, training: bool) -> list[int]:
+        """The micro-batches whose last stage is on this rank."""
+        schedule = self._programs[training].schedule
+        ends = enumerate(schedule.rank_of(schedule.stages - 1, number) for number in range(schedule.microbatches))
+        return [number for number, position in ends if position == self.view.position]
 
     def _without_step(self) -> list[Action]:
         """A training window's actions that change no weights."""

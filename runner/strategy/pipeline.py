@@ -124,14 +124,7 @@ class PipelineStrategy(WholeCheckpointStrategy):
     @property
     def view(self) -> RankView:
         """This rank's place in the plan."""
-        place = self.plan.topology.coordinates(self.global_rank)
-        return RankView(
-            position=place.pipe,
-            pipeline=self.plan.topology.pipeline_group(place.data),
-            replicas=self.plan.topology.data_group(place.pipe),
-            num_stages=self.plan.schedule.stages,
-            first_microbatch=place.data * self.options.microbatches,
-        )
+        return RankView.of(self.plan.topology, self.global_rank, microbatches=self.options.microbatches)
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -228,7 +221,9 @@ class PipelineStrategy(WholeCheckpointStrategy):
             loss=module.loss_function,
             transport=self._transport(module.ties),
             options=self.options,
-            tied=tied_weights(module.ties, self.plan.partition, self.plan.topology.holders, stages),
+            tied=tied_weights(
+                module.ties, self.plan.partition, self.plan.topology.holders, stages, self.view.later_copies
+            ),
             sharding=self._sharding_of(stages),
             keep=self._gradients_of,
         )
@@ -246,6 +241,7 @@ class PipelineStrategy(WholeCheckpointStrategy):
             return AloneTransport(self.root_device)
         topology = self.plan.topology
         holders = holder_groups(ties, self.plan.partition, topology.holders)
+        holders += [topology.holders(stage) for stage in range(topology.num_stages)]
         pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
         positions = range(len(pipelines[0]))
         replicas = [topology.data_group(position) for position in positions]
