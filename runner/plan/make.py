@@ -20,7 +20,7 @@ from runner.plan.activations import (
 from runner.plan.advice import compare_without_pipeline, misfit
 from runner.plan.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
-from runner.plan.ordered import schedule_of, schedule_problems
+from runner.plan.ordered import schedule_of, schedule_problems, twin_problems
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
@@ -63,6 +63,7 @@ def plan_problems(
         problems += partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
         problems += split_backward_problems(config, schedule)
         problems += zero.schedule_problems(config, schedule)
+        problems += twin_problems(config, schedule)
     if layer_names:
         problems += activation_problems(config, layer_names)
     wanted = _layout(config)["world_size"]

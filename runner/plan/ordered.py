@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypedDict
 
 from runner.config.schema import RunConfig
@@ -10,7 +11,7 @@ from runner.schedule import registry
 from runner.schedule.simulate import Costs
 from runner.schedule.values import Schedule
 
-__all__ = ["costs_of", "schedule_of", "schedule_problems"]
+__all__ = ["costs_of", "schedule_of", "schedule_problems", "twin_problems"]
 
 
 class _Asked(TypedDict):
@@ -42,6 +43,14 @@ def schedule_of(config: RunConfig) -> Schedule:
         RequestError: with everything that :func:`schedule_problems` finds.
     """
     return registry.build(config.schedule.name, **_asked(config))
+
+
+def twin_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """What does not go with a schedule of several pipelines, whose stages are on several ranks each."""
+    if len(schedule.placement) > 1 and config.schedule.post_validation:
+        why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
+        fix = "schedule.post_validation=false"
+        yield Problem("schedule.post_validation", True, "must be false", why, fix)
 
 
 def _asked(config: RunConfig) -> _Asked:
