@@ -30,6 +30,7 @@ from runner.engine.step_end import Backup, StepEnd
 from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
+from runner.engine.twins import compare_twins
 from runner.engine.update import Update
 from runner.engine.window import StepBatch, Window, join_microbatches, split_microbatches, with_stand_ins
 from runner.errors import RunFailedError
@@ -170,7 +171,7 @@ class Engine:
         """Run one training window.
 
         Raises:
-            RunFailedError: an action failed (with the schedule's picture), or the loss is not finite.
+            RunFailedError: an action failed (with the schedule's picture), the loss is not finite, or twins differ.
         """
         self.timeline.begin(self._step, time.perf_counter())
         window = self._open(batch, training=True)
@@ -180,6 +181,8 @@ class Engine:
         self._executor.require_empty()
         self.timeline.finish(time.perf_counter())
         self._step += 1
+        if self.view.has_twins and self._step % self.options.twin_check_every == 0:
+            compare_twins(self.view, self.stages, self.transport, self._step)
         finished, self._finished = self._finished, []
         return finished
 

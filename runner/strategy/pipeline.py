@@ -36,7 +36,9 @@ from runner.engine.transport_alone import AloneTransport
 from runner.engine.transport_delayed import DelayedTransport
 from runner.engine.transport_processes import ProcessTransport
 from runner.engine.transport_sockets import SocketTransport
+from runner.engine.twins import running_statistics_problems
 from runner.engine.window import StepBatch
+from runner.errors import raise_problems
 from runner.memory.apply.install import install
 from runner.memory.solve.values import ActivationPlan
 from runner.model.compiled import compile_layers
@@ -206,6 +208,7 @@ class PipelineStrategy(WholeCheckpointStrategy):
 
     def _build_engine(self, module: PipelineModule) -> Engine:
         stages = module.build_stages(self.plan.partition, self.stages)
+        raise_problems(running_statistics_problems(self.view, stages, self.plan.schedule.name))
         activations = self.plan.activations
         for number, stage in stages.items():
             stage.to(device=self.root_device, dtype=self.options.dtype)
