@@ -24,6 +24,7 @@ from runner.engine.window import StepBatch
 from runner.model.layers import build_stage, layers_of
 from runner.optim.backup import OptimizerBackup
 from runner.plan.batches import split_sizes
+from runner.plan.topology import Topology
 from runner.recipes.benchmarks.workload import Batch
 from runner.schedule.fuse import fuse_backwards
 from runner.schedule.generators.forward_only import forward_only
@@ -86,12 +87,13 @@ class RunnerPipeline:
             for stage in order.stages_of(rank)
         }
         self._has_first, self._has_last = 0 in stages, order.stages - 1 in stages
-        pipeline = tuple(range(ranks))
-        transport: Transport = SocketTransport([pipeline], timeout_seconds=_LONGEST_WAIT_SECONDS)
+        topology = Topology.grid(ranks, 1, placement=order.placement)
+        groups = [tuple(range(ranks)), *(topology.holders(stage) for stage in range(order.stages))]
+        transport: Transport = SocketTransport(groups, timeout_seconds=_LONGEST_WAIT_SECONDS)
         if delay_seconds:
             transport = DelayedTransport(transport, delay_seconds=delay_seconds, bytes_per_second=None)
         self.engine = Engine(
-            view=RankView(rank, pipeline, replicas=(rank,), num_stages=order.stages, first_microbatch=0),
+            view=RankView.of(topology, rank, microbatches=microbatches),
             training=lower(order),
             forward_only=lower(forward_only(order, microbatches)),
             stages=stages,

@@ -1,1 +1,1 @@
-"""The synchronous one-directional schedules side by side: on paper, simulated, measured."""
+"""The synchronous schedules side by side: on paper, simulated, measured."""

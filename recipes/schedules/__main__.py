@@ -1,4 +1,4 @@
-"""Tables and figures of the synchronous one-directional schedules, in one command.
+"""Tables and figures of the synchronous schedules, in one command.
 
 python -m runner.recipes.schedules [--write-readme]
 python -m runner.recipes.schedules --reuse           (tables and figures from the last measurements)

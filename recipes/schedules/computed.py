@@ -21,7 +21,8 @@ class Computed:
     Args:
         formula: bubble ratio of one flushed step by its closed form; None where there is none, or it does not hold.
         simulated: by playing the order.
-        simulated_in_a_row: of steps that run into each other, without a barrier in between.
+        simulated_in_a_row: of steps that run into each other, without a barrier in between; where stages have twins,
+            which wait for each other at every step, the same as with it.
         formula_activations: micro-batches of a rank's whole share held at once, by rank; None like ``formula``.
         simulated_activations: the same by playing the order.
         busy: time under compute, mean over the ranks.
@@ -45,10 +46,11 @@ def compute(row: Row, ranks: int, microbatches: int) -> Computed:
     schedule = row.build(ranks, microbatches)
     played = simulate(schedule, COSTS)
     busy = sum(played.busy) / ranks
+    several = len(schedule.placement) > 1
     return Computed(
         formula=_bubble_of_formula(row, ranks, microbatches),
         simulated=played.bubble_ratio,
-        simulated_in_a_row=1.0 - busy / period(schedule, COSTS),
+        simulated_in_a_row=played.bubble_ratio if several else 1.0 - busy / period(schedule, COSTS),
         formula_activations=peak_of_formula(row, ranks, microbatches),
         simulated_activations=played.peak_activations,
         busy=busy,

@@ -49,14 +49,15 @@ class RankBytes:
 def predict(row: Row, ranks: int, microbatches: int) -> dict[str, Any]:
     """What the plan says of each rank, and the formula and the simulation in bytes.
 
-    ``formula_weights`` is Mw, the D-th part of the model's; ``share`` is Ma, the bytes of one micro-batch on a rank,
-    from F to B: what autograd saves, and the stages' inputs.
+    ``formula_weights`` is Mw, the D-th part of the model's, for each pipeline; ``share`` is Ma, the bytes of one
+    micro-batch on a rank, from F to B: what autograd saves, and the stages' inputs.
     """
     schedule = fuse_backwards(row.build(ranks, microbatches))  # what runs
     profile, figures = _profile(schedule)
     samples = microbatches * _SAMPLES
     parts = predict_memory(lower(schedule), profile, figures, batch_samples=samples, temporaries=1).parts
-    shares = [sum(_held(figures[stage]) for stage in schedule.stages_of(rank)) for rank in range(ranks)]
+    pipelines = len(schedule.placement)
+    shares = [sum(_held(figures[stage]) for stage in schedule.stages_of(rank)) // pipelines for rank in range(ranks)]
     batches = [_batch_bytes(schedule, rank) for rank in range(ranks)]
     predicted = [
         RankBytes(part.weights, part.total - part.weights - part.gradients - batch)
@@ -66,7 +67,7 @@ def predict(row: Row, ranks: int, microbatches: int) -> dict[str, Any]:
     counts = known.formula_activations
     return {
         "share": shares,
-        "formula_weights": sum(layer.weight_bytes for layer in profile.layers) // ranks,
+        "formula_weights": pipelines * sum(layer.weight_bytes for layer in profile.layers) // ranks,
         "formula": None if counts is None else _times(counts, shares),
         "simulated": _times(known.simulated_activations, shares),
         "predicted": [asdict(each) for each in predicted],

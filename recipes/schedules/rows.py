@@ -78,5 +78,21 @@ ROWS = (
     Row("dualpipe_v", 2, (), f"{_SPLIT}, B = I + W and T >= 2D; pairs of F and B run one after the other."),
     Row("hanayo", 2, (), "One wave; the order is greedy: no closed form."),
     Row("hanayo", 4, (), "Two waves; the order is greedy: no closed form."),
+    Row(
+        "gems",
+        1,
+        ("~(D-1)/(D+1/2)", "Ma"),
+        "Micro-batches down and up in turn, one at a time; weights 2 Mw. The printed ratio is the limit for many "
+        "micro-batches and B = 2 F; with B = F it is (D-1)/(D+1).",
+    ),
+    Row(
+        "chimera",
+        1,
+        ("(D-2)/(2T+D-2)", "[(D/2+1) Ma, D Ma]"),
+        "Two pipelines, T / D units one after the other; weights 2 Mw. The printed ratio is that of B = F; with "
+        "B = 2 F the units leave gaps between them, (T/D + 1) (D-2) F in all. Activations exact.",
+    ),
+    Row("dualpipe", 1, (), f"{_SPLIT} and B = I + W; weights 2 Mw; pairs of F and B run one after the other."),
+    Row("bitpipe", 2, (), "Two Vs; weights 2 Mw. Half of chimera's bubble, between its units too."),
     Row("varuna", 1, (), "Recomputation counts as work, not as idle time; no closed form here."),
 )

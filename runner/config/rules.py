@@ -134,6 +134,8 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
     yield from _at_least("schedule.microbatches", schedule.microbatches, 1)
     yield from _at_least("schedule.chunks", schedule.chunks, 1)
     yield from _at_least("schedule.memory_limit", schedule.memory_limit, 1)
+    yield from _at_least("schedule.pipes", schedule.pipes, 1)
+    yield from _at_least("schedule.twin_check_every", schedule.twin_check_every, 1)
     if schedule.post_validation and config.trainer.ema_decay is not None:
         why = "The average would take in weights that may yet be taken back"
         fix = "schedule.post_validation=false"

@@ -26,17 +26,18 @@ class Chains:
 
     Args:
         view: where this rank stands.
-        placement: position of each stage.
+        placement: position of each stage, of each pipeline.
         transport: how messages travel.
     """
 
-    def __init__(self, view: RankView, placement: Sequence[int], transport: Transport) -> None:
+    def __init__(self, view: RankView, placement: Sequence[Sequence[int]], transport: Transport) -> None:
         self._view = view
         self._transport = transport
         self._signatures: dict[tuple[object, ...], int] = {}
         self._passing: dict[tuple[Channel, int], tuple[Handle, Tensor]] = {}
-        self._down = _chain(placement[0], len(view.pipeline))
-        self._last = placement[-1]
+        self._down = _chain(placement[0][0], len(view.pipeline))
+        self._lasts = tuple(dict.fromkeys(row[-1] for row in placement))
+        self._last = self._lasts[0]
 
     def header(
         self, batch: StepBatch, *, step: int, training: bool, stop: bool, timeline: Timeline
@@ -84,22 +85,32 @@ class Chains:
         return before, after
 
     def send_totals(self, window: Window) -> None:
-        """Tell every other rank of the pipeline ``[sum, weight, stop]``; called by the last stage's, once a window."""
-        if window.training and self._down[-1] != self._last:
+        """Tell every other rank of the pipeline ``[sum, weight, stop]``; called by the last stage's, once a window.
+
+        Where several ranks have a last stage, each tells its own part of the sums, and the first of them the stop.
+        """
+        if self._view.position != self._last:
+            window.loss[2] = 0.0
+        elif window.training and self._down[-1] != self._last:
             stop = torch.zeros(1, dtype=torch.int64, device=self._transport.device)
             self._transport.receive(stop, self._view.pipeline[self._down[-1]], Channel.STOP).wait()
             window.loss[2] = float(stop)
         message = window.loss.to(self._transport.device, copy=True)
         for position, rank in enumerate(self._view.pipeline):
-            if position != self._last:
+            if position != self._view.position:
                 self._pass_on(message, rank, Channel.TOTALS)
 
     def totals(self, totals: Tensor) -> None:
         """Fill in the pipeline's ``[sum, weight, stop]`` on every rank."""
-        if self._view.position != self._last:
+        parts = []
+        for last in self._lasts:
+            if last == self._view.position:
+                parts.append(totals.clone())
+                continue
             received = torch.empty_like(totals, device=self._transport.device)
-            self._transport.receive(received, self._view.pipeline[self._last], Channel.TOTALS).wait()
-            totals.copy_(received)
+            self._transport.receive(received, self._view.pipeline[last], Channel.TOTALS).wait()
+            parts.append(received.to(totals.device))
+        totals.copy_(torch.stack(parts).sum(0) if len(parts) > 1 else parts[0])
 
     def _pass_on(self, message: Tensor, peer: int, channel: Channel) -> None:
         """Send without waiting for the peer, which may be a step behind; the message before has arrived by now."""

@@ -90,7 +90,7 @@ class Compute:
             window.losses_to_come -= 1
             if not window.losses_to_come:
                 self._on_losses(window)
-        if stage + 1 in self._rank.stages:
+        if self._rank.holds(window, stage + 1, microbatch):
             self._rank.buffers.put("input", stage + 1, microbatch, map_tensors(_as_leaf, output))
         if buffers is not None:
             buffers.forget_unchanged()
@@ -98,7 +98,7 @@ class Compute:
             output = map_tensors(_as_leaf, output)
         if window.training:
             self._rank.buffers.put("graph", stage, microbatch, (value, output))
-        elif stage < self._rank.view.num_stages - 1 and stage + 1 not in self._rank.stages:
+        elif stage < self._rank.view.num_stages - 1 and not self._rank.holds(window, stage + 1, microbatch):
             self._rank.buffers.put("output", stage, microbatch, output)
 
     def recompute(self, window: Window, action: Action) -> None:
@@ -189,12 +189,12 @@ class Compute:
         if not window.sizes[microbatch]:
             return
         leaves, roots = self._take_graph(stage, microbatch)
-        gradients = self._output_gradients(stage, microbatch)
+        gradients = self._output_gradients(window, stage, microbatch)
         start = time.perf_counter()
         with self._rank.transport.exclusive():
             produced = run(leaves, roots, gradients)
         self._rank.timeline.compute(op, stage, microbatch, start, time.perf_counter())
-        self._hand_on(stage, microbatch, leaves, produced)
+        self._hand_on(window, stage, microbatch, leaves, produced)
 
     def backward_weight(self, window: Window, action: Action) -> None:
         """What I left: the gradients of the stage's weights, accumulated."""
@@ -213,11 +213,11 @@ class Compute:
         leaves = [tensor for tensor in flatten(value)[0] if tensor.requires_grad] if stage > 0 else []
         return leaves, [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
 
-    def _output_gradients(self, stage: int, microbatch: int) -> list[Tensor] | None:
+    def _output_gradients(self, window: Window, stage: int, microbatch: int) -> list[Tensor] | None:
         """The gradients of a stage's output, from the stage after; None on the last one, whose output is the loss."""
         if stage == self._rank.view.num_stages - 1:
             return None
-        if stage + 1 not in self._rank.stages:
+        if not self._rank.holds(window, stage + 1, microbatch):
             self._rank.buffers.take("sent", stage, microbatch).wait()
         incoming = self._rank.buffers.take("gradient", stage, microbatch)
         if isinstance(incoming, Incoming):
@@ -226,12 +226,14 @@ class Compute:
         received: list[Tensor] = incoming
         return received
 
-    def _hand_on(self, stage: int, microbatch: int, value: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    def _hand_on(
+        self, window: Window, stage: int, microbatch: int, value: list[Tensor], gradients: Sequence[Tensor | None]
+    ) -> None:
         """Keep the gradients of a stage's input for the stage before; zeros where there is none."""
         if stage == 0:
             return
         made = [torch.zeros_like(t) if g is None else g for t, g in zip(value, gradients, strict=True)]
-        kind = "gradient" if stage - 1 in self._rank.stages else "input_gradient"
+        kind = "gradient" if self._rank.holds(window, stage - 1, microbatch) else "input_gradient"
         self._rank.buffers.put(kind, stage - 1 if kind == "gradient" else stage, microbatch, made)
 
     def _seed_layers(self, window: Window, microbatch: int) -> Callable[[int], None]:

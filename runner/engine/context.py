@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from runner.engine.buffers import Buffers
 from runner.engine.sharding import Sharding
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
+from runner.engine.window import Window
 from runner.model.layers import StageModule
-from runner.schedule.values import Action
+from runner.plan.topology import Topology
+from runner.schedule.values import Action, Schedule
 
 __all__ = ["RankContext", "RankView", "number_of"]
 
@@ -22,9 +25,13 @@ class RankView:
     Args:
         position: in its pipeline.
         pipeline: global rank at each position of this rank's pipeline.
-        replicas: global ranks that hold the same stages, in replica order.
+        replicas: global ranks that hold the same stages at the same position, in replica order.
         num_stages: stages of the model.
         first_microbatch: global number of this replica's first micro-batch: d * T.
+        holders: of each of this rank's stages, all global ranks with a copy: replicas, and the twins of pipelines that
+            cross. Their gradients are summed, in this order.
+        later_copies: this rank's stages of which another rank of its pipeline holds the first copy: the one that
+            counts in the gradient norm and goes into files.
     """
 
     position: int
@@ -32,6 +39,27 @@ class RankView:
     replicas: tuple[int, ...]
     num_stages: int
     first_microbatch: int
+    holders: Mapping[int, tuple[int, ...]]
+    later_copies: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, topology: Topology, rank: int, *, microbatches: int) -> Self:
+        """Where ``rank`` stands in a topology; ``microbatches`` are one replica's."""
+        place, stages = topology.coordinates(rank), topology.stages_of(rank)
+        return cls(
+            position=place.pipe,
+            pipeline=topology.pipeline_group(place.data),
+            replicas=topology.data_group(place.pipe),
+            num_stages=topology.num_stages,
+            first_microbatch=place.data * microbatches,
+            holders={stage: topology.holders(stage) for stage in stages},
+            later_copies=frozenset(stage for stage in stages if topology.rank_of(stage, place.data) != rank),
+        )
+
+    @property
+    def has_twins(self) -> bool:
+        """Whether several ranks of this rank's pipeline hold one of its stages."""
+        return any(len(ranks) > len(self.replicas) for ranks in self.holders.values())
 
 
 @dataclass
@@ -42,6 +70,7 @@ class RankContext:
         view: where the rank stands.
         stages: its stage modules by stage.
         transport: how messages travel.
+        schedules: of a training window (True) and of a validation window: where each micro-batch finds its stages.
         buffers: tensors that wait for their use.
         sharding: keeps the gradients of the rank's stage, where the engine does not.
         timeline: what was done when.
@@ -50,9 +79,15 @@ class RankContext:
     view: RankView
     stages: Mapping[int, StageModule]
     transport: Transport
+    schedules: Mapping[bool, Schedule]
     sharding: Sharding | None = None
     buffers: Buffers = field(default_factory=Buffers)
     timeline: Timeline = field(default_factory=Timeline)
+
+    def holds(self, window: Window, stage: int, microbatch: int) -> bool:
+        """Whether this rank computes ``stage`` of ``microbatch``."""
+        schedule = self.schedules[window.training]
+        return 0 <= stage < schedule.stages and schedule.rank_of(stage, microbatch) == self.view.position
 
 
 def number_of(action: Action) -> int:

@@ -30,6 +30,7 @@ from runner.engine.step_end import Backup, StepEnd
 from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
+from runner.engine.twins import compare_twins
 from runner.engine.update import Update
 from runner.engine.window import StepBatch, Window, join_microbatches, split_microbatches, with_stand_ins
 from runner.errors import RunFailedError
@@ -78,6 +79,8 @@ class Engine:
         shared = {id(weight.parameter) for weight in tied}
         self._sharding = sharding
         self.gradients = {stage: keep(_named_parameters(module, shared)) for stage, module in stages.items()}
+        for stage in view.later_copies:
+            self.gradients[stage].counted = False
         self._tied = group_by_holders(tied)
         self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone
         self._programs = {True: training, False: forward_only}
@@ -91,6 +94,7 @@ class Engine:
             gradients=self.gradients,
             loss=loss,
             transport=transport,
+            schedules={True: training.schedule, False: forward_only.schedule},
             dtype=options.dtype,
             autocast=options.autocast,
             seed=options.seed,
@@ -98,7 +102,7 @@ class Engine:
             sharding=sharding,
             on_step=self._finish_step,
         )
-        self._chains = Chains(view, training.schedule.placement[0], transport)
+        self._chains = Chains(view, training.schedule.placement, transport)
         self._beginning = speculation(training)
         self._end = StepEnd(
             options=options,
@@ -124,6 +128,11 @@ class Engine:
     @property
     def timeline(self) -> Timeline:
         return self._executor.timeline
+
+    @property
+    def first_copies(self) -> dict[int, StageModule]:
+        """This rank's stages without twins whose first copy is elsewhere in its pipeline: those that go into files."""
+        return {stage: module for stage, module in self.stages.items() if stage not in self.view.later_copies}
 
     @property
     def bytes_sent(self) -> dict[str, int]:
@@ -162,7 +171,7 @@ class Engine:
         """Run one training window.
 
         Raises:
-            RunFailedError: an action failed (with the schedule's picture), or the loss is not finite.
+            RunFailedError: an action failed (with the schedule's picture), the loss is not finite, or twins differ.
         """
         self.timeline.begin(self._step, time.perf_counter())
         window = self._open(batch, training=True)
@@ -172,6 +181,8 @@ class Engine:
         self._executor.require_empty()
         self.timeline.finish(time.perf_counter())
         self._step += 1
+        if self.view.has_twins and self._step % self.options.twin_check_every == 0:
+            compare_twins(self.view, self.stages, self.transport, self._step)
         finished, self._finished = self._finished, []
         return finished
 
@@ -277,10 +288,17 @@ class Engine:
             targets=parts(batch.targets) if has_targets else None,
             loss=torch.tensor([0.0, 0.0, float(stop)], dtype=torch.float64),
             loss_scale=self.update.scale.of_sum,
+            own_losses=self._own_losses(training) if has_targets else (),
             stand_ins=stand_ins,
         )
         self._losses_known(window)  # where no forward of this replica will say so: it has no sample
         return window
+
+    def _own_losses(self, training: bool) -> list[int]:
+        """The micro-batches whose last stage is on this rank."""
+        schedule = self._programs[training].schedule
+        ends = enumerate(schedule.rank_of(schedule.stages - 1, number) for number in range(schedule.microbatches))
+        return [number for number, position in ends if position == self.view.position]
 
     def _without_step(self) -> list[Action]:
         """A training window's actions that change no weights."""

@@ -22,7 +22,7 @@ from runner.engine.transport import Handle, Transport
 from runner.engine.window import Window
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
-from runner.schedule.values import COMPUTE, Action, Op, Payload
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Schedule
 
 __all__ = ["Executor"]
 
@@ -36,6 +36,7 @@ class Executor:
         gradients: the gradients of each.
         loss: the loss function, used by the last stage.
         transport: how messages travel.
+        schedules: see :class:`runner.engine.context.RankContext`.
         dtype: of the model's input.
         autocast: format of the forwards' matrix products; None where it is the weights' own.
         seed: what random layers are seeded from, with step, micro-batch and layer.
@@ -52,6 +53,7 @@ class Executor:
         gradients: Mapping[int, StageGradients],
         loss: LossFunction,
         transport: Transport,
+        schedules: Mapping[bool, Schedule],
         dtype: torch.dtype,
         autocast: torch.dtype | None = None,
         seed: int,
@@ -67,7 +69,7 @@ class Executor:
         self._transport = transport
         self._on_step = on_step
         self._stepped: set[int] = set()
-        self._rank = RankContext(view, stages, transport, sharding)
+        self._rank = RankContext(view, stages, transport, schedules, sharding)
         self._compute = Compute(self._rank, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=on_losses)
         self._messages = Messages(self._rank)
         self._handlers: dict[Op, Callable[[Window, Action], None]] = {
@@ -147,9 +149,10 @@ class Executor:
         return self._compute.with_loss(wrap)
 
     def _reduce(self, window: Window, action: Action) -> None:
-        """Start summing the stage's gradients over its replicas; STEP waits for it."""
-        if len(self.view.replicas) > 1:
-            self.reductions += self.gradients[action.stage].reduce(self._transport, self.view.replicas)
+        """Start summing the stage's gradients over its replicas and twins; STEP waits for it."""
+        holders = self.view.holders[action.stage]
+        if len(holders) > 1:
+            self.reductions += self.gradients[action.stage].reduce(self._transport, holders)
 
     def _step(self, window: Window, action: Action) -> None:
         """The optimizer steps for all stages of the rank together, at the last one's STEP."""

@@ -60,7 +60,7 @@ class StageGradients:
             flat.zero_()
 
     def reduce(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
-        """Start summing over the replicas that hold this stage."""
+        """Start summing over the ranks that hold this stage."""
         return [transport.all_reduce(flat, group) for flat in self.flats]
 
     def divide(self, weight: float) -> None:

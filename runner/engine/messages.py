@@ -19,6 +19,9 @@ from runner.schedule.values import COMPUTE, Action, Op, Payload
 
 __all__ = ["Incoming", "Messages", "Outgoing"]
 
+_Boundary = tuple[int, int, bool, int, int]
+"""Stage, global rank on the other side, and the window's key."""
+
 _CHANNELS = {Payload.ACTIVATION: Channel.ACTIVATION, Payload.GRADIENT: Channel.GRADIENT}
 
 
@@ -56,8 +59,8 @@ class Messages:
     def __init__(self, rank: RankContext) -> None:
         self.bytes_sent = dict.fromkeys(Payload, 0)
         self._rank = rank
-        self._specs: dict[tuple[int, bool, int, int], BoundarySpec] = {}  # of each stage's input, by window key
-        self._announced: dict[tuple[int, bool, int, int], BoundarySpec] = {}  # of each stage's output
+        self._specs: dict[_Boundary, BoundarySpec] = {}  # of each stage's input
+        self._announced: dict[_Boundary, BoundarySpec] = {}  # of each stage's output
         self._sends: deque[tuple[Handle, Tensor]] = deque()
         self._posted: set[Action] = set()  # receives that were posted before their turn
 
@@ -80,7 +83,7 @@ class Messages:
         if not window.sizes[microbatch]:
             return True
         known = self._specs if action.payload is Payload.ACTIVATION else self._announced
-        return (stage, *window.key(microbatch)) in known
+        return (stage, self._peer(action), *window.key(microbatch)) in known
 
     def was_posted(self, action: Action) -> bool:
         """Whether a receive was posted before its turn; it is forgotten."""
@@ -115,7 +118,7 @@ class Messages:
                 if window.training
                 else (self._rank.buffers.take("output", stage, microbatch))
             )
-            tensors = self._announce((stage, *window.key(microbatch)), value, peer)
+            tensors = self._announce((stage, peer, *window.key(microbatch)), value, peer)
         else:
             tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
         assert payload is not None
@@ -142,7 +145,7 @@ class Messages:
             self._sends.popleft()[0].wait()
         self._sends += sent
 
-    def _announce(self, key: tuple[int, bool, int, int], value: Any, peer: int) -> list[Tensor]:
+    def _announce(self, key: _Boundary, value: Any, peer: int) -> list[Tensor]:
         """Tell the receiver a boundary's shapes the first time; later they must be the same.
 
         Returns:
@@ -171,13 +174,14 @@ class Messages:
             return
         peer, spec = self._peer(action), None
         if payload is Payload.ACTIVATION:
-            key = (stage, *window.key(microbatch))
+            key = (stage, peer, *window.key(microbatch))
             if key not in self._specs:
                 self._specs[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(peer, Channel.SPEC))
             spec = self._specs[key]
             tensors = spec.allocate(self._rank.transport.device)
         else:
-            tensors = self._announced[stage, *window.key(microbatch)].allocate_gradients(self._rank.transport.device)
+            known = self._announced[stage, peer, *window.key(microbatch)]
+            tensors = known.allocate_gradients(self._rank.transport.device)
         assert payload is not None
         handles = [self._rank.transport.receive(tensor.detach(), peer, _CHANNELS[payload]) for tensor in tensors]
         kind = "input" if payload is Payload.ACTIVATION else "gradient"

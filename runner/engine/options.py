@@ -27,6 +27,7 @@ class EngineOptions:
             run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
         compile: the layers are compiled.
         post_validation: the ranks do not wait for each other before they update; see :mod:`runner.engine.step_end`.
+        twin_check_every: steps between two comparisons of the twins of several pipelines.
         link_delay_seconds: added to every message between ranks, for experiments.
         link_bytes_per_second: what messages are slowed down to, for experiments; None: not.
     """
@@ -41,6 +42,7 @@ class EngineOptions:
     skip_nonfinite: bool = False
     compile: bool = False
     post_validation: bool = False
+    twin_check_every: int = 100
     link_delay_seconds: float = 0.0
     link_bytes_per_second: float | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch.nn import Parameter
@@ -24,12 +24,14 @@ class TiedWeight:
         name: its global name.
         parameter: the copy; stages of one rank share it.
         holders: all global ranks with a copy, over all replicas, rising.
+        stage: the first one that uses it.
         counted: this rank's copy is the one of its pipeline that the gradient norm counts.
     """
 
     name: str
     parameter: Parameter
     holders: tuple[int, ...]
+    stage: int
     counted: bool
 
 
@@ -65,8 +67,15 @@ def tied_weights(
     partition: Sequence[tuple[int, int]],
     ranks_of_stage: Callable[[int], Sequence[int]],
     stages: Mapping[int, StageModule],
+    later_copies: Container[int] = (),
 ) -> list[TiedWeight]:
-    """This rank's copies of the weights that cross stages, frozen ones left out."""
+    """This rank's copies of the weights that cross stages, frozen ones left out.
+
+    Args:
+        ties, partition, ranks_of_stage: as :func:`holder_groups` takes them.
+        stages: this rank's.
+        later_copies: those of them whose first copy another rank of the pipeline holds.
+    """
     own = {
         module.global_name(name): parameter
         for module in stages.values()
@@ -75,15 +84,16 @@ def tied_weights(
     crossing = [tie for tie in ties if len(tie.stages(partition)) > 1]
     groups = holder_groups(ties, partition, ranks_of_stage)
     return [
-        TiedWeight(tie.name, own[tie.name], holders, counted=tie.stages(partition)[0] in stages)
+        TiedWeight(tie.name, own[tie.name], holders, first, counted=first in stages and first not in later_copies)
         for tie, holders in zip(crossing, groups, strict=True)
+        for first in tie.stages(partition)[:1]
         if tie.name in own and own[tie.name].requires_grad
     ]
 
 
 def group_by_holders(weights: Sequence[TiedWeight]) -> list[TiedGradients]:
     """One set of buffers for each group of holders, in an order that all ranks share."""
-    groups: dict[tuple[tuple[int, ...], bool], list[TiedWeight]] = defaultdict(list)
+    groups: dict[tuple[tuple[int, ...], int], list[TiedWeight]] = defaultdict(list)
     for weight in weights:
-        groups[weight.holders, weight.counted].append(weight)
+        groups[weight.holders, weight.stage].append(weight)
     return [TiedGradients(groups[key]) for key in sorted(groups)]

@@ -46,7 +46,8 @@ class Window:
         loss: float64 ``[sum, weight, stop]``: of the loss over the micro-batches, on the last stage and, after STEP,
             everywhere; and how many ranks asked to stop.
         loss_scale: what the loss is multiplied by before its backward.
-        losses_to_come: micro-batches with samples whose loss is not in ``loss`` yet.
+        own_losses: micro-batches whose loss this rank computes.
+        losses_to_come: those of them with samples whose loss is not in ``loss`` yet.
         stand_ins: micro-batches without samples that are computed all the same, on one sample whose loss does not
             count: replicas that share out their gradients must all take part in each.
         outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
@@ -60,12 +61,13 @@ class Window:
     targets: Sequence[Any] | None
     loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
     loss_scale: float = 1.0
+    own_losses: Sequence[int] = ()
     losses_to_come: int = 0
     stand_ins: frozenset[int] = frozenset()
     outputs: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.losses_to_come = sum(size > 0 for size in self.sizes)
+        self.losses_to_come = sum(self.sizes[number] > 0 for number in self.own_losses)
 
     def begin_again(self, loss_scale: float) -> None:
         """Forget the losses so far; how many ranks asked to stop is known as before."""

@@ -14,7 +14,6 @@ from runner.plan.values import RunPlan
 from runner.schedule import registry
 from runner.schedule.catalogue import SEARCHED
 from runner.schedule.fuse import fuse_backwards
-from runner.schedule.generators.layout import of_one_pipeline
 from runner.schedule.search import FOUND, Choice, Rated, search
 from runner.schedule.simulate import StageCosts
 from runner.schedule.specs import ScheduleRequest
@@ -79,6 +78,8 @@ def _reason(choice: Choice, plans: dict[Schedule, RunPlan]) -> str:
 def _name(rated: Rated) -> str:
     schedule = rated.schedule
     name = "an order of its own" if schedule.name == FOUND else schedule.name
+    if len(schedule.placement) > 1:
+        return f"{name} with {len(schedule.placement)} pipelines"
     return f"{name} with {schedule.chunks} chunks per rank" if schedule.chunks > 1 else name
 
 
@@ -91,7 +92,8 @@ def chosen_to_json(schedule: Schedule) -> str:
     chosen: dict[str, object] = {"name": schedule.name, "chunks": schedule.chunks}
     if schedule.name == FOUND:
         chosen |= {
-            "placement": schedule.placement[0],
+            "placement": schedule.placement,
+            "pipeline_of_microbatch": schedule.pipeline_of_microbatch,
             "actions": [[str(action) for action in row] for row in schedule.actions],
         }
     return json.dumps(chosen)
@@ -102,9 +104,14 @@ def read_chosen(run_dir: Path, config: RunConfig) -> Schedule | None:
     if not is_chosen_by_plan(config):
         return None
     chosen = json.loads((run_dir / CHOSEN_FILE).read_text(encoding="utf-8"))
+    name, chunks = chosen["name"], chosen["chunks"]
+    if name == FOUND:
+        return Schedule(
+            name=FOUND,
+            placement=tuple(map(tuple, chosen["placement"])),
+            pipeline_of_microbatch=tuple(chosen["pipeline_of_microbatch"]),
+            actions=tuple(tuple(map(parse_action, row)) for row in chosen["actions"]),
+            chunks=chunks,
+        )
     ranks, microbatches = config.parallelism.pipeline, config.schedule.microbatches
-    if chosen["name"] == FOUND:
-        rows = [[parse_action(cell) for cell in row] for row in chosen["actions"]]
-        return of_one_pipeline(FOUND, chosen["placement"], rows, microbatches)
-    built = registry.build(chosen["name"], ranks=ranks, microbatches=microbatches, chunks=chosen["chunks"])
-    return fuse_backwards(built)
+    return fuse_backwards(registry.build(name, ranks=ranks, microbatches=microbatches, chunks=chunks))

@@ -21,7 +21,13 @@ from runner.plan.advice import compare_without_pipeline, misfit
 from runner.plan.choose import choose
 from runner.plan.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
-from runner.plan.ordered import executed_schedule, follows_profile, is_chosen_by_plan, schedule_problems
+from runner.plan.ordered import (
+    executed_schedule,
+    follows_profile,
+    is_chosen_by_plan,
+    schedule_problems,
+    twin_problems,
+)
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
@@ -75,7 +81,7 @@ def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int) -> list[P
     given = config.partition
     problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
     problems += split_backward_problems(config, schedule)
-    return [*problems, *zero.schedule_problems(config, schedule)]
+    return [*problems, *zero.schedule_problems(config, schedule), *twin_problems(config, schedule)]
 
 
 def make_plan(
@@ -209,7 +215,9 @@ def _assemble(
         "link": link,
     }
     if follows_profile(config):
-        schedule = executed_schedule(config, stage_costs(profile, figures, **work))
+        copies = [data] * len(figures)
+        seconds = stage_costs(profile, figures, mean_samples=work["mean_samples"], copies=copies, link=link)
+        schedule = executed_schedule(config, seconds)
     in_flight = in_flight_microbatches(schedule)
     notes += activation_notes(config, profile, activations, in_flight, on_accelerator=accelerated)
     program = lower(schedule)

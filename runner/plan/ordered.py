@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 from runner.config.resolve import resolve
@@ -21,6 +21,7 @@ __all__ = [
     "resolve_request",
     "schedule_of",
     "schedule_problems",
+    "twin_problems",
 ]
 
 
@@ -31,6 +32,8 @@ class _Asked(TypedDict):
     file: str | None
     memory_limit: int | None
     costs: Costs | StageCosts
+    variant: str | None
+    pipes: int | None
 
 
 def resolve_request(overrides: Sequence[str]) -> RunConfig:
@@ -73,6 +76,14 @@ def schedule_of(config: RunConfig) -> Schedule:
     return registry.build(config.schedule.name, **_asked(config))
 
 
+def twin_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """What does not go with a schedule of several pipelines, whose stages are on several ranks each."""
+    if len(schedule.placement) > 1 and config.schedule.post_validation:
+        why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
+        fix = "schedule.post_validation=false"
+        yield Problem("schedule.post_validation", True, "must be false", why, fix)
+
+
 def is_chosen_by_plan(config: RunConfig) -> bool:
     """Whether the request leaves the choice of the schedule to the plan."""
     spec = _spec(config)
@@ -111,4 +122,6 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> _Asked:
         "file": asked.file,
         "memory_limit": asked.memory_limit,
         "costs": costs_of(config) if costs is None else costs,
+        "variant": asked.variant,
+        "pipes": asked.pipes,
     }

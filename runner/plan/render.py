@@ -48,11 +48,13 @@ def stage_lines(plan: RunPlan) -> list[str]:
             continue
         figures = plan.figures[stage]
         share = f"{figures.seconds / seconds:.0%} of the compute time" if seconds else "compute time not known"
-        position = plan.schedule.placement[0][stage]
+        positions = [plan.schedule.placement[row][stage] for row in plan.schedule.copies_of(stage)]
+        ranks = " and ".join(_ranks(plan, position) for position in positions)
+        word = "ranks" if len(positions) > 1 else _word(plan)
         count = plan.in_flight[stage]
         kept = f"{count} micro-batch{'es' if count != 1 else ''} in flight of {format_bytes(figures.saved_bytes)}"
         lines.append(
-            f"  stage {stage} on {_word(plan)} {_ranks(plan, position)}: {_layers(plan.partition[stage])}, "
+            f"  stage {stage} on {word} {ranks}: {_layers(plan.partition[stage])}, "
             f"{share}, weights {format_bytes(figures.weight_bytes)}, {kept}"
         )
     return lines

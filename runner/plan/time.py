@@ -32,12 +32,13 @@ def predict_time(
         profile: any micro-batch's; its seconds count in proportion to the samples.
         figures: of each stage, from the same profile.
         mean_samples: mean samples of the step's micro-batches.
-        data: replicas that reduce gradients.
+        data: replicas that reduce gradients, besides the twins of several pipelines.
         link: between neighbouring ranks; none = messages and reductions cost nothing.
         stage_seconds: whole stages measured in place; they win over the profile's layers.
         post_validation: a step begins while others end the one before; predicted is one of many.
     """
-    costs = stage_costs(profile, figures, mean_samples=mean_samples, data=data, link=link or Link())
+    copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
+    costs = stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link or Link())
     if stage_seconds is not None:
         costs = _measured(costs, stage_seconds, len(figures))
     played = simulate(schedule, costs)
@@ -55,9 +56,14 @@ def _longest_update(schedule: Schedule, costs: StageCosts) -> float:
 
 
 def stage_costs(
-    profile: ModelProfile, figures: Sequence[StageFigures], *, mean_samples: float, data: int, link: Link
+    profile: ModelProfile, figures: Sequence[StageFigures], *, mean_samples: float, copies: Sequence[int], link: Link
 ) -> StageCosts:
-    """The simulator's costs, in seconds. A recompute costs an F."""
+    """The simulator's costs, in seconds. A recompute costs an F.
+
+    Args:
+        profile, figures, mean_samples, link: see :func:`predict_time`.
+        copies: of each stage: ranks that reduce its gradients.
+    """
     ratio = mean_samples / profile.samples
     return StageCosts(
         F=[stage.forward_seconds * ratio for stage in figures],
@@ -65,7 +71,10 @@ def stage_costs(
         I=[stage.input_gradient_seconds * ratio for stage in figures],
         W=[stage.weight_gradient_seconds * ratio for stage in figures],
         comm=[link.seconds(stage.output_bytes * ratio) for stage in figures[:-1]],
-        reduce=[ring_all_reduce_seconds(stage.gradient_bytes, data, link) for stage in figures],
+        reduce=[
+            ring_all_reduce_seconds(stage.gradient_bytes, ranks, link)
+            for stage, ranks in zip(figures, copies, strict=True)
+        ],
         step=[stage.gradient_bytes * profile.optimizer_seconds_per_byte for stage in figures],
     )
 
@@ -90,15 +99,19 @@ def _measured(costs: StageCosts, seconds: StageSeconds, stages: int) -> StageCos
 def _finish(schedule: Schedule, played: Simulation, costs: StageCosts) -> list[float]:
     """When each rank's optimizer step has ended.
 
-    What comes after the compute is the same on every rank: each stage's gradients are reduced once its last
-    backward has ended, one stage after the other beside the compute, then all its stages step. So it is added
-    here, which plays a third of the actions of the lowered program, to the same times.
+    What comes after the compute is the same on every rank: each stage's gradients are reduced once the last
+    backward of each of its copies has ended, one stage after the other beside the compute, then all its stages step.
+    So it is added here, which plays a third of the actions of the lowered program, to the same times.
     """
+    last: dict[int, float] = {}  # by stage, over all ranks that hold it
+    for actions, ends in zip(schedule.actions, played.end, strict=True):
+        for action, end in zip(actions, ends, strict=True):
+            if action.op in (Op.B, Op.W):
+                last[action.stage] = max(last.get(action.stage, 0.0), end)
     finish = []
-    for rank, (actions, ends) in enumerate(zip(schedule.actions, played.end, strict=True)):
-        last = {action.stage: end for action, end in zip(actions, ends, strict=True) if action.op in (Op.B, Op.W)}
+    for rank in range(schedule.ranks):
         moment = 0.0
-        for stage in sorted(last, key=lambda stage: last[stage]):
+        for stage in sorted(schedule.stages_of(rank), key=lambda stage: last[stage]):
             moment = max(moment, last[stage]) + (costs.reduce[stage] if costs.reduce else 0.0)
         finish.append(moment + sum(costs.step[stage] for stage in schedule.stages_of(rank)))
     return finish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runner.errors import Problem, RequestError
+from runner.schedule.catalogue_bidirectional import BIDIRECTIONAL
 from runner.schedule.generators.building_blocks import v_half, v_min
 from runner.schedule.generators.dualpipe_v import dualpipe_v
 from runner.schedule.generators.from_file import read_schedule
@@ -244,6 +245,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         formulas=None,
         generate=lambda request: varuna(request.ranks, request.microbatches),
     ),
+    *BIDIRECTIONAL,
     ScheduleSpec(
         name="from_file",
         description="the order written in a file (schedule.file), in torch's schedule CSV",

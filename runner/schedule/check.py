@@ -34,7 +34,8 @@ def check_program(program: Program) -> list[str]:
     Its compute is its schedule's, which is checked too. Each list is a sub-sequence of the global order. Every
     message between ranks is sent and received once, in one first-in-first-out order per source, destination and
     payload, and the program ends even where SEND and RECV block until both sides are there. Every stage is reduced
-    after its last weight gradient of a window and then stepped; no STEP lies between an F and its B.
+    after its last weight gradient of a window and then stepped; no STEP lies between an F and its B. Ranks that have
+    several stages in common reduce these in one order.
     """
     schedule = program.schedule
     compute = tuple(tuple(a for a in row if a.op in COMPUTE) for row in program.actions)
@@ -50,7 +51,7 @@ def check_program(program: Program) -> list[str]:
         if ordered[rank] != list(row):
             defects.append(f"rank {rank}: its list is no sub-sequence of the global order")
     defects += [*_messages(program), *_updates(program)]
-    return defects or [*_hangs(program), *_rendezvous(program)]
+    return defects or [*_hangs(program), *_rendezvous(program), *_collectives(program)]
 
 
 def _cell(rank: int, index: int, action: Action) -> str:
@@ -189,7 +190,7 @@ def _updates(program: Program) -> Iterator[str]:
     for rank, row in enumerate(program.actions):
         found = Counter(action for action in row if action.op in (Op.REDUCE, Op.STEP))
         expected = Counter(
-            Action(op, stage, window=window)
+            Action(op, stage, window=window, row=schedule.copy_on(rank, stage))
             for op in (Op.REDUCE, Op.STEP)
             for stage in schedule.stages_of(rank)
             for window in range(schedule.windows)
@@ -244,6 +245,19 @@ def _rendezvous(program: Program) -> Iterator[str]:
         if position[rank] < len(row):
             action = row[position[rank]]
             yield f"{_cell(rank, position[rank], action)}: blocks for ever, because rank {action.peer} never meets it"
+
+
+def _collectives(program: Program) -> Iterator[str]:
+    """A group's collectives are matched by their order, so that all of its ranks must start them in the same."""
+    schedule = program.schedule
+    orders: dict[frozenset[int], dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    for rank, _, action in _cells(program):
+        if action.op is Op.REDUCE:
+            holders = frozenset(schedule.placement[row][action.stage] for row in schedule.copies_of(action.stage))
+            orders[holders][rank].append((action.stage, action.window))
+    for holders, found in orders.items():
+        if len({tuple(order) for order in found.values()}) > 1:
+            yield f"ranks {', '.join(map(str, sorted(holders)))} reduce the stages that they share in different orders"
 
 
 def _meet(rank: int, mine: Action, theirs: Action) -> bool:

@@ -11,7 +11,9 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
     """The actions that must have ended before ``action`` may start.
 
     A schedule's forward waits for the forward of the stage before. In a program it waits for the message
-    instead, where that stage lives on another rank. What a rank's own order implies is not repeated here.
+    instead, where that stage lives on another rank. A rank begins to reduce a stage once its own gradients are there;
+    the sum is there when every rank with a copy of the stage has reduced it. What a rank's own order implies is not
+    repeated here.
 
     Args:
         view: the schedule or program that ``action`` is of.
@@ -21,9 +23,10 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
     schedule = view.schedule if isinstance(view, Program) else view
     op, stage = action.op, action.stage
     if op is Op.REDUCE:
-        return tuple(_weight_gradient(schedule, stage, m) for m in schedule.microbatches_of_window(action.window))
+        rank, window = schedule.placement[action.row][stage], schedule.microbatches_of_window(action.window)
+        return tuple(_weight_gradient(schedule, stage, m) for m in window if schedule.rank_of(stage, m) == rank)
     if op is Op.STEP:
-        return (Action(Op.REDUCE, stage, window=action.window),)
+        return tuple(action._replace(op=Op.REDUCE, row=row) for row in schedule.copies_of(stage))
     microbatch = action.microbatch
     assert microbatch is not None  # only REDUCE and STEP have none
     if op is Op.F:

@@ -7,6 +7,7 @@ its ranks waiting for it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from runner.schedule.simulate import Costs, StageCosts, play
@@ -88,20 +89,31 @@ def _message(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[in
 def add_reduce(schedule: Schedule, order: Order) -> Order:
     """After the last weight gradient of each stage and window, on each rank that holds it: its REDUCE.
 
-    Run before :func:`add_send_recv`, so that the gradient another rank waits for leaves first.
+    Ranks that have several stages in common reduce these in one order, as collectives must: a stage whose turn has not
+    come waits for the stages before it. Run before :func:`add_send_recv`, so that the gradient another rank waits for
+    leaves first.
     """
     last: dict[tuple[int, int, int], int] = {}
     for position, (rank, action) in enumerate(order):
         if action.op in (Op.B, Op.W) and action.microbatch is not None:
             last[rank, action.stage, schedule.window_of(action.microbatch)] = position
-    due = {position: (rank, stage, window) for (rank, stage, window), position in last.items()}
+    ends: dict[tuple[int, int], int] = defaultdict(
+        int
+    )  # stage, window -> when the last of its copies has its gradients
+    for (_, stage, window), position in last.items():
+        ends[stage, window] = max(ends[stage, window], position)
+    due: dict[int, list[Action]] = defaultdict(list)
+    turn: dict[int, int] = defaultdict(int)  # rank -> when the copies that it has reduced so far were all due
+    for (rank, stage, window), position in sorted(last.items(), key=lambda one: ends[one[0][1:]]):
+        if len(schedule.copies_of(stage)) > 1:
+            position = turn[rank] = max(turn[rank], position)
+        due[position].append(Action(Op.REDUCE, stage, window=window, row=schedule.copy_on(rank, stage)))
 
     def extended() -> Iterator[tuple[int, Action]]:
         for position, (rank, action) in enumerate(order):
             yield rank, action
-            if position in due:
-                _, stage, window = due[position]
-                yield rank, Action(Op.REDUCE, stage, window=window)
+            for reduce in due.get(position, ()):
+                yield rank, reduce
 
     return tuple(extended())
 
@@ -122,6 +134,6 @@ def add_step(schedule: Schedule, order: Order) -> Order:
             yield rank, action
             if position in due:
                 for stage in schedule.stages_of(rank):
-                    yield rank, Action(Op.STEP, stage, window=due[position])
+                    yield rank, Action(Op.STEP, stage, window=due[position], row=schedule.copy_on(rank, stage))
 
     return tuple(extended())

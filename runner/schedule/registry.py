@@ -32,10 +32,6 @@ ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 
 NOT_AVAILABLE = frozenset(
     {
-        "gems",
-        "chimera",
-        "dualpipe",
-        "bitpipe",
         "bpipe",
         "pipefisher",
         "pipefb",
@@ -66,9 +62,11 @@ def problems_of(
     file: str | None = None,
     memory_limit: int | None = None,
     costs: Costs | StageCosts | None = None,
+    variant: str | None = None,
+    pipes: int | None = None,
 ) -> list[Problem]:
     """Everything that is wrong with such a request, see :class:`ScheduleRequest`. Never raises."""
-    request = ScheduleRequest(ranks, microbatches, chunks, file, memory_limit, costs or Costs())
+    request = ScheduleRequest(ranks, microbatches, chunks, file, memory_limit, costs or Costs(), variant, pipes)
     spec = SPECS.get(ALIASES.get(name, name))
     ranges = [
         Problem(path, value, "must be at least 1", fix=f"{path}=1")
@@ -77,6 +75,7 @@ def problems_of(
             ("schedule.microbatches", microbatches),
             ("schedule.chunks", 1 if chunks is None else chunks),
             ("schedule.memory_limit", 1 if memory_limit is None else memory_limit),
+            ("schedule.pipes", 1 if pipes is None else pipes),
         )
         if value < 1
     ]
@@ -98,6 +97,8 @@ def build(
     file: str | None = None,
     memory_limit: int | None = None,
     costs: Costs | StageCosts | None = None,
+    variant: str | None = None,
+    pipes: int | None = None,
 ) -> Schedule:
     """The schedule of that name; one of ``NAMES``. The other arguments are those of :class:`ScheduleRequest`.
 
@@ -113,11 +114,13 @@ def build(
         file=file,
         memory_limit=memory_limit,
         costs=costs,
+        variant=variant,
+        pipes=pipes,
     )
     if problems:
         raise RequestError(problems)
     spec = SPECS[ALIASES.get(name, name)]
-    return spec.generate(ScheduleRequest(ranks, microbatches, chunks, file, memory_limit, costs))
+    return spec.generate(ScheduleRequest(ranks, microbatches, chunks, file, memory_limit, costs, variant, pipes))
 
 
 def _one_rank(spec: ScheduleSpec) -> Problem:
@@ -132,6 +135,8 @@ def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]
     asked = (
         ("schedule.file", request.file, "from_file", "The order of the other schedules is generated"),
         ("schedule.memory_limit", request.memory_limit, "zb_auto or auto", "The order of the other schedules is fixed"),
+        ("schedule.variant", request.variant, "chimera", "The other schedules have one form"),
+        ("schedule.pipes", request.pipes, "chimera", "The other schedules have as many pipelines as they need"),
     )
     return [
         Problem(path, value, f"applies to schedule={owner} only", why, f"{path}=null")
@@ -141,7 +146,11 @@ def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]
 
 
 def _illegal(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
-    """Chunks and micro-batches for which there is no such order, each with the nearest that there is."""
+    """Ranks, chunks and micro-batches for which there is no such order, each with the nearest that there is."""
+    if not spec.ranks.holds(request.ranks, request.ranks):
+        near = _nearest(spec.ranks, request.ranks, request.ranks)
+        path, why = "parallelism.pipeline", f"There is no {spec.name} of {request.ranks} ranks; {_choices(near)}"
+        return [Problem(path, request.ranks, f"must be {spec.ranks.rule}", why, f"{path}={near[0]}")]
     asked = (
         ("schedule.chunks", spec.default_chunks if request.chunks is None else request.chunks, spec.chunks),
         ("schedule.microbatches", request.microbatches, spec.microbatches),
@@ -151,11 +160,14 @@ def _illegal(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
         if value is None or legal.holds(request.ranks, value):
             continue
         near = _nearest(legal, request.ranks, value)
-        choices = f"nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}"
         ranks = "one rank" if request.ranks == 1 else f"{request.ranks} ranks"
-        why = f"There is no other {spec.name} of {ranks}; {choices}"
+        why = f"There is no other {spec.name} of {ranks}; {_choices(near)}"
         problems.append(Problem(path, value, f"must be {legal.rule}", why, f"{path}={near[0]}"))
     return problems
+
+
+def _choices(near: list[int]) -> str:
+    return f"nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}"
 
 
 def _nearest(legal: Legal, ranks: int, value: int) -> list[int]:

@@ -18,7 +18,7 @@ from runner.schedule.values import Op, Schedule
 __all__ = ["FOUND", "Choice", "CostsOf", "Rate", "Rated", "search"]
 
 CostsOf = Callable[[tuple[int, ...]], StageCosts]
-"""Placement (stage -> rank) to the durations of its stages."""
+"""Placement (stage -> rank) of the first pipeline to the durations of its stages."""
 
 Rate = Callable[[Schedule], "tuple[float, bool] | None"]
 """Of a schedule: seconds of its step and whether it fits; None: it cannot run at all."""
@@ -83,31 +83,30 @@ def search(request: ScheduleRequest, specs: Sequence[ScheduleSpec], costs_of: Co
         raise ValueError(f"no schedule of {request.ranks} ranks can run")
     named.sort(key=lambda each: each.seconds)
     split = any(_is_split(each.schedule) for each in named)
-    bounds = _bounds(request, costs_of, {each.schedule.placement[0] for each in named})
+    bounds = _bounds(request, costs_of, [each.schedule for each in named])
     best = _best(named)
-    for placement, bound in bounds.items():
-        costs = costs_of(placement)
-        if best.fits and simulate(best.schedule, costs_of(best.schedule.placement[0])).makespan <= _CLOSE * bound:
+    for placed, bound in bounds:
+        if best.fits and _span(best.schedule, costs_of) <= _CLOSE * bound:
             break  # the placements that follow have larger bounds
-        found = _list_scheduled(request, placement, costs, rate, split=split)
+        found = _list_scheduled(request, placed, costs_of(placed.placement[0]), rate, split=split)
         if found is not None and found.fits:
             best = _best([best, found])
-    span = simulate(best.schedule, costs_of(best.schedule.placement[0])).makespan
-    return Choice(best, tuple(named), span / min(bounds.values()))
+    return Choice(best, tuple(named), _span(best.schedule, costs_of) / bounds[0][1])
 
 
-def _bounds(
-    request: ScheduleRequest, costs_of: CostsOf, placements: Iterable[tuple[int, ...]]
-) -> dict[tuple[int, ...], float]:
-    """Each placement with the least time that it allows; the least first."""
-    bounds = {
-        placement: min(
-            lower_bound(placement, request.microbatches, costs_of(placement), request.memory_limit, recompute=recompute)
-            for recompute in (False, True)
-        )
-        for placement in placements
-    }
-    return dict(sorted(bounds.items(), key=lambda item: (item[1], item[0])))
+def _span(schedule: Schedule, costs_of: CostsOf) -> float:
+    return simulate(schedule, costs_of(schedule.placement[0])).makespan
+
+
+def _bounds(request: ScheduleRequest, costs_of: CostsOf, schedules: Iterable[Schedule]) -> list[tuple[Schedule, float]]:
+    """One schedule of each placement with the least time that this allows; the least first."""
+    placed = {(each.placement, each.pipeline_of_microbatch): each for each in schedules}
+    bounds = []
+    for schedule in placed.values():
+        costs, limit = costs_of(schedule.placement[0]), request.memory_limit
+        ways = (lower_bound(schedule, costs, limit, recompute=recompute) for recompute in (False, True))
+        bounds.append((schedule, min(ways)))
+    return sorted(bounds, key=lambda item: (item[1], item[0].placement))
 
 
 def _best(rated: Sequence[Rated]) -> Rated:
@@ -134,11 +133,11 @@ def _is_split(schedule: Schedule) -> bool:
 
 
 def _list_scheduled(
-    request: ScheduleRequest, placement: tuple[int, ...], costs: StageCosts, rate: Rate, *, split: bool
+    request: ScheduleRequest, placed: Schedule, costs: StageCosts, rate: Rate, *, split: bool
 ) -> Rated | None:
     """The shortest order of the most generous limit under which one fits."""
     for limit in _limits(request):
-        orders = list_orders(FOUND, placement, request.microbatches, costs, limit, split=split)
+        orders = list_orders(FOUND, placed, costs, limit, split=split)
         timed = [(simulate(order, costs).makespan, index, order) for index, order in enumerate(orders)]
         if not timed:
             continue

@@ -20,6 +20,8 @@ class ScheduleRequest:
         ranks: pipeline ranks, D.
         microbatches: per optimizer step and data replica, T.
         chunks: model chunks per rank, v; None means the schedule's own.
+        variant: of ``chimera``: what follows a unit of D micro-batches; None means ``concatenation``.
+        pipes: of ``chimera``: pipelines, half of them in each direction; None means 2.
         file: of ``from_file``.
         memory_limit: of ``zb_auto``: micro-batches of its whole share that a rank may keep between F and W; None
             means D, as many as 1F1B keeps on its first rank.
@@ -32,11 +34,13 @@ class ScheduleRequest:
     file: str | None = None
     memory_limit: int | None = None
     costs: Costs | StageCosts = Costs()
+    variant: str | None = None
+    pipes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Formulas:
-    """Closed forms for D > 1 equal stages and free messages, in Python's notation.
+    """Closed forms for D > 1 equal stages and free messages, without variant or pipes, in Python's notation.
 
     D ranks, T micro-batches, v chunks per rank, r the rank; F, B, I and W the durations of a rank's whole share.
 
@@ -80,6 +84,7 @@ class ScheduleSpec:
         formulas: None where the order is found by search or is the user's own.
         generate: called with a request without problems.
         default_chunks: model chunks per rank; None where a file says it.
+        ranks: which D there are.
         chunks: which numbers of chunks there are.
         microbatches: which T there are.
         one_rank: whether it means something on one rank, where it accumulates gradients.
@@ -96,6 +101,7 @@ class ScheduleSpec:
     formulas: Formulas | None
     generate: Callable[[ScheduleRequest], Schedule] = field(repr=False)
     default_chunks: int | None = 1
+    ranks: Legal = Legal("at least 2", lambda ranks, _: True)
     chunks: Legal = Legal("1 or null", lambda ranks, chunks: chunks == 1)
     microbatches: Legal = Legal("at least 1", lambda ranks, microbatches: True)
     one_rank: bool = False
@@ -110,6 +116,7 @@ class ScheduleSpec:
         ranks, chunks = request.ranks, request.chunks
         return (
             (ranks > 1 or self.one_rank)
+            and self.ranks.holds(ranks, ranks)
             and chunks is not None
             and self.chunks.holds(ranks, chunks)
             and self.microbatches.holds(ranks, request.microbatches)

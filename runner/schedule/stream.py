@@ -62,10 +62,7 @@ def updates(schedule: Schedule) -> tuple[tuple[tuple[int, int, int], ...], ...]:
 def weight_versions(schedule: Schedule) -> tuple[float, ...]:
     """Per rank, most copies of its weights held at once, in whole rank shares.
 
-    A flushed schedule keeps one version; a rank of several pipelines holds its stages once for each.
+    A flushed schedule keeps one version; a rank of several pipelines holds the stages of each, those that two of them
+    have in common once.
     """
-    held = [0] * schedule.ranks
-    for row in schedule.placement:
-        for rank in row:
-            held[rank] += 1
-    return tuple(count / schedule.chunks for count in held)
+    return tuple(len(schedule.stages_of(rank)) / schedule.chunks for rank in range(schedule.ranks))

@@ -42,7 +42,7 @@ COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
 _NUMBER = "(0|[1-9][0-9]*)"
 _COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
 _MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FB]){_NUMBER}>{_NUMBER}|(RECV)_([FB]){_NUMBER}<{_NUMBER})")
-_WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?:@([1-9][0-9]*))?")
+_WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?::([1-9][0-9]*))?(?:@([1-9][0-9]*))?")
 
 
 class Action(NamedTuple):
@@ -58,6 +58,8 @@ class Action(NamedTuple):
         peer: pipeline rank on the other side of a SEND or RECV, else None.
         window: of REDUCE and STEP: the optimizer step of the stream, from 0. Otherwise 0: the window of
             other actions is their micro-batch's.
+        row: of REDUCE and STEP: the first pipeline that gives the stage to this rank; otherwise 0. It tells the
+            copies of a stage apart that several ranks of one replica hold.
     """
 
     op: Op
@@ -66,15 +68,17 @@ class Action(NamedTuple):
     payload: Payload | None = None
     peer: int | None = None
     window: int = 0
+    row: int = 0
 
     def __str__(self) -> str:
-        """``2F0``, ``2SEND_F0>3``, ``2RECV_B0<3``, ``3REDUCE``, ``3STEP`` (``3STEP@1`` in window 1)."""
+        """``2F0``, ``2SEND_F0>3``, ``2RECV_B0<3``, ``3REDUCE``, ``3STEP`` (``3STEP:1@2``: row 1, window 2)."""
         if self.payload is not None:
             arrow = ">" if self.op is Op.SEND else "<"
             return f"{self.stage}{self.op}_{self.payload}{self.microbatch}{arrow}{self.peer}"
         if self.microbatch is not None:
             return f"{self.stage}{self.op}{self.microbatch}"
-        return f"{self.stage}{self.op}" + (f"@{self.window}" if self.window else "")
+        row, window = (f":{self.row}" if self.row else ""), (f"@{self.window}" if self.window else "")
+        return f"{self.stage}{self.op}{row}{window}"
 
 
 def parse_action(text: str) -> Action:
@@ -90,8 +94,8 @@ def parse_action(text: str) -> Action:
         stage, op, payload, microbatch, peer = (group for group in found.groups() if group is not None)
         return Action(Op(op), int(stage), int(microbatch), Payload(payload), int(peer))
     if found := _WINDOW_FORM.fullmatch(text):
-        stage, op, window = found.groups()
-        return Action(Op(op), int(stage), window=int(window or 0))
+        stage, op, copy, window = found.groups()
+        return Action(Op(op), int(stage), window=int(window or 0), row=int(copy or 0))
     raise ValueError(f"{text!r} is no action; the forms are 2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE and 3STEP")
 
 
@@ -150,6 +154,14 @@ class Schedule:
         """The stages that ``rank`` holds, of any pipeline, ascending and each once."""
         return tuple(sorted({stage for row in self.placement for stage, owner in enumerate(row) if owner == rank}))
 
+    def copies_of(self, stage: int) -> tuple[int, ...]:
+        """For each rank that holds ``stage``, the first row of ``placement`` that gives it to that rank."""
+        return self._copies[stage]
+
+    def copy_on(self, rank: int, stage: int) -> int:
+        """The first row of ``placement`` that gives ``stage`` to ``rank``."""
+        return next(row for row in self._copies[stage] if self.placement[row][stage] == rank)
+
     def is_split(self, stage: int, microbatch: int) -> bool:
         """Whether this backward is written as I and W."""
         return (stage, microbatch) in self._split
@@ -164,7 +176,12 @@ class Schedule:
 
     @property
     def sums_in_order(self) -> bool:
-        """Whether every stage adds up its weights' gradients in the order of the micro-batches, as one process does."""
+        """Whether every stage adds up its weights' gradients in the order of the micro-batches, as one process does.
+
+        Several pipelines never do: each sums its own micro-batches first.
+        """
+        if len(self.placement) > 1:
+            return False
         added: dict[tuple[int, int], int] = {}  # pipeline, stage -> the last one
         for row in self.actions:
             for action in row:
@@ -174,6 +191,14 @@ class Schedule:
                         return False
                     added[place] = action.microbatch
         return True
+
+    @cached_property
+    def _copies(self) -> tuple[tuple[int, ...], ...]:
+        first: list[dict[int, int]] = [{} for _ in range(self.stages)]  # per stage: rank -> row
+        for row, owners in enumerate(self.placement):
+            for stage, rank in enumerate(owners):
+                first[stage].setdefault(rank, row)
+        return tuple(tuple(rows.values()) for rows in first)
 
     @cached_property
     def _split(self) -> frozenset[tuple[int, int | None]]:

@@ -37,7 +37,9 @@ from runner.engine.transport_alone import AloneTransport
 from runner.engine.transport_delayed import DelayedTransport
 from runner.engine.transport_processes import ProcessTransport, destroy_process_groups
 from runner.engine.transport_sockets import SocketTransport
+from runner.engine.twins import running_statistics_problems
 from runner.engine.window import StepBatch
+from runner.errors import raise_problems
 from runner.memory.apply.install import install
 from runner.memory.solve.values import ActivationPlan
 from runner.model.compiled import compile_layers
@@ -125,14 +127,7 @@ class PipelineStrategy(WholeCheckpointStrategy):
     @property
     def view(self) -> RankView:
         """This rank's place in the plan."""
-        place = self.plan.topology.coordinates(self.global_rank)
-        return RankView(
-            position=place.pipe,
-            pipeline=self.plan.topology.pipeline_group(place.data),
-            replicas=self.plan.topology.data_group(place.pipe),
-            num_stages=self.plan.schedule.stages,
-            first_microbatch=place.data * self.options.microbatches,
-        )
+        return RankView.of(self.plan.topology, self.global_rank, microbatches=self.options.microbatches)
 
     @property
     def stages(self) -> tuple[int, ...]:
@@ -220,6 +215,7 @@ class PipelineStrategy(WholeCheckpointStrategy):
 
     def _build_engine(self, module: PipelineModule) -> Engine:
         stages = module.build_stages(self.plan.partition, self.stages)
+        raise_problems(running_statistics_problems(self.view, stages, self.plan.schedule.name))
         activations = self.plan.activations
         for number, stage in stages.items():
             stage.to(device=self.root_device, dtype=self.options.dtype)
@@ -235,7 +231,9 @@ class PipelineStrategy(WholeCheckpointStrategy):
             loss=module.loss_function,
             transport=self._transport(module.ties),
             options=self.options,
-            tied=tied_weights(module.ties, self.plan.partition, self.plan.topology.holders, stages),
+            tied=tied_weights(
+                module.ties, self.plan.partition, self.plan.topology.holders, stages, self.view.later_copies
+            ),
             sharding=self._sharding_of(stages),
             keep=self._gradients_of,
         )
@@ -253,6 +251,7 @@ class PipelineStrategy(WholeCheckpointStrategy):
             return AloneTransport(self.root_device)
         topology = self.plan.topology
         holders = holder_groups(ties, self.plan.partition, topology.holders)
+        holders += [topology.holders(stage) for stage in range(topology.num_stages)]
         pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
         positions = range(len(pipelines[0]))
         replicas = [topology.data_group(position) for position in positions]

@@ -55,7 +55,7 @@ class WholeCheckpointStrategy(CollectiveStrategy):
         self.engine.settle()
         own: dict[str, Tensor] = {}
         if self.replica == 0:
-            for module in self.engine.stages.values():
+            for module in self.engine.first_copies.values():
                 own.update({name: value.detach().cpu() for name, value in module.global_state().items()})
         parts = self.gather_objects(own)
         return {name: value for part in parts or [] for name, value in part.items()}
@@ -65,7 +65,7 @@ class WholeCheckpointStrategy(CollectiveStrategy):
         """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere."""
         assert self.engine is not None
         self.engine.settle()
-        own = own_optimizer_state(optimizer, self.engine.stages) if self.replica == 0 else None
+        own = own_optimizer_state(optimizer, self.engine.first_copies) if self.replica == 0 else None
         state = gather_optimizer_state(self.gather_objects(own))
         scale = self.engine.update.scale
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
@@ -80,7 +80,7 @@ class WholeCheckpointStrategy(CollectiveStrategy):
     def _replica_buffers(self) -> dict[int, dict[str, Tensor]]:
         """By replica after the first, on rank 0; empty elsewhere."""
         assert self.engine is not None
-        own = own_buffers(self.engine.stages) if self.replica else {}
+        own = own_buffers(self.engine.first_copies) if self.replica else {}
         found: dict[int, dict[str, Tensor]] = {}
         for replica, buffers in self.gather_objects((self.replica, own)) or []:
             if buffers:

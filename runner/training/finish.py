@@ -104,9 +104,14 @@ def _own_measures(strategy: PipelineStrategy, clock: StepClock) -> RankMeasures:
 
 
 def _reduced_bytes(engine: Engine) -> float:
-    """What this rank sends in one step's gradient all-reduce: 2 (R - 1) / R of the gradients on a ring."""
+    """What this rank sends in one step's gradient all-reduces: 2 (R - 1) / R of the gradients on a ring of R copies."""
     replicas = len(engine.view.replicas)
-    return 2 * (replicas - 1) / replicas * sum(gradients.num_bytes for gradients in engine.gradients.values())
+    copies = {stage: len(ranks) for stage, ranks in engine.view.holders.items()}  # others are of no stage alone
+    return sum(
+        2 * (ranks - 1) / ranks * gradients.num_bytes
+        for stage, gradients in engine.gradients.items()
+        for ranks in [copies.get(stage, replicas)]
+    )
 
 
 def _measured(

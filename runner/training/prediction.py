@@ -57,7 +57,7 @@ def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelP
         "reduce": {stage: _reduce_seconds(engine, stage) for stage in sorted(engine.stages)},
     }
     ranks = strategy.all_gather_objects(own)
-    seconds = _combine(ranks, plan.schedule.stages, plan.layout["data"])
+    seconds = _combine(ranks, plan.schedule.stages)
     return make_plan(
         config,
         profile,
@@ -67,7 +67,7 @@ def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelP
     )
 
 
-def _combine(ranks: list[dict[str, Any]], num_stages: int, data: int) -> StageSeconds:
+def _combine(ranks: list[dict[str, Any]], num_stages: int) -> StageSeconds:
     """Per stage, the slowest replica's seconds: a step waits for it. What the schedule has nowhere takes none."""
     stages = range(num_stages)
 
@@ -83,9 +83,7 @@ def _combine(ranks: list[dict[str, Any]], num_stages: int, data: int) -> StageSe
         weight_gradient=slowest("W"),
         step=slowest("step"),
         message=max(float(rank["message"]) for rank in ranks),
-        reduce=()
-        if data == 1
-        else tuple(max(rank["reduce"][s] for rank in ranks if s in rank["reduce"]) for s in stages),
+        reduce=tuple(max(rank["reduce"][stage] for rank in ranks if stage in rank["reduce"]) for stage in stages),
     )
 
 
@@ -123,12 +121,13 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
 
 
 def _reduce_seconds(engine: Engine, stage: int) -> float:
-    if len(engine.view.replicas) == 1:
+    holders = engine.view.holders[stage]
+    if len(holders) == 1:
         return 0.0
 
     def reduce() -> None:
         buffers: list[Tensor] = [torch.zeros_like(flat) for flat in engine.gradients[stage].flats]
-        for handle in [engine.transport.all_reduce(buffer, engine.view.replicas) for buffer in buffers]:
+        for handle in [engine.transport.all_reduce(buffer, holders) for buffer in buffers]:
             handle.wait()
 
     return update_seconds(reduce)

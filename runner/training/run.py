@@ -215,6 +215,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         skip_nonfinite=config.trainer.on_nonfinite == "skip",
         compile=config.compile,
         post_validation=config.schedule.post_validation,
+        twin_check_every=config.schedule.twin_check_every,
         link_delay_seconds=config.transport.delay_seconds,
         link_bytes_per_second=config.transport.bytes_per_second,
     )

@@ -15,6 +15,7 @@ from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.schedule.catalogue import SEARCHED
+from runner.schedule.specs import ScheduleRequest
 from runner.schedule.values import Op
 
 SLOW = layer(forward_seconds=2.0, backward_seconds=6.0, input_gradient_seconds=4.0, weight_gradient_seconds=2.0)
@@ -38,7 +39,7 @@ def plans_by_name(**changes: Any) -> list[RunPlan]:
     found = []
     for spec in SEARCHED:
         for chunks in (1, 2):
-            if spec.chunks.holds(4, chunks) and spec.microbatches.holds(4, 6):
+            if spec.accepts(ScheduleRequest(4, 6, chunks)):
                 found.append(planned(spec.name, chunks, **changes))
     return found
 

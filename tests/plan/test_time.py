@@ -94,7 +94,7 @@ def test_the_step_ends_when_the_lowered_program_does(
     schedule = registry.build(name, ranks=len(seconds), microbatches=microbatches)
     figures = stage_figures(profile, uniform(len(seconds), len(seconds)))
     link = Link(0.1, 50.0)
-    costs = stage_costs(profile, figures, mean_samples=1.0, data=data, link=link)
+    costs = stage_costs(profile, figures, mean_samples=1.0, copies=[data] * len(seconds), link=link)
     played = simulate(lower(schedule), costs)
     time = predict_time(schedule, profile, figures, mean_samples=1.0, data=data, link=link)
     assert time.step_seconds == pytest.approx(played.makespan)

@@ -200,7 +200,8 @@ def _sizes() -> Iterator[Any]:
     """Each schedule with ranks, chunks and one of four ranges of T."""
     for place, spec in enumerate(NEW):
         chunks = [each for each in range(1, 5) if spec.chunks.holds(2, each)]
-        for case in covering({"ranks": range(2, 9), "chunks": chunks, "range": range(4)}, strength=1, seed=place):
+        ranks = [each for each in range(2, 9) if spec.ranks.holds(each, each)]
+        for case in covering({"ranks": ranks, "chunks": chunks, "range": range(4)}, strength=1, seed=place):
             yield pytest.param(spec, *case.values, marks=case.marks, id="-".join(map(str, (spec.name, *case.values))))
 
 
@@ -221,11 +222,12 @@ def test_what_is_refused_names_what_is_not(spec: ScheduleSpec) -> None:
     for ranks, microbatches, chunks in itertools.product(range(2, 9), range(1, 34), range(1, 5)):
         problems = problems_of(spec.name, ranks=ranks, microbatches=microbatches, chunks=chunks)
         legal = spec.microbatches.holds(ranks, microbatches) and spec.chunks.holds(ranks, chunks)
+        legal = legal and spec.ranks.holds(ranks, ranks)
         assert (problems == []) is legal
         for problem in problems:
             fixed = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
             path, value = problem.fix.split("=")
-            fixed[path.removeprefix("schedule.")] = int(value)
+            fixed["ranks" if path == "parallelism.pipeline" else path.removeprefix("schedule.")] = int(value)
             assert problem.path not in {each.path for each in problems_of(spec.name, **fixed)}
 
 

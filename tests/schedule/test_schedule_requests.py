@@ -47,6 +47,18 @@ def test_alias() -> None:
         ({"name": "interleaved_1f1b", "microbatches": 9}, "schedule.microbatches", "nearest are 8 and 10. Try sched"),
         ({"name": "hanayo", "chunks": 3}, "schedule.chunks", "must be even or null, two for each wave. There is no "),
         ({"name": "hanayo", "chunks": 1}, "schedule.chunks", "nearest is 2. Try schedule.chunks=2."),
+        (
+            {"name": "dualpipe", "ranks": 5, "microbatches": 10},
+            "parallelism.pipeline",
+            "nearest are 4 and 6. Try paral",
+        ),
+        ({"name": "dualpipe", "microbatches": 9}, "schedule.microbatches", "nearest are 8 and 10. Try schedule.micro"),
+        ({"name": "gems", "microbatches": 1}, "schedule.microbatches", "nearest is 2. Try schedule.microbatches=2."),
+        ({"name": "chimera", "microbatches": 6}, "schedule.microbatches", "nearest are 4 and 8. Try schedule.micro"),
+        ({"name": "chimera", "pipes": 3}, "schedule.pipes", "must be 2 f, where f divides D / 2. As many pipelines"),
+        ({"name": "chimera", "variant": "x"}, "schedule.variant", "must be one of concatenation"),
+        ({"name": "gems", "pipes": 2}, "schedule.pipes", "applies to schedule=chimera only"),
+        ({"name": "1f1b", "variant": "x"}, "schedule.variant", "applies to schedule=chimera only"),
         ({"name": "v_min", "chunks": 4}, "schedule.chunks", "nearest is 2. Try schedule.chunks=2."),
         ({"name": "zb_h1", "memory_limit": 3}, "schedule.memory_limit", "applies to schedule=zb_auto or auto only"),
         ({"name": "zb_auto", "memory_limit": 0}, "schedule.memory_limit", "must be at least 1"),
@@ -86,6 +98,7 @@ def test_csv_round_trip(name: str, tmp_path: Path) -> None:
     assert again.chunks == schedule.chunks
     assert again.actions == schedule.actions
     assert again.placement == schedule.placement
+    assert again.pipeline_of_microbatch == schedule.pipeline_of_microbatch
     assert to_csv(again) == to_csv(schedule)
 
 

@@ -19,6 +19,7 @@ from runner.model.ties import find_ties
 from runner.optim.backup import OptimizerBackup
 from runner.optim.master import MasterWeights
 from runner.plan.batches import split_sizes
+from runner.plan.topology import Topology
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.registry import build
@@ -54,7 +55,7 @@ def make_engine(
     ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own;
     ``prepare`` is called with each stage's module and number.
     """
-    position, replica = divmod(transport.rank, data)
+    position = transport.rank // data
     order = schedule if isinstance(schedule, Schedule) else build(schedule, ranks=pipeline, microbatches=count)
     sources = model if isinstance(model, list) else layers_of(model, 0)
     cut = uniform(len(sources), order.stages)
@@ -64,16 +65,11 @@ def make_engine(
         for number, module in stages.items():
             prepare(module, number)
     ties = find_ties(sources)
-    owners = order.placement[0]
-    tied = tied_weights(ties, cut, lambda stage: [owners[stage] * data + d for d in range(data)], stages)
+    topology = Topology.grid(pipeline, data, placement=order.placement)
+    view = RankView.of(topology, transport.rank, microbatches=count)
+    tied = tied_weights(ties, cut, topology.holders, stages, view.later_copies)
     engine = Engine(
-        view=RankView(
-            position=position,
-            pipeline=tuple(p * data + replica for p in range(pipeline)),
-            replicas=tuple(position * data + d for d in range(data)),
-            num_stages=order.stages,
-            first_microbatch=replica * count,
-        ),
+        view=view,
         training=lower(order),
         forward_only=lower(forward_only(order, count)),
         stages=stages,
@@ -102,11 +98,12 @@ def part_of(
     samples = num_samples(batch[0])
     parts = (split_microbatches(value, samples, data)[replica] for value in batch)
     inputs, targets = (map_tensors(torch.clone, part) for part in parts)  # a rank loads its own: memory is aligned anew
-    owners = schedule.placement[0] if isinstance(schedule, Schedule) else range(pipeline)
+    rows = schedule.placement if isinstance(schedule, Schedule) else (range(pipeline),)
+    first, last = {row[0] for row in rows}, {row[-1] for row in rows}
     return StepBatch(
-        inputs=inputs if position == owners[0] else None,
-        targets=targets if position == owners[-1] else None,
-        samples=num_samples(inputs) if position in (owners[0], owners[-1]) else None,
+        inputs=inputs if position in first else None,
+        targets=targets if position in last else None,
+        samples=num_samples(inputs) if position in first | last else None,
     )
 
 

@@ -69,11 +69,13 @@ def train(
     optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype = torch.float32,
     by_replica: bool = False,
+    pipelines: int = 1,
 ) -> list[float]:
     """Train ``model`` in place; the mean loss of every step.
 
     With ``by_replica`` gradients and losses are summed within each replica first, then over replicas: the order in
-    which replicas sum, so that they must agree bitwise.
+    which replicas sum, so that they must agree bitwise. With ``pipelines`` every such micro-batch of one replica is
+    summed with its like first: those of each direction, where micro-batches go through the ranks in several ways.
     """
     model.to(dtype)
     parameters = list(model.parameters())
@@ -82,6 +84,7 @@ def train(
     for inputs, targets in batches:
         pairs = list(zip(microbatches(inputs, replicas, count), microbatches(targets, replicas, count), strict=True))
         groups = [pairs[d * count : (d + 1) * count] for d in range(replicas)] if by_replica else [pairs]
+        groups = [group[start::pipelines] for group in groups for start in range(pipelines)]
         sums = [accumulate(model, loss, group, dtype) for group in groups]
         total, weight = sum(part[0] for part in sums), sum(part[1] for part in sums)
         for index, parameter in enumerate(parameters):

@@ -51,6 +51,28 @@ def test_post_validation_gives_the_same_bits(tmp_path, schedule):
     assert_same_weights(weights, state)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_pipelines_in_both_directions(tmp_path, ranks):
+    """The bits of the plain loop that sums each direction first; a checkpoint holds one copy, and goes on as either."""
+    overrides = [
+        f"parallelism.pipeline={ranks}", "schedule.microbatches=4", "data.kwargs.samples=21", "data.batch_size=8",
+        "trainer.grad_clip_norm=0.05", "checkpoint.every=2", "checkpoint.keep=9", "schedule.twin_check_every=1",
+    ]  # fmt: skip
+    directory = make_directory(tmp_path)
+    record, weights = result(directory, *overrides, "schedule=chimera")
+    options = {"samples": 21, "count": 4, "clip_norm": 0.05, "dtype": torch.float32}
+    losses, state = plain_result(pipelines=2, **options)
+    assert record["loss"] == losses
+    assert_same_weights(weights, state)
+    overrides.append("resume=run/checkpoints/step-2.ckpt")
+    again, resumed = result(directory, *overrides, "schedule=chimera", run="again")
+    assert again["loss"] == losses
+    assert_same_weights(resumed, state)
+    other, _ = result(directory, *overrides, "schedule=1f1b", run="other")
+    assert other["loss"] == pytest.approx(losses, rel=1e-6)
+
+
 @pytest.mark.parametrize(("schedule", "pipeline", "data", "count", "clip_norm", "precision"), LAYOUTS)
 def test_equal(tmp_path, schedule, pipeline, data, count, clip_norm, precision):
     overrides = [

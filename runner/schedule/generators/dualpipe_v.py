@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from runner.schedule.generators.layout import of_one_pipeline, zigzag
 from runner.schedule.generators.v_row import VRow
-from runner.schedule.values import Action, Op, Schedule
+from runner.schedule.values import Op, Schedule
 
-__all__ = ["dualpipe_v"]
+__all__ = ["dualpipe_v", "fill_dual_row"]
 
 _F0, _F1, _B0, _B1, _I0, _I1 = (Op.F, 0), (Op.F, 1), (Op.B, 0), (Op.B, 1), (Op.I, 0), (Op.I, 1)
 
@@ -23,12 +23,20 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
         ranks: D.
         microbatches: at least 2 D.
     """
-    rows = [_row(ranks, rank, microbatches) for rank in range(ranks)]
+    rows = [
+        fill_dual_row(VRow((rank, 2 * ranks - 1 - rank)), ranks, rank, microbatches).actions for rank in range(ranks)
+    ]
     return of_one_pipeline("dualpipe_v", zigzag(ranks, 2), rows, microbatches)
 
 
-def _row(ranks: int, rank: int, microbatches: int) -> list[Action]:
-    row = VRow(ranks, rank)
+def fill_dual_row(row: VRow, ranks: int, rank: int, microbatches: int) -> VRow:
+    """Write one rank's list.
+
+    Args:
+        row: still empty.
+        ranks, rank: from the end at which chunk 0's micro-batches enter, to the turn or the middle.
+        microbatches: of each chunk.
+    """
     here, behind = rank + 1, ranks - rank - 1
     row.add(*[_F0] * (2 * behind), *[_F0, _F1] * here)
     for _ in range(behind):
@@ -43,7 +51,7 @@ def _row(ranks: int, rank: int, microbatches: int) -> list[Action]:
         row.add(_I0)
     for _ in range(here):
         row.pay()
-    return row.actions
+    return row
 
 
 def _drain(pairs: int) -> list[tuple[Op, int]]:

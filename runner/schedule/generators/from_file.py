@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import logging
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.errors import Problem, did_you_mean
@@ -32,15 +33,18 @@ def read_schedule(file: str) -> Schedule | list[Problem]:
     actions = tuple(row for row in rows if not isinstance(row, Problem))
     if not any(actions):
         return [Problem(_PATH, file, "must hold at least one action", "Each row is one rank's list of cells like 0F0")]
-    owner, problems = _placement(file, actions)
+    owners = _owners(actions)
+    problems = [problem for owner in owners for problem in _placement_problems(file, actions, owner)]
     if problems:
         return problems
+    placement = [tuple(owner[stage] for stage in range(len(owner))) for owner in owners]
+    microbatches = 1 + max(a.microbatch or 0 for row in actions for a in row)
     schedule = Schedule(
         name="from_file",
-        placement=(tuple(owner[stage] for stage in range(len(owner))),),
-        pipeline_of_microbatch=(0,) * (1 + max(a.microbatch or 0 for row in actions for a in row)),
+        placement=tuple(placement),
+        pipeline_of_microbatch=tuple(_pipelines(actions, placement, microbatches)),
         actions=actions,
-        chunks=len(owner) // len(actions),
+        chunks=len(placement[0]) // len(actions),
     )
     return [Problem(_PATH, file, defect) for defect in check(schedule)] or schedule
 
@@ -88,26 +92,61 @@ def _compute(text: str) -> Action | str:
     return action
 
 
-def _placement(file: str, actions: tuple[tuple[Action, ...], ...]) -> tuple[dict[int, int], list[Problem]]:
-    """Stage -> rank as the rows say it, and what is wrong with that."""
-    owner: dict[int, int] = {}
-    problems = []
+def _owners(actions: tuple[tuple[Action, ...], ...]) -> list[dict[int, int]]:
+    """Stage -> rank of each pipeline, as the rows say it.
+
+    There are several where micro-batches go different ways, each through all stages and as many on every rank.
+    """
+    one: dict[int, int] = {}
+    ways: dict[int | None, dict[int, int]] = {}  # by micro-batch
     for rank, row in enumerate(actions):
-        for stage in sorted({action.stage for action in row}):
-            if owner.setdefault(stage, rank) != rank:
-                rule = f"stage {stage} must be on one rank, but rows {owner[stage] + 1} and {rank + 1} both have it"
-                problems.append(Problem(_PATH, file, rule))
+        for action in row:
+            one.setdefault(action.stage, rank)
+            ways.setdefault(action.microbatch, {}).setdefault(action.stage, rank)
+    distinct: list[dict[int, int]] = []
+    for microbatch in sorted(ways, key=lambda number: number or 0):
+        if ways[microbatch] not in distinct:
+            distinct.append(ways[microbatch])
+    whole = all(way.keys() == one.keys() and len(set(_counts(way, len(actions)))) == 1 for way in distinct)
+    return distinct if whole else [one]
+
+
+def _counts(owner: Mapping[int, int], ranks: int) -> list[int]:
+    """Stages of each rank."""
+    return [sum(1 for rank in owner.values() if rank == mine) for mine in range(ranks)]
+
+
+def _pipelines(
+    actions: tuple[tuple[Action, ...], ...], placement: Sequence[tuple[int, ...]], microbatches: int
+) -> Iterator[int]:
+    """The pipeline of each micro-batch: the one that all of its cells agree with, or the first."""
+    cells: list[set[tuple[int, int]]] = [set() for _ in range(microbatches)]
+    for rank, row in enumerate(actions):
+        for action in row:
+            cells[action.microbatch or 0].add((action.stage, rank))
+    for found in cells:
+        yield next((row for row, way in enumerate(placement) if found <= set(enumerate(way))), 0)
+
+
+def _placement_problems(
+    file: str, actions: tuple[tuple[Action, ...], ...], owner: Mapping[int, int]
+) -> Iterator[Problem]:
+    """What is wrong with where one pipeline has its stages."""
+    held = {(action.stage, rank) for rank, row in enumerate(actions) for action in row}
+    if len(_owners(actions)) == 1:
+        for stage, rank in sorted(held - set(owner.items())):
+            rule = f"stage {stage} must be on one rank, but rows {owner[stage] + 1} and {rank + 1} both have it"
+            yield Problem(_PATH, file, rule)
     microbatches = {action.microbatch for row in actions for action in row}
     for what, numbers in (("stages", owner.keys()), ("micro-batches", microbatches)):
         absent = next(number for number in range(len(numbers) + 1) if number not in numbers)
         if absent < len(numbers):
             rule = f"{what} must be numbered from 0 without gaps, but {absent} is in no cell"
-            problems.append(Problem(_PATH, file, rule))
-    counts = [sum(1 for rank in owner.values() if rank == mine) for mine in range(len(actions))]
+            yield Problem(_PATH, file, rule)
+    counts = _counts(owner, len(actions))
     if len(set(counts)) > 1:
         rule = f"every rank must have the same number of stages, but the rows have {', '.join(map(str, counts))}"
-        problems.append(Problem(_PATH, file, rule, "Costs and partition divide a rank's share evenly over its chunks"))
-    return owner, problems
+        yield Problem(_PATH, file, rule, "Costs and partition divide a rank's share evenly over its chunks")
 
 
 def _nearby(file: str) -> str:

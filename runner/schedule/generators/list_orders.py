@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
-from runner.schedule.generators.layout import backward, forward, input_gradient, of_one_pipeline, weight_gradient
+from runner.schedule.generators.layout import backward, forward, input_gradient, weight_gradient
 from runner.schedule.generators.list_scheduling import Clock, Urgency, list_schedule
 from runner.schedule.simulate import StageCosts
 from runner.schedule.values import Action, Op, Schedule
@@ -14,23 +15,23 @@ __all__ = ["list_orders"]
 
 
 def list_orders(
-    name: str, placement: Sequence[int], microbatches: int, costs: StageCosts, limit: int, *, split: bool = True
+    name: str, placed: Schedule, costs: StageCosts, limit: int, *, split: bool = True
 ) -> Iterator[Schedule]:
     """One order for each rule that comes to an end under the limit.
 
     Args:
         name: of the schedules.
-        placement: stage -> rank, as many stages on each.
-        microbatches: T.
+        placed: says where the stages are and which way each micro-batch goes; its order is not looked at.
         costs: durations per stage, and of messages.
         limit: micro-batches of its whole share that a rank may keep between F and B or W, at least 1.
         split: backwards as I and W; else as B.
     """
     makes = (forward, input_gradient, weight_gradient) if split else (forward, backward)
-    rows: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
-    for stage, rank in enumerate(placement):
-        rows[rank] += [make(stage, microbatch) for microbatch in range(microbatches) for make in makes]
-    draft = of_one_pipeline(name, placement, rows, microbatches)
+    rows: list[list[Action]] = [[] for _ in range(placed.ranks)]
+    for microbatch, pipeline in enumerate(placed.pipeline_of_microbatch):
+        for stage, rank in enumerate(placed.placement[pipeline]):
+            rows[rank] += [make(stage, microbatch) for make in makes]
+    draft = replace(placed, name=name, actions=tuple(map(tuple, rows)))
     patience = (False, True) if split else (False,)
     for urge, patient, taper in itertools.product((0.25, 0.5, 1.0), patience, (0, 1, 2)):
         try:
@@ -83,8 +84,10 @@ def _to_come(draft: Schedule, costs: StageCosts) -> dict[Op, list[float]]:
 
 
 def _busiest(draft: Schedule, costs: StageCosts) -> float:
-    """Longest work that a rank has of one micro-batch."""
+    """Longest work that a rank has of one micro-batch, on average."""
+    share = 1 / len(draft.placement)
     work = [0.0] * draft.ranks
-    for stage, rank in enumerate(draft.placement[0]):
-        work[rank] += costs.F[stage] + costs.B[stage]
+    for row in draft.placement:
+        for stage, rank in enumerate(row):
+            work[rank] += share * (costs.F[stage] + costs.B[stage])
     return max(work)

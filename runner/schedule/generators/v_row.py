@@ -1,4 +1,4 @@
-"""A rank's list in a V: two chunks, stages r and 2 D - 1 - r, written down without naming micro-batches."""
+"""A rank's list over two stages (chunks of a V, or of two pipelines), written down without naming micro-batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ class VRow:
     """One rank's list while it is written: each op takes the next micro-batch of its chunk.
 
     Args:
-        ranks: D.
-        rank: whose list it is.
+        stages: of chunk 0 and chunk 1.
+        first: the first micro-batch of each.
+        stride: from one micro-batch of a chunk to its next.
     """
 
-    def __init__(self, ranks: int, rank: int) -> None:
-        self._stages = (rank, 2 * ranks - 1 - rank)
+    def __init__(self, stages: tuple[int, int], *, first: tuple[int, int] = (0, 0), stride: int = 1) -> None:
+        self._stages = stages
+        self._first = first
+        self._stride = stride
         self._next: Counter[tuple[Op, int]] = Counter()
         self._owed: list[Action] = []
         self.actions: list[Action] = []
@@ -31,7 +34,8 @@ class VRow:
         """Write each ``(op, chunk)`` of F, B and I."""
         for op, chunk in ops:
             kind = Op.I if op is Op.B else op  # B and I share their count
-            action = Action(op, self._stages[chunk], self._next[kind, chunk])
+            microbatch = self._first[chunk] + self._stride * self._next[kind, chunk]
+            action = Action(op, self._stages[chunk], microbatch)
             self._next[kind, chunk] += 1
             self.actions.append(action)
             if op is Op.I:

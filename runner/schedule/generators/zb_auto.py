@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.schedule.generators.layout import looping, of_one_pipeline
+from runner.schedule.generators.layout import of_one_pipeline
 from runner.schedule.generators.list_orders import list_orders
 from runner.schedule.generators.zero_bubble import zb_h1, zb_h2
 from runner.schedule.simulate import StageCosts, simulate
@@ -38,7 +38,7 @@ def zb_auto(ranks: int, microbatches: int, costs: StageCosts, limit: int) -> Sch
 
 
 def _candidates(ranks: int, microbatches: int, costs: StageCosts, limit: int) -> Iterator[Schedule]:
-    yield from list_orders("zb_auto", looping(ranks, 1), microbatches, costs, limit)
+    yield from list_orders("zb_auto", zb_h1(ranks, microbatches), costs, limit)
     if limit >= min(ranks, microbatches):
         yield zb_h1(ranks, microbatches)
     if min(microbatches, limit) >= 2 * ranks - 1:

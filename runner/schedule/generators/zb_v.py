@@ -22,7 +22,7 @@ def zb_v(ranks: int, microbatches: int) -> Schedule:
 
 
 def _row(ranks: int, rank: int, microbatches: int) -> list[Action]:
-    row = VRow(ranks, rank)
+    row = VRow((rank, 2 * ranks - 1 - rank))
     behind = ranks - rank  # ranks from here to the turn, this one included
     row.add(*[_F0] * (2 * behind - 1))
     row.add(*[_F1, _F0] * rank)

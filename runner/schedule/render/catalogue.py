@@ -63,7 +63,7 @@ def _aliases(spec: ScheduleSpec) -> list[str]:
 def _constraints(spec: ScheduleSpec) -> dict[str, str]:
     """Key -> which values there are."""
     return {
-        "parallelism.pipeline": f"at least {1 if spec.one_rank else 2}",
+        "parallelism.pipeline": "at least 1" if spec.one_rank else spec.ranks.rule,
         "schedule.microbatches": spec.microbatches.rule,
         "schedule.chunks": spec.chunks.rule,
     }

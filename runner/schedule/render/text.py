@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from runner.schedule.simulate import Costs, Simulation, StageCosts, simulate
@@ -17,6 +17,9 @@ _LEGEND = (
     "digit: forward of that micro-batch (mod 10); letter: its backward (a = 0); capital: weight gradient; "
     "~ recompute; . idle"
 )
+
+_Lane = tuple[int, int]
+"""Pipeline and stage: a row of a rank's grid."""
 
 
 def to_text(
@@ -64,8 +67,8 @@ def _time_lines(view: Schedule | Program, times: Simulation, mark: tuple[int, in
     width = max(4, *(len(label) for rank_lanes in lanes for label in rank_lanes.values()))
     for rank, row in enumerate(view.actions):
         drawn = _draw(view, times, rank, unit, columns)
-        for stage, label in lanes[rank].items():
-            yield f"{label:<{width}} |{_lane(drawn, stage)}"
+        for lane, label in lanes[rank].items():
+            yield f"{label:<{width}} |{_line(drawn, lane)}"
         if mark and mark[0] == rank:
             first, last = _span(times, rank, mark[1], unit)
             yield " " * (width + 2 + first) + _pointer(row[mark[1]], mark, last - first)
@@ -85,24 +88,40 @@ def _unit(times: Simulation) -> tuple[float, bool]:
     return (times.makespan / _COLUMNS or 1.0), False
 
 
-def _lanes(schedule: Schedule, rank: int) -> dict[int, str]:
-    """Stage -> label of each row of the grid that belongs to ``rank``: one per stage that it holds."""
-    stages = schedule.stages_of(rank)
-    if len(stages) == 1:
-        return {stages[0]: f"r{rank}"}
-    return {stage: f"r{rank}.{chunk}" for chunk, stage in enumerate(stages)}
+def _lanes(schedule: Schedule, rank: int) -> dict[_Lane, str]:
+    """Label of each row of the grid that belongs to ``rank``: one per pipeline and stage that it holds."""
+    held = [(row, stage) for row, owners in enumerate(schedule.placement) for stage in _held(owners, rank)]
+    several = len(schedule.placement) > 1
+    labels = {}
+    for row, stage in held:
+        chunks = _held(schedule.placement[row], rank)
+        chunk = str(chunks.index(stage)) if len(chunks) > 1 else ""
+        pipe = _pipe_name(schedule, row) if several else ""
+        labels[row, stage] = f"r{rank}{pipe}{'.' if chunk and not several else ''}{chunk}"
+    return labels
+
+
+def _held(owners: Sequence[int], rank: int) -> list[int]:
+    return [stage for stage, owner in enumerate(owners) if owner == rank]
+
+
+def _pipe_name(schedule: Schedule, row: int) -> str:
+    """``d`` for down and ``u`` for up, with a number where there are several of each."""
+    return "du"[row % 2] + (str(row // 2) if len(schedule.placement) > 2 else "")
 
 
 def _draw(
     view: Schedule | Program, times: Simulation, rank: int, unit: float, columns: int
-) -> list[tuple[int, str] | None]:
-    """Per column, the stage that the rank computes for and the character to show; None where it idles."""
-    drawn: list[tuple[int, str] | None] = [None] * columns
+) -> list[tuple[_Lane, str] | None]:
+    """Per column, what the rank computes for and the character to show; None where it idles."""
+    schedule = view.schedule if isinstance(view, Program) else view
+    drawn: list[tuple[_Lane, str] | None] = [None] * columns
     for index, action in enumerate(view.actions[rank]):
         if action.op in COMPUTE:
+            lane = schedule.pipeline_of_microbatch[action.microbatch or 0], action.stage
             first, last = _span(times, rank, index, unit)
             for column in range(first, min(last, columns)):
-                drawn[column] = (action.stage, _character(action))
+                drawn[column] = (lane, _character(action))
     return drawn
 
 
@@ -111,8 +130,8 @@ def _span(times: Simulation, rank: int, index: int, unit: float) -> tuple[int, i
     return first, max(first + 1, round(times.end[rank][index] / unit))
 
 
-def _lane(drawn: list[tuple[int, str] | None], stage: int) -> str:
-    return "".join("." if cell is None else cell[1] if cell[0] == stage else " " for cell in drawn)
+def _line(drawn: list[tuple[_Lane, str] | None], lane: _Lane) -> str:
+    return "".join("." if cell is None else cell[1] if cell[0] == lane else " " for cell in drawn)
 
 
 def _character(action: Action) -> str:

@@ -1,0 +1,224 @@
+"""Pipelines in both directions: published grids, tables and closed forms; where their stages live and are reduced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runner.schedule import (
+    Action,
+    Costs,
+    Op,
+    Schedule,
+    build,
+    check_program,
+    dependencies,
+    lower,
+    parse_action,
+    simulate,
+)
+from runner.schedule.render import to_text
+from runner.schedule.stream import weight_versions
+
+GRIDS = {
+    ("gems", 4): """
+r0d  |0.........aa   1............bb   ......
+r0u  | .........  0aa ............  1bb......
+r1d  |.0......aa ....  1........bb ....  ....
+r1u  |. ......  0....aa ........  1....bb....
+r2d  |..0...aa ........  1....bb ........  ..
+r2u  |.. ...  0........aa ....  1........bb..
+r3d  |...0aa ............  1bb ............
+r3u  |...   0............aa   1............bb
+""",
+    ("chimera", 4): """
+r0d  |01.      .aa..bb
+r0u  |  .0aa1bb.  ..
+r1d  |.0 1 .  aa  bb..
+r1u  |. 0 1.aa  bb  ..
+r2d  |. 0 1.aa  bb  ..
+r2u  |.0 1 .  aa  bb..
+r3d  |  .0aa1bb.  ..
+r3u  |01.      .aa..bb
+""",
+    ("chimera", 8): """
+r0d  |01.      .aa2.bb3      .cc..dd
+r0u  |  .0aa1bb.   .   2cc3dd.  ..
+r1d  |.0 1 .  aa  bb2 .3 .  cc  dd..
+r1u  |. 0 1.aa  bb   2. 3.cc  dd  ..
+r2d  |. 0 1.aa  bb   2. 3.cc  dd  ..
+r2u  |.0 1 .  aa  bb2 .3 .  cc  dd..
+r3d  |  .0aa1bb.   .   2cc3dd.  ..
+r3u  |01.      .aa2.bb3      .cc..dd
+""",
+    ("dualpipe", 8): """
+r0d  |012    3   aa   .bb  cCdD
+r0u  |   0aA1 bb2  cc3.  dd
+r1d  |.0 1 2   aa3   bb  cc d D
+r1u  |. 0 1 aa2   bb3  cc  d D
+r2d  |. 0 1 aa2   bb3  cc  d D
+r2u  |.0 1 2   aa3   bb  cc d D
+r3d  |   0aA1 bb2  cc3.  dd
+r3u  |012    3   aa   .bb  cCdD
+""",
+    ("bitpipe", 4): """
+r0d0 |01.          .        aa..bb
+r0d1 |  .    0aa1bb.          ..
+r0u0 |  .0 1       .  aa  bb  ..
+r0u1 |  . 0 1      .aa  bb    ..
+r1d0 |.0 1     .          aa  bb..
+r1d1 |.     0 1.aa  bb          ..
+r1u0 |. 0 1    .        aa  bb  ..
+r1u1 |.    0 1 .  aa  bb        ..
+r2d0 |. 0 1    .        aa  bb  ..
+r2d1 |.    0 1 .  aa  bb        ..
+r2u0 |.0 1     .          aa  bb..
+r2u1 |.     0 1.aa  bb          ..
+r3d0 |  .0 1       .  aa  bb  ..
+r3d1 |  . 0 1      .aa  bb    ..
+r3u0 |01.          .        aa..bb
+r3u1 |  .    0aa1bb.          ..
+""",
+}
+NAMES = ("gems", "chimera", "dualpipe", "bitpipe")
+
+
+@pytest.mark.parametrize(("name", "microbatches"), GRIDS)
+def test_grid(name: str, microbatches: int) -> None:
+    """The sources' pictures number the micro-batches of each direction from 0; ours all of them."""
+    rows = GRIDS[name, microbatches].strip().splitlines()
+    drawn = to_text(build(name, ranks=4, microbatches=microbatches), Costs()).splitlines()[: len(rows)]
+    assert [_numbered_by_direction(row).rstrip() for row in drawn] == [row.rstrip() for row in rows]
+
+
+def _numbered_by_direction(row: str) -> str:
+    label, bar, cells = row.partition("|")
+    halved = str.maketrans("0123456789abcdefghABCDEFGH", "0011223344aabbccddAABBCCDD")
+    return label + bar + cells.translate(halved)
+
+
+@pytest.mark.parametrize(
+    ("name", "span", "idle", "inner", "peaks"),
+    [
+        ("gems", 75, 0.680, 48, (1, 1, 1, 1)),
+        ("chimera", 30, 0.200, 6, (3, 4, 4, 3)),
+        ("dualpipe", 25, 0.040, 1, (5, 5, 5, 5)),
+    ],
+)
+def test_four_ranks_eight_microbatches(
+    name: str, span: float, idle: float, inner: float, peaks: tuple[float, ...]
+) -> None:
+    found = simulate(build(name, ranks=4, microbatches=8), Costs())
+    assert found.makespan == span
+    assert found.bubble_ratio == pytest.approx(idle, abs=5e-4)
+    assert max(found.inner_idle) == inner
+    assert found.peak_activations == peaks
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+def test_bubbles_of_the_literature(ranks: int) -> None:
+    """Chimera's and BitPipe's of one unit, for B = F and for B = 2 F; GEMS's limits."""
+    for name, equal, double in (("chimera", 2, 1.5), ("bitpipe", 4, 3)):
+        schedule = build(name, ranks=ranks, microbatches=ranks)
+        for costs, work in ((Costs(B=1), equal), (Costs(), double)):
+            expected = (ranks - 2) / (work * ranks + ranks - 2)
+            assert simulate(schedule, costs).bubble_ratio == pytest.approx(expected), (name, costs)
+    many = build("gems", ranks=ranks, microbatches=200)
+    assert simulate(many, Costs()).bubble_ratio == pytest.approx((ranks - 1) / (ranks + 0.5), abs=5e-3)
+    assert simulate(many, Costs(B=1)).bubble_ratio == pytest.approx((ranks - 1) / (ranks + 1), abs=5e-3)
+
+
+@pytest.mark.parametrize(("ranks", "pipes"), [(4, 4), (6, 6), (8, 4), (8, 8), (12, 4), (12, 6)])
+@pytest.mark.parametrize("units", [1, 3])
+def test_more_pipelines_leave_less_idle(ranks: int, pipes: int, units: int) -> None:
+    schedule = build("chimera", ranks=ranks, microbatches=units * ranks, pipes=pipes)
+    assert check_program(lower(schedule)) == []
+    idle = 2 * ranks // pipes - 2
+    assert simulate(schedule, Costs(B=1)).makespan == 2 * units * ranks + idle
+    assert simulate(schedule, Costs()).makespan == 3 * units * ranks + (units + 1) * idle
+    assert weight_versions(schedule) == (pipes,) * ranks
+    peaks = simulate(schedule, Costs()).peak_activations
+    assert min(peaks) == ranks - ranks // pipes + 1
+    assert max(peaks) == ranks
+
+
+def _unit_order(ranks: int, rank: int) -> list[str]:
+    """The order of one unit as it is published, step by step; the k-th micro-batch of each op and direction."""
+    half = ranks // 2
+    own, other = (0, 1) if rank < half else (1, 0)
+    first = half - rank if rank < half else rank - half + 1
+    steps = [("F", own)] * first + [("F", other), ("F", own)] * (half - first) + [("F", other), ("B", other)] * first
+    steps += [("B", own), ("B", other)] * (half - first) + [("B", own)] * first
+    counts: dict[tuple[str, int], int] = {}
+    order = []
+    for op, pipe in steps:
+        count = counts.get((op, pipe), 0)
+        counts[op, pipe] = count + 1
+        order.append(f"{ranks - 1 - rank if pipe else rank}{op}{2 * count + pipe}")
+    return order
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8, 10])
+def test_chimeras_published_order(ranks: int) -> None:
+    schedule = build("chimera", ranks=ranks, microbatches=ranks)
+    assert [[str(action) for action in row] for row in schedule.actions] == [
+        _unit_order(ranks, rank) for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_twins_are_mirrored(name: str) -> None:
+    """Stage s lives on ranks r and D - 1 - r, once for each direction, and is reduced on both."""
+    schedule = build(name, ranks=4, microbatches=8)
+    assert schedule.pipeline_of_microbatch == (0, 1) * 4
+    assert [3 - rank for rank in schedule.placement[0]] == list(schedule.placement[1])
+    assert weight_versions(schedule) == (2, 2, 2, 2)
+    program = lower(schedule)
+    for row, suffix in enumerate(("", ":1")):
+        rank = schedule.placement[row][0]
+        texts = [str(action) for action in program.actions[rank]]
+        assert texts.count(f"0REDUCE{suffix}") == texts.count(f"0STEP{suffix}") == 1
+
+
+def test_a_step_waits_for_every_copys_gradients_and_a_reduction_for_its_own() -> None:
+    schedule = build("chimera", ranks=4, microbatches=4)
+    step = Action(Op.STEP, 1, row=1)
+    assert set(dependencies(schedule, step)) == {Action(Op.REDUCE, 1), Action(Op.REDUCE, 1, row=1)}
+    assert set(map(str, dependencies(schedule, Action(Op.REDUCE, 1, row=1)))) == {"1B1", "1B3"}
+    assert parse_action("1STEP:1") == step
+
+
+def test_reductions_begin_before_the_last_backward() -> None:
+    """The stages that end first are summed beside the rest of the compute."""
+    program = lower(build("chimera", ranks=4, microbatches=4))
+    texts = [str(action) for action in program.actions[0]]
+    assert texts.index("3REDUCE:1") < texts.index("0B0") < texts.index("0REDUCE")
+
+
+def test_an_odd_middle_rank_holds_its_stage_once() -> None:
+    schedule = build("gems", ranks=3, microbatches=4)
+    assert schedule.copies_of(1) == (0,)
+    assert weight_versions(schedule) == (2, 1, 2)
+    assert [str(action) for action in lower(schedule).actions[1]].count("1STEP") == 1
+
+
+def test_shared_stages_that_are_reduced_in_different_orders_are_found() -> None:
+    program = lower(build("gems", ranks=2, microbatches=2))
+    row = list(program.actions[0])
+    first, second = (place for place, action in enumerate(row) if action.op is Op.REDUCE)
+    row.insert(second, row.pop(first))
+    broken = replace(
+        program,
+        actions=(tuple(row), program.actions[1]),
+        order=tuple((0, action) for action in row) + tuple((1, action) for action in program.actions[1]),
+    )
+    assert "ranks 0, 1 reduce the stages that they share in different orders" in check_program(broken)
+
+
+def test_forwards_alone_go_through_the_first_pipeline() -> None:
+    from runner.schedule import forward_only
+
+    schedule: Schedule = forward_only(build("bitpipe", ranks=4, microbatches=4), 3)
+    assert schedule.placement == ((0, 1, 2, 3, 3, 2, 1, 0),)
+    assert check_program(lower(schedule)) == []
