@@ -250,3 +250,36 @@ def test_the_order_that_runs_stays_when_its_stages_are_measured() -> None:
     measured = make_plan(config, profile, stage_seconds=seconds)
     assert measured.schedule == make_plan(config, profile).schedule
     assert measured.time.source == "measured"
+
+
+TWINS: dict[str, Any] = PIPELINE | {"schedule__name": "chimera"}
+
+
+def test_twins_are_planned_with_their_weights_and_their_reduction() -> None:
+    """Each rank holds two stages of two layers; their gradients of 80 bytes go round a ring of two ranks."""
+    plan = planned(**TWINS)
+    assert [parts.weights for parts in plan.rank_parts] == [4 * 40] * 4
+    assert plan.topology.holders(0) == (0, 3)
+    assert "stage 0 on ranks 0 and 3: layers 0-1" in to_table(plan)
+    slow = make_plan(request(**TWINS), model([layer(output_bytes=0)] * 8), link=Link(0.0, 8.0))
+    costs = slow.time.costs
+    assert costs.reduce == pytest.approx([2 * 40 / 8] * 4)
+    # The first rank ends the backwards of stage 3 at 26 of 30 slots of two seconds, and then sums it beside stage 0's.
+    assert slow.time.step_seconds == pytest.approx((26 * 2 + 10) + 10)
+
+
+def test_replicas_of_twins_are_all_reduced() -> None:
+    plan = planned(**TWINS, parallelism__data=2)
+    assert plan.topology.holders(0) == (0, 1, 6, 7)
+    assert plan.peak_memory_bytes[0::2] == plan.peak_memory_bytes[1::2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"schedule__post_validation": True}, "schedule.post_validation = true: must be false. The ranks of chimera"),
+        ({"zero__stage": 1, "parallelism__data": 2}, "schedule.name = chimera: must be another with zero.stage=1."),
+    ],
+)
+def test_what_does_not_go_with_twins(changes: dict[str, Any], says: str) -> None:
+    assert says in "\n".join(problem.line() for problem in plan_problems(request(**TWINS, **changes), 8))
