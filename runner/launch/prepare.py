@@ -19,7 +19,15 @@ from runner.record import RunRecord, environment, step_seconds, write_atomically
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
 
-__all__ = ["CONFIG_FILE", "first_record", "place_of", "prepare", "write_request"]
+__all__ = [
+    "CONFIG_FILE",
+    "check_elsewhere",
+    "first_record",
+    "place_of",
+    "prepare",
+    "write_request",
+    "write_submitted",
+]
 
 CONFIG_FILE = "config.yaml"
 
@@ -50,6 +58,45 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
     return plan
+
+
+def check_elsewhere(config: RunConfig) -> None:
+    """What can be said of a request that starts on other machines than this one; writes nothing.
+
+    They look for themselves whether they have what it needs.
+
+    Raises:
+        RequestError: with every problem of the sections, the place and the plan.
+        DoesNotFitError: a rank would need more than ``memory_limit``.
+    """
+    from runner.model.profile import profile_model
+    from runner.plan.make import make_plan
+
+    raise_problems([*rules(config), *check_run_directory(config), *_callable_problems(config)])
+    plan = make_plan(config, profile_model(config), profile_of=profile_model)
+    if config.memory_limit is not None and not plan.fits:
+        raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
+
+
+def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
+    """The record of a request that waits for its machines."""
+    (run_dir / "logs").mkdir(exist_ok=True)
+    degrees = config.parallelism
+    layout = {"pipeline": degrees.pipeline, "data": degrees.data, "tensor": degrees.tensor}
+    layout["world_size"] = degrees.pipeline * degrees.data * degrees.tensor
+    try:
+        record = RunRecord.load(run_dir)  # of the run that this one continues, or a sweep's
+    except (FileNotFoundError, ValueError):
+        record = RunRecord()
+    record.replace(
+        **environment(),
+        status="running",
+        reason=None,
+        command=command,
+        config=to_container(config),
+        fingerprint=fingerprint(config),
+        layout=layout,
+    ).save(run_dir)
 
 
 def _callable_problems(config: RunConfig) -> list[Problem]:

@@ -16,6 +16,7 @@ from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
 from runner.launch.resume import with_checkpoint
 from runner.launch.run_directory import create_run_directory
+from runner.launch.slurm.step import current_step
 from runner.launch.supervise import end_undisturbed
 from runner.record import RunRecord, finish_failed
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console: Console | None = None) -> int:
     """Check, start, watch and record one run; returns the command's exit status.
 
-    Under torchrun this process is one of the ranks, and starts none.
+    Under torchrun, and as one of several tasks of srun, this process is one of the ranks, and starts none.
 
     Args:
         config: the resolved request.
@@ -47,6 +48,13 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         from runner.launch.attach import attach
 
         return attach(config, command=command, entry=entry)
+    step = current_step()
+    if step is not None and step.num_tasks > 1:
+        from runner.launch.attach import attach_step
+
+        return attach_step(config, step, command=command, entry=entry)
+    if config.launcher.name == "slurm":
+        return _submit(config, command=command, entry=entry)
     try:
         plan = prepare(config)
         config = with_checkpoint(config)
@@ -55,6 +63,14 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         return EXIT_INTERRUPTED
     run_dir = create_run_directory(config.name, config.run_dir)
     return run_in(run_dir, config, plan, command=command, entry=entry, console=console)
+
+
+def _submit(config: RunConfig, *, command: str, entry: str) -> int:
+    from runner.launch.slurm.submit import print_script, submit
+
+    if config.launcher.dry_run:
+        return print_script(config, entry=entry)
+    return submit(config, command=command, entry=entry)
 
 
 def run_in(
