@@ -65,7 +65,7 @@ class Cluster:
         at = self.directory
         files = [f"--key-file={key}", f"--socket={at}/munge.sock", f"--pid-file={at}/munged.pid"]
         self._daemon("munged", "munged", "--foreground", *files, f"--seed-file={at}/munge.seed", "--force")
-        self._wait_for("munge's socket", (at / "munge.sock").exists)
+        self.wait_until("munge's socket", (at / "munge.sock").exists)
         self._daemon("slurmctld", "slurmctld", "-D", "-c", "-f", str(at / "slurm.conf"))
         for node in NODES:
             self.start_node(node)
@@ -74,7 +74,7 @@ class Cluster:
         """Switch a node on, and wait until it is idle."""
         apart = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
         self._daemon(node, *apart, "bash", "-c", _NODE, "bash", node, str(self.directory))
-        self._wait_for(f"node {node}", lambda: self._state_of(node) == "idle")
+        self.wait_until(f"node {node}", lambda: self._state_of(node) == "idle")
 
     def fail_node(self, node: str) -> None:
         """Cut a node's power, and let the controller know at once."""
@@ -112,7 +112,7 @@ class Cluster:
             found.update(self.job(job_id))
             return found["JobState"] in states
 
-        self._wait_for(f"job {job_id} to be {' or '.join(states)}", reached, patience, lambda: str(found))
+        self.wait_until(f"job {job_id} to be {' or '.join(states)}", reached, patience, lambda: str(found))
         return found
 
     def _state_of(self, node: str) -> str:
@@ -137,13 +137,14 @@ class Cluster:
                 start_new_session=True,
             )
 
-    def _wait_for(
+    def wait_until(
         self,
         what: str,
         reached: Callable[[], bool],
         patience: float = PATIENCE_SECONDS,
         found: Callable[[], str] = lambda: "",
     ) -> None:
+        """Poll until ``reached``; fails with what was ``found`` and the daemons' logs."""
         end = time.monotonic() + patience
         while not reached():
             if time.monotonic() > end:
@@ -182,7 +183,7 @@ SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 # cred_expire is also how long a requeued job waits before it may start again
-AuthInfo=socket={at}/munge.sock,cred_expire=1
+AuthInfo=socket={at}/munge.sock,cred_expire=5
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 StateSaveLocation={at}/state
 SlurmdSpoolDir={at}/spool.%n

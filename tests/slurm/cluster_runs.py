@@ -1,0 +1,74 @@
+"""Runs on the cluster, and the same on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from slurm_cluster import PATIENCE_SECONDS, Cluster
+
+import runner
+
+ROOT = Path(runner.__file__).parent.parent
+RUNNER = (sys.executable, "-m", "runner")
+SKEWED = ("model.target=skewed:model", "data.target=skewed:data", "loss=mse", "data.batch_size=16")
+QUIET = ("logger=none", "trainer.progress=false")
+
+
+def environment(cluster: Cluster) -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    return {**os.environ, **cluster.environment, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def run(cluster: Cluster, directory: Path, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command in ``directory``, which must end with ``status``."""
+    done = subprocess.run(
+        words, cwd=directory, env=environment(cluster), capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == status, f"{' '.join(words)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def train(cluster: Cluster, directory: Path, *overrides: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    return run(cluster, directory, *RUNNER, "train", *overrides, *QUIET, status=status)
+
+
+def submit(cluster: Cluster, directory: Path, run_dir: str, *overrides: str) -> int:
+    """The number of a submitted job of two nodes."""
+    slurm = ("launcher=slurm", "launcher.nodes=2", f"run_dir={run_dir}")
+    train(cluster, directory, *slurm, *overrides)
+    return int(record(directory / run_dir)["slurm_job"])
+
+
+def record(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
+    return found
+
+
+def wait_for_step(run_dir: Path, step: int) -> None:
+    """Until that many steps are on file."""
+    lines, end = run_dir / "steps.jsonl", time.monotonic() + PATIENCE_SECONDS
+    while not lines.exists() or len(lines.read_text().splitlines()) < step:
+        assert time.monotonic() < end, f"{run_dir} has not come to step {step}: {log(run_dir)}"
+        time.sleep(0.02)
+
+
+def log(run_dir: Path) -> str:
+    file = run_dir / "logs" / "slurm.log"
+    return file.read_text(errors="replace") if file.exists() else ""
+
+
+def assert_equal(run_dir: Path, reference: Path) -> None:
+    """Losses and weights, bit for bit."""
+    assert record(run_dir)["status"] == "ok", log(run_dir)
+    assert record(run_dir)["loss"] == record(reference)["loss"]
+    weights, expected = (load_file(each / "weights.safetensors") for each in (run_dir, reference))
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
