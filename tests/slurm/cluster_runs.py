@@ -18,7 +18,11 @@ import runner
 
 ROOT = Path(runner.__file__).parent.parent
 RUNNER = (sys.executable, "-m", "runner")
-SKEWED = ("model.target=skewed:model", "data.target=skewed:data", "loss=mse", "data.batch_size=16")
+STEPS = 40
+SKEWED = (
+    *("model.target=skewed:model", "data.target=skewed:data", "loss=mse"),
+    *("data.batch_size=16", f"trainer.max_steps={STEPS}"),
+)
 QUIET = ("logger=none", "trainer.progress=false")
 
 
@@ -40,11 +44,39 @@ def train(cluster: Cluster, directory: Path, *overrides: str, status: int = 0) -
     return run(cluster, directory, *RUNNER, "train", *overrides, *QUIET, status=status)
 
 
-def submit(cluster: Cluster, directory: Path, run_dir: str, *overrides: str) -> int:
-    """The number of a submitted job of two nodes."""
-    slurm = ("launcher=slurm", "launcher.nodes=2", f"run_dir={run_dir}")
-    train(cluster, directory, *slurm, *overrides)
-    return int(record(directory / run_dir)["slurm_job"])
+class Followed:
+    """A run that was submitted as a job of two nodes, and is followed to its end by the command that submitted it."""
+
+    def __init__(self, cluster: Cluster, run_dir: Path, *overrides: str) -> None:
+        self._run_dir = run_dir
+        self._file = run_dir.with_suffix(".followed")
+        words = (*SKEWED, "launcher=slurm", "launcher.nodes=2", "launcher.wait=true", f"run_dir={run_dir}")
+        with self._file.open("wb") as said:
+            self._process = subprocess.Popen(
+                [*RUNNER, "train", *words, *overrides, *QUIET],
+                cwd=run_dir.parent,
+                env=environment(cluster),
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+        self.job = int(self.said_of("submitted as SLURM job ").split("SLURM job ")[1].split(":")[0])
+
+    def said_of(self, words: str) -> str:
+        """What it has said, once ``words`` are in it."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while words not in (said := self._file.read_text(errors="replace")):
+            assert time.monotonic() < end, f"waited for {words!r}\n{said}\n{log(self._run_dir)}"
+            assert self._process.poll() is None, f"waited for {words!r}, but it has ended\n{said}"
+            time.sleep(0.05)
+        return said
+
+    def finish(self) -> tuple[int, str]:
+        """Its exit status, and what it said."""
+        try:
+            status = self._process.wait(timeout=2 * PATIENCE_SECONDS)
+        finally:
+            self._process.kill()
+        return status, self._file.read_text(errors="replace")
 
 
 def record(run_dir: Path) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from cluster_runs import SKEWED, train
 from slurm_cluster import Cluster, missing, running_cluster
 
 
@@ -16,3 +18,11 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(why)
     with running_cluster() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of the tests' training in one process of this machine."""
+    directory = tmp_path_factory.mktemp("reference")
+    train(cluster, directory, *SKEWED, "schedule.microbatches=2", "run_dir=run")
+    return directory / "run"

@@ -115,7 +115,7 @@ def _sbatch(script: Path) -> str:
         check=False,
     )
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        said = " ".join(done.stderr.split()) or f"status {done.returncode}"
         raise RunFailedError(f"sbatch did not take {script}: {said}")
     return done.stdout.strip().split(";")[0]
 
