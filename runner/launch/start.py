@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from runner.launch.local import Launch, run_ranks
+from runner.launch.local import Launch, Outcome, run_ranks
 from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
+from runner.launch.restart import go_on
 from runner.launch.resume import with_checkpoint
 from runner.launch.run_directory import create_run_directory
 from runner.launch.slurm.step import current_step
@@ -85,12 +86,7 @@ def run_in(
     """Run a request that was found good in a directory that exists; as :func:`train` otherwise."""
     config = replace(config, run_dir=str(run_dir))
     try:
-        config_file = write_request(config, plan, run_dir, command=command)
-        logger.info("run directory: %s", run_dir)
-        launch = Launch(
-            config_file, run_dir, plan.topology.world_size, config.trainer.threads, place_of(plan), entry=entry
-        )
-        outcome = run_ranks(launch)
+        outcome = _run_with_restarts(run_dir, config, plan, command=command, entry=entry)
     except KeyboardInterrupt:  # in the moments around the ranks' lives; within them run_ranks sees to it
         end_undisturbed()
         finish_failed(run_dir, "interrupted", "stopped by SIGINT")
@@ -103,6 +99,23 @@ def run_in(
         return outcome.exit_status
     _show(run_dir, console)
     return EXIT_OK
+
+
+def _run_with_restarts(run_dir: Path, config: RunConfig, plan: RunPlan, *, command: str, entry: str) -> Outcome:
+    """Run the ranks, again from the newest checkpoint where they break, ``launcher.max_restarts`` times at most."""
+    logger.info("run directory: %s", run_dir)
+    config_file = write_request(config, plan, run_dir, command=command)
+    launch = Launch(config_file, run_dir, plan.topology.world_size, config.trainer.threads, place_of(plan), entry=entry)
+    outcome = run_ranks(launch)
+    for restart in range(config.launcher.max_restarts):
+        if outcome.status != "failed":
+            break
+        for message in outcome.messages:
+            logger.error("%s", message)
+        logger.warning("restart %d of %d", restart + 1, config.launcher.max_restarts)
+        go_on(config, run_dir, command=command)
+        outcome = run_ranks(launch)
+    return outcome
 
 
 def _without_space(run_dir: Path, error: OSError) -> int:

@@ -85,12 +85,12 @@ def test_gpus_follow_from_the_device() -> None:
         (["launcher.max_restarts=-1"], "launcher.max_restarts = -1: must be at least 0."),
         (
             ["launcher.name=local", "launcher.nodes=null", "launcher.wait=true"],
-            "launcher.wait = True: belongs to launcher=slurm.",
+            "launcher.wait = true: belongs to launcher=slurm.",
         ),
     ],
 )
 def test_rules(overrides: list[str], said: str) -> None:
-    (line,) = (problem.line() for problem in rules(resolve([*SLURM[:1], "launcher=slurm", *overrides])))
+    (line,) = (problem.line() for problem in rules(resolve([*SLURM, *overrides])))
     assert line.startswith(said)
 
 

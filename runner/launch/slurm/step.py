@@ -96,7 +96,7 @@ class Step:
 def current_step(environment: Mapping[str, str] | None = None) -> Step | None:
     """The step that this process is a task of; None outside of one."""
     found = os.environ if environment is None else environment
-    if not {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"} <= found.keys():
+    if not {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"} <= found.keys():
         return None
     array, job = found.get("SLURM_ARRAY_JOB_ID"), found["SLURM_JOB_ID"]
     return Step(
@@ -106,7 +106,7 @@ def current_step(environment: Mapping[str, str] | None = None) -> Step | None:
         rank=int(found["SLURM_PROCID"]),
         local_rank=int(found["SLURM_LOCALID"]),
         node=int(found["SLURM_NODEID"]),
-        nodes=found.get("SLURM_STEP_NODELIST", found["SLURM_JOB_NODELIST"]),
+        nodes=found["SLURM_STEP_NODELIST"],
         tasks=tasks_per_node(found["SLURM_STEP_TASKS_PER_NODE"]),
     )
 
