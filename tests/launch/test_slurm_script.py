@@ -65,10 +65,10 @@ def test_a_dry_run_checks_the_request() -> None:
 
 def test_gpus_follow_from_the_device() -> None:
     config = resolve([*SLURM, "device=cuda", "launcher.nodes=2", "parallelism.data=8"])
-    script = batch_script(config, Path("/shared/100%/run"), ["true"], working_directory=Path("/home/a b"))
+    script = batch_script(config, Path("/shared/100%/run"), ["true"], working_directory=Path("/data/a b"))
     assert "#SBATCH --gpus-per-node=4\n" in script
     assert '#SBATCH --output="/shared/100%%/run/logs/slurm.log"\n' in script
-    assert "cd '/home/a b' || exit 1\n" in script
+    assert "cd '/data/a b' || exit 1\n" in script
 
 
 @pytest.mark.parametrize(
