@@ -60,10 +60,14 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     return plan
 
 
-def check_elsewhere(config: RunConfig) -> None:
+def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     """What can be said of a request that starts on other machines than this one; writes nothing.
 
     They look for themselves whether they have what it needs.
+
+    Args:
+        config: the resolved request.
+        place_is_made: see :func:`prepare`.
 
     Raises:
         RequestError: with every problem of the sections, the place and the plan.
@@ -72,7 +76,8 @@ def check_elsewhere(config: RunConfig) -> None:
     from runner.model.profile import profile_model
     from runner.plan.make import make_plan
 
-    raise_problems([*rules(config), *check_run_directory(config), *_callable_problems(config)])
+    place = [] if place_is_made else check_run_directory(config)
+    raise_problems([*rules(config), *place, *_callable_problems(config)])
     plan = make_plan(config, profile_model(config), profile_of=profile_model)
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))

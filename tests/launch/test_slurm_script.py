@@ -14,6 +14,9 @@ from runner.errors import DoesNotFitError, RequestError
 from runner.launch.slurm.script import batch_script
 from runner.launch.slurm.step import Step, current_step, tasks_per_node
 from runner.launch.slurm.submit import print_script
+from runner.launch.start import train
+from runner.launch.sweep import sweep
+from runner.launch.verify import verify
 
 SLURM = ("model=mlp", "launcher=slurm")
 VARIABLES = {
@@ -65,10 +68,10 @@ def test_a_dry_run_checks_the_request() -> None:
 
 def test_gpus_follow_from_the_device() -> None:
     config = resolve([*SLURM, "device=cuda", "launcher.nodes=2", "parallelism.data=8"])
-    script = batch_script(config, Path("/shared/100%/run"), ["true"], working_directory=Path("/data/a b"))
+    script = batch_script(config, Path("/shared/100%/run"), ["true"], working_directory=Path("/shared/a b"))
     assert "#SBATCH --gpus-per-node=4\n" in script
     assert '#SBATCH --output="/shared/100%%/run/logs/slurm.log"\n' in script
-    assert "cd '/data/a b' || exit 1\n" in script
+    assert "cd '/shared/a b' || exit 1\n" in script
 
 
 @pytest.mark.parametrize(
@@ -145,3 +148,20 @@ def test_layouts_that_no_plan_has(tasks: tuple[int, ...], nodes: int | None, rul
     step = Step("1", "0", 0, 0, 0, 0, "n[1-2]", tasks)
     config = RunConfig(launcher=LauncherConfig(name="slurm" if nodes else "local", nodes=nodes))
     assert [problem.rule for problem in step.problems(config)] == ([rule] if rule else [])
+
+
+def test_commands_that_submit_nothing_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="launcher = slurm: must be local"):
+        verify(resolve([*SLURM]))
+    with pytest.raises(RequestError, match=r"launcher.dry_run = true: belongs to a single run"):
+        sweep([[*SLURM, "launcher.dry_run=true"]], command="runner train")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_slurm_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RequestError, match="launcher = slurm: needs sbatch. It is not on the PATH"):
+        train(resolve([*SLURM]), command="runner train")
+    assert list(tmp_path.iterdir()) == []
