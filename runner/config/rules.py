@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from runner.config.deepspeed_file import file_problems
+from runner.config.launcher_rules import LAUNCHERS, launcher_rules
 from runner.config.memory_rules import POLICIES, memory_rules
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
@@ -27,7 +28,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
     "precision": tuple(PRECISIONS),
     "activation_checkpoint": POLICIES,
-    "launcher": ("local",),
+    "launcher": LAUNCHERS,
     "logger": ("tensorboard", "csv", "none", "custom"),
     "profiler": ("none", "simple", "pytorch"),
 }
@@ -307,7 +308,7 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
 
 
 def _machine(config: RunConfig) -> Iterator[Problem]:
-    hardware, launcher, transport = config.hardware, config.launcher, config.transport
+    hardware, transport = config.hardware, config.transport
     for precision, flops in hardware.flops.items():
         yield from _positive(f"hardware.flops.{precision}", flops, "1e12")
     yield from _positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
@@ -316,8 +317,6 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
     yield from _not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
     yield from _not_negative("transport.delay_seconds", transport.delay_seconds)
     yield from _positive("transport.bytes_per_second", transport.bytes_per_second, "1e9")
-    yield from _positive("launcher.rendezvous_timeout_seconds", launcher.rendezvous_timeout_seconds, "60")
-    yield from _positive("launcher.step_timeout_seconds", launcher.step_timeout_seconds, "600")
     for key in ("F", "B", "I", "W", "comm"):
         yield from _not_negative(f"cost.{key}", getattr(config.cost, key))
     if config.cost.F == config.cost.B == 0:
@@ -341,4 +340,5 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _precision,
     _trainer,
     _machine,
+    launcher_rules,
 )

@@ -230,9 +230,23 @@ class TransportConfig:
 
 @dataclass
 class LauncherConfig:
+    """Where the ranks run. Rules: runner/config/launcher_rules.py."""
+
     name: str = "local"
     rendezvous_timeout_seconds: float = 60.0  # until all ranks have met
     step_timeout_seconds: float = 600.0  # a message that takes longer ends the run
+    max_restarts: int = 0  # times that a run that broke starts again from its newest checkpoint
+    nodes: int | None = None  # slurm: machines that share the ranks evenly; null = 1
+    gpus_per_node: int | None = None  # slurm; null = one for each rank with device=cuda, else none
+    cpus_per_task: int | None = None  # slurm: cores of a rank; null = trainer.threads + data.workers
+    time_limit: str | None = None  # slurm: of the job, [days-]hours:minutes:seconds; null = the partition's
+    signal_seconds: int = 120  # slurm: so long before its time limit a job saves and is queued again
+    requeue: bool = True  # slurm: a job that was stopped, or whose node failed, is queued again and goes on
+    partition: str | None = None  # slurm; null = the cluster's default
+    account: str | None = None  # slurm; null = the user's default
+    sbatch: list[str] = field(default_factory=list)  # slurm: further options of the batch script, as --mem=0
+    wait: bool = False  # slurm: follow the job to its end
+    dry_run: bool = False  # slurm: print the batch script and submit nothing
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""A rank that torchrun has started: nothing to launch, one place and one verdict to agree on."""
+"""A rank that torchrun or srun has started: nothing to launch, one place and one verdict to agree on."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -12,28 +13,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_INTERRUPTED, DoesNotFitError, Problem, RequestError, raise_problems
+from runner.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    DoesNotFitError,
+    Problem,
+    RequestError,
+    raise_problems,
+)
 from runner.launch.failure import status_of
+from runner.launch.local import preempted_reason
 from runner.launch.prepare import compile_operators, prepare, write_request
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
+from runner.launch.restart import FAILURES, go_on, has_begun
 from runner.launch.resume import with_checkpoint
-from runner.launch.run_directory import create_run_directory
+from runner.launch.run_directory import OUTPUTS, create_run_directory
+from runner.launch.slurm.requeue import requeue
+from runner.launch.slurm.step import Step
+from runner.launch.supervise import name_of_signal
 from runner.record import RunRecord, Status, finish_failed
+from runner.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["attach", "world_size_problems"]
+__all__ = ["attach", "attach_step", "world_size_problems"]
 
 logger = logging.getLogger(__name__)
 
 _VERDICT = "runner/verdict"
 _READY = "runner/ready"
+_HANDED_OVER = "runner/handed_over"
 _PREPARING = timedelta(hours=1)  # rank 0 may have to measure a model's layers first
+_HANDING_OVER = timedelta(minutes=2)
 
 
 def attach(config: RunConfig, *, command: str, entry: str) -> int:
-    """Be one rank of the run; returns this process's exit status.
+    """Be one of torchrun's ranks; returns this process's exit status.
 
     Rank 0 checks the request and makes the directory; the others learn its verdict through the store, before
     the first collective.
@@ -42,18 +60,51 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
         RequestError, DoesNotFitError: on every rank, so that the reason is seen whichever ends first.
     """
     raise_problems(world_size_problems(config, int(os.environ["WORLD_SIZE"])))
+    StopSignals.listen()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way of ending the others
+    return _run(config, None, command=command, entry=entry)
+
+
+def attach_step(config: RunConfig, step: Step, *, command: str, entry: str, place_is_made: bool = False) -> int:
+    """Be one of srun's ranks; as :func:`attach` otherwise.
+
+    Told to stop, the ranks save at a step's end, and rank 0's last act is to queue the job again.
+
+    Args:
+        place_is_made: the run's directory has been made for it already, by whoever submitted the job.
+
+    Raises:
+        RunFailedError: the ranks could not meet.
+    """
+    signals = StopSignals.listen((signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM))
+    if step.rank == 0:
+        logger.info("%s", step.line(config))
+    raise_problems([*step.problems(config), *world_size_problems(config, step.num_tasks)])
+    step.become_rank(os.environ)
+    return _run(config, step, command=command, entry=entry, place_is_made=place_is_made, signals=signals)
+
+
+def _run(
+    config: RunConfig,
+    step: Step | None,
+    *,
+    command: str,
+    entry: str,
+    place_is_made: bool = False,
+    signals: StopSignals | None = None,
+) -> int:
     rank = int(os.environ["RANK"])
     prepare_process(config)
     store = open_store(config)
-    run_dir, resume = _agreed_place(config, store, rank, command)
+    begin = _Beginning(config, step, command, place_is_made)
+    run_dir, resume = _agreed_place(begin, store, rank)
     config = replace(config, run_dir=str(run_dir), resume=resume)
     if rank > 0:
         compile_operators(config)  # rank 0's machine has them
     _meet(store, rank)
     try:
         with process_group(config, store):
-            load_entry(entry)(config, run_dir)
+            stopped = load_entry(entry)(config, run_dir)
     except KeyboardInterrupt:
         _finish(run_dir, "interrupted", "stopped by a signal")
         return EXIT_INTERRUPTED
@@ -61,9 +112,16 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
         failure = report_failure(error, run_dir, rank)
         message = f"rank {rank} failed: {failure.summary()}"
         logger.error("%s", message)
-        _finish(run_dir, status_of(failure.exit_status), message)
+        failures = _finish(run_dir, status_of(failure.exit_status), message)
+        if step is not None and failure.exit_status == EXIT_FAILED and failures <= config.launcher.max_restarts:
+            requeue(step.job)
         return failure.exit_status
-    return 0
+    if not stopped:
+        return EXIT_OK
+    if rank == 0:
+        _hand_over(config, run_dir, step, signals)
+    _leave_together(store, rank)
+    return EXIT_PREEMPTED
 
 
 def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
@@ -79,22 +137,43 @@ def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
     return [Problem("parallelism", shown, rule, f"WORLD_SIZE is {world_size}", fix)]
 
 
-def _agreed_place(config: RunConfig, store: Store | None, rank: int, command: str) -> tuple[Path, str | None]:
+class _Beginning:
+    """What rank 0 does before the others may: check the request and make, or find, the run's directory."""
+
+    def __init__(self, config: RunConfig, step: Step | None, command: str, place_is_made: bool) -> None:
+        self.config = config
+        self.step = step
+        self.command = command
+        self.place_is_made = place_is_made
+        if config.run_dir is None and step is not None:  # it survives a requeue, as the job's number does
+            self.config = replace(config, run_dir=str((OUTPUTS / config.name / f"job_{step.place}").absolute()))
+
+    def __call__(self) -> RunConfig:
+        """The request as it starts: its ``run_dir`` is there, its ``resume`` a file or null."""
+        config, again = self.config, self.step is not None and self.step.restarts > 0
+        if again and config.run_dir is not None and has_begun(Path(config.run_dir)):
+            return go_on(config, Path(config.run_dir), command=self.command)[0]
+        plan = prepare(config, place_is_made=self.place_is_made)
+        config = with_checkpoint(config)
+        run_dir = create_run_directory(config.name, config.run_dir)
+        config = replace(config, run_dir=str(run_dir))
+        write_request(config, plan, run_dir, command=self.command)
+        return config
+
+
+def _agreed_place(begin: _Beginning, store: Store | None, rank: int) -> tuple[Path, str | None]:
     """The run's directory, and the checkpoint that it continues from."""
     if rank == 0:
         try:
-            plan = prepare(config)
-            config = with_checkpoint(config)
-            run_dir = create_run_directory(config.name, config.run_dir)
-            write_request(replace(config, run_dir=str(run_dir)), plan, run_dir, command=command)
+            config = begin()
         except (RequestError, DoesNotFitError) as error:
             _tell(store, _refusal(error))
             raise
         except BaseException as error:
             _tell(store, {"does_not_fit": None, "problems": [asdict(_broken(error))]})
             raise
-        _tell(store, {"run_dir": str(run_dir), "resume": config.resume})
-        return run_dir, config.resume
+        _tell(store, {"run_dir": config.run_dir, "resume": config.resume})
+        return Path(str(config.run_dir)), config.resume
     assert store is not None  # rank 1 and up have peers
     store.wait([_VERDICT], _PREPARING)
     verdict = json.loads(store.get(_VERDICT))
@@ -127,7 +206,38 @@ def _broken(error: BaseException) -> Problem:
     return Problem("request", "", "could not be planned", f"rank 0: {type(error).__name__}: {error}")
 
 
-def _finish(run_dir: Path, status: Status, reason: str) -> None:
-    """The first rank to speak is nearest to the cause; the others leave its word alone."""
-    if RunRecord.load(run_dir).status == "running":
-        finish_failed(run_dir, status, reason)
+def _finish(run_dir: Path, status: Status, reason: str) -> int:
+    """The first rank to speak is nearest to the cause; the others leave its word alone.
+
+    Returns:
+        how many times the run has failed so far.
+    """
+    record = RunRecord.load(run_dir)
+    if record.status == "running":
+        record = finish_failed(run_dir, status, reason)
+        if status == "failed":
+            record = record.replace(extras=record.extras | {FAILURES: record.extras.get(FAILURES, 0) + 1})
+            record.save(run_dir)
+    return int(record.extras.get(FAILURES, 0))
+
+
+def _hand_over(config: RunConfig, run_dir: Path, step: Step | None, signals: StopSignals | None) -> None:
+    """All is saved; nothing but leaving may come after this, for SLURM ends a job that it queues again."""
+    number = signals.received if signals is not None else None
+    name = name_of_signal(number) if number is not None else "a signal"
+    record = RunRecord.load(run_dir)
+    record.replace(status="preempted", reason=preempted_reason(name, record.steps)).save(run_dir)
+    logger.info("%s", preempted_reason(name, record.steps))
+    if step is not None and config.launcher.requeue:
+        requeue(step.job)
+
+
+def _leave_together(store: Store | None, rank: int) -> None:
+    """Nobody leaves before rank 0 has handed over: the first one to end makes srun end the others."""
+    if store is None:
+        return
+    if rank == 0:
+        store.set(_HANDED_OVER, "")
+        return
+    with contextlib.suppress(RuntimeError):  # rank 0 has left already, and the store with it
+        store.wait([_HANDED_OVER], _HANDING_OVER)

@@ -211,7 +211,7 @@ def _slurm() -> list[Check]:
     if not missing:
         return [Check("slurm", True, ", ".join(_SLURM))]
     found = f"no {', '.join(missing)}; launcher=local runs"
-    return [Check("slurm", False, found, "run on a login node of a SLURM cluster")]
+    return [Check("slurm", False, found, "run on a login node of a SLURM cluster, for launcher=slurm")]
 
 
 def _recipe_packages() -> list[Check]:

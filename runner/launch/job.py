@@ -6,12 +6,14 @@ The sweep has written the job's configuration and first record; whatever happens
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from pathlib import Path
 
+from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
 from runner.launch.failure import RankFailure, status_of
-from runner.launch.prepare import CONFIG_FILE, prepare
+from runner.launch.prepare import CONFIG_FILE, check_elsewhere, prepare
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.resume import with_checkpoint
 from runner.launch.start import run_in
@@ -30,6 +32,8 @@ def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     record = RunRecord.load(job_dir)
     try:
         config = load(job_dir / CONFIG_FILE)
+        if config.launcher.name == "slurm":
+            return _on_slurm(job_dir, config, record.command or "", entry)
         plan = prepare(config, place_is_made=True)
         config = with_checkpoint(config)
     except RunnerError as error:
@@ -48,6 +52,16 @@ def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
 
     # The sweep shows one table of all jobs.
     return run_in(job_dir, config, plan, command=record.command or "", entry=entry, console=Console(quiet=True))
+
+
+def _on_slurm(job_dir: Path, config: RunConfig, command: str, entry: str) -> int:
+    """A batch job of its own, waited for: the sweep goes on with the next one when it has ended."""
+    from runner.launch.slurm.submit import submit_in
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sweep's way of ending a job: it is cancelled
+    check_elsewhere(config, place_is_made=True)
+    config = with_checkpoint(config)
+    return submit_in(job_dir, config, command=command, entry=entry, wait=True)
 
 
 if __name__ == "__main__":

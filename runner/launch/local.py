@@ -13,10 +13,10 @@ from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT
 from runner.launch.allocator import allocator_variables
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
 from runner.launch.rank import STORE_FD_VARIABLE, TRAIN_ENTRY
-from runner.launch.supervise import Ending, ProcessSpec, name_of_signal, supervise
+from runner.launch.supervise import PREEMPTING_SIGNALS, Ending, ProcessSpec, name_of_signal, supervise
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed
 
-__all__ = ["Launch", "Outcome", "run_ranks"]
+__all__ = ["Launch", "Outcome", "preempted_reason", "run_ranks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def run_ranks(launch: Launch) -> Outcome:
         # Rank 0 has the socket now. Were it open here too, ranks would wait for a dead rank 0 instead of being refused.
         ending = supervise(specs, after_start=listener.close)
     outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
-    if outcome.exit_status not in (EXIT_OK, EXIT_PREEMPTED):
+    if outcome.exit_status != EXIT_OK:
         try:
             finish_failed(launch.run_dir, outcome.status, outcome.reason or outcome.status)
         except OSError as error:  # the cause is told all the same
@@ -123,16 +123,22 @@ def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outc
 
 
 def _interrupted(run_dir: Path, number: int) -> Outcome:
-    """The ranks may have reached a step's end and said so themselves."""
+    """The ranks may have reached a step's end, saved, and said so themselves."""
     try:
-        status = RunRecord.load(run_dir).status
+        record = RunRecord.load(run_dir)
     except (FileNotFoundError, ValueError):
-        status = "running"
-    if status == "ok":
+        record = RunRecord()
+    if record.status == "ok":
         return Outcome(EXIT_OK, "ok")
-    if status == "preempted":
-        return Outcome(EXIT_PREEMPTED, "preempted", (f"stopped by {name_of_signal(number)}, resumable",))
-    return Outcome(EXIT_INTERRUPTED, "interrupted", (f"stopped by {name_of_signal(number)}",))
+    name = name_of_signal(number)
+    if record.status == "interrupted" and number in PREEMPTING_SIGNALS:
+        return Outcome(EXIT_PREEMPTED, "preempted", (preempted_reason(name, record.steps),))
+    return Outcome(EXIT_INTERRUPTED, "interrupted", (f"stopped by {name}",))
+
+
+def preempted_reason(signal_name: str, steps: int) -> str:
+    """What the record says of a run that was saved and may go on."""
+    return f"stopped by {signal_name}, saved after step {steps}; resume=auto goes on"
 
 
 def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -> Sequence[int]:

@@ -20,7 +20,16 @@ from runner.record import RunRecord, environment, step_seconds, write_atomically
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
 
-__all__ = ["CONFIG_FILE", "compile_operators", "first_record", "place_of", "prepare", "write_request"]
+__all__ = [
+    "CONFIG_FILE",
+    "check_elsewhere",
+    "compile_operators",
+    "first_record",
+    "place_of",
+    "prepare",
+    "write_request",
+    "write_submitted",
+]
 
 CONFIG_FILE = "config.yaml"
 
@@ -70,6 +79,50 @@ def compile_operators(config: RunConfig) -> None:
         device = device_type(config)
         settings = deepspeed_settings(config, accelerated=device == "cuda")
         ready_operators(needed_operators(settings), accelerator=device)
+
+
+def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
+    """What can be said of a request that starts on other machines than this one; writes nothing.
+
+    They look for themselves whether they have what it needs.
+
+    Args:
+        config: the resolved request.
+        place_is_made: see :func:`prepare`.
+
+    Raises:
+        RequestError: with every problem of the sections, the place and the plan.
+        DoesNotFitError: a rank would need more than ``memory_limit``.
+    """
+    from runner.model.profile import profile_model
+    from runner.plan.make import make_plan
+
+    place = [] if place_is_made else check_run_directory(config)
+    raise_problems([*rules(config), *place, *_callable_problems(config)])
+    plan = make_plan(config, profile_model(config), profile_of=profile_model)
+    if config.memory_limit is not None and not plan.fits:
+        raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
+
+
+def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
+    """The record of a request that waits for its machines."""
+    (run_dir / "logs").mkdir(exist_ok=True)
+    degrees = config.parallelism
+    layout = {"pipeline": degrees.pipeline, "data": degrees.data, "tensor": degrees.tensor}
+    layout["world_size"] = degrees.pipeline * degrees.data * degrees.tensor
+    try:
+        record = RunRecord.load(run_dir)  # of the run that this one continues, or a sweep's
+    except (FileNotFoundError, ValueError):
+        record = RunRecord()
+    record.replace(
+        **environment(),
+        status="running",
+        reason=None,
+        command=command,
+        config=to_container(config),
+        fingerprint=fingerprint(config),
+        layout=layout,
+    ).save(run_dir)
 
 
 def _callable_problems(config: RunConfig) -> list[Problem]:

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from runner.config.schema import RunConfig
 from runner.launch.failure import RankFailure, error_file, log_file
-from runner.launch.supervise import die_with_parent
+from runner.launch.meeting import meet
+from runner.launch.slurm.step import SLURM_RANK_VARIABLE
+from runner.launch.supervise import die_with_parent, ignore_preemption
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -31,6 +33,7 @@ __all__ = [
     "TORCHRUN_VARIABLE",
     "TRAIN_ENTRY",
     "RankEntry",
+    "leave",
     "load_entry",
     "main",
     "open_store",
@@ -40,7 +43,8 @@ __all__ = [
     "uses_cuda",
 ]
 
-RankEntry = Callable[[RunConfig, Path], None]
+RankEntry = Callable[[RunConfig, Path], bool | None]
+"""Returns whether it stopped early because it was asked to."""
 
 TRAIN_ENTRY = "runner.training.run:run_rank"
 STORE_FD_VARIABLE = "RUNNER_STORE_FD"
@@ -86,7 +90,9 @@ def load_entry(entry: str) -> RankEntry:
 
 
 def open_store(config: RunConfig) -> Store | None:
-    """The key-value store that the ranks meet in: over the parent's socket, or torchrun's. None for a single rank.
+    """The key-value store that the ranks meet in: over the parent's socket, torchrun's, or at rank 0's node.
+
+    None for a single rank.
 
     ``launcher.rendezvous_timeout_seconds`` is how long ranks wait for one another.
     """
@@ -100,6 +106,8 @@ def open_store(config: RunConfig) -> Store | None:
     if TORCHRUN_VARIABLE in os.environ:
         found: Store = next(rendezvous("env://", timeout=timeout))[0]
         return found
+    if SLURM_RANK_VARIABLE in os.environ:
+        return meet(config.launcher.rendezvous_timeout_seconds)
     store: Store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -140,7 +148,7 @@ def uses_cuda(config: RunConfig) -> bool:
     return device_type(config) == "cuda"
 
 
-def _leave(status: int) -> NoReturn:
+def leave(status: int) -> NoReturn:
     """End the process without the interpreter's own teardown.
 
     There, threads of torch's communication abort now and then although everything is done, and after a failure they
@@ -156,5 +164,6 @@ def _leave(status: int) -> NoReturn:
 
 if __name__ == "__main__":
     die_with_parent()
+    ignore_preemption()  # the parent decides, and tells by SIGTERM
     faulthandler.enable()
-    _leave(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4]))
+    leave(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4]))

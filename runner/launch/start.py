@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from runner.launch.local import Launch, run_ranks
+from runner.launch.local import Launch, Outcome, run_ranks
 from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
+from runner.launch.restart import go_on
 from runner.launch.resume import with_checkpoint
 from runner.launch.run_directory import create_run_directory
+from runner.launch.slurm.step import current_step
 from runner.launch.supervise import end_undisturbed
 from runner.record import RunRecord, finish_failed
 
@@ -32,7 +34,7 @@ logger = logging.getLogger(__name__)
 def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console: Console | None = None) -> int:
     """Check, start, watch and record one run; returns the command's exit status.
 
-    Under torchrun this process is one of the ranks, and starts none.
+    Under torchrun, and as one of several tasks of srun, this process is one of the ranks, and starts none.
 
     Args:
         config: the resolved request.
@@ -47,6 +49,13 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         from runner.launch.attach import attach
 
         return attach(config, command=command, entry=entry)
+    step = current_step()
+    if step is not None and step.num_tasks > 1:
+        from runner.launch.attach import attach_step
+
+        return attach_step(config, step, command=command, entry=entry)
+    if config.launcher.name == "slurm":
+        return _submit(config, command=command, entry=entry)
     try:
         plan = prepare(config)
         config = with_checkpoint(config)
@@ -55,6 +64,14 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         return EXIT_INTERRUPTED
     run_dir = create_run_directory(config.name, config.run_dir)
     return run_in(run_dir, config, plan, command=command, entry=entry, console=console)
+
+
+def _submit(config: RunConfig, *, command: str, entry: str) -> int:
+    from runner.launch.slurm.submit import print_script, submit
+
+    if config.launcher.dry_run:
+        return print_script(config, entry=entry)
+    return submit(config, command=command, entry=entry)
 
 
 def run_in(
@@ -69,12 +86,7 @@ def run_in(
     """Run a request that was found good in a directory that exists; as :func:`train` otherwise."""
     config = replace(config, run_dir=str(run_dir))
     try:
-        config_file = write_request(config, plan, run_dir, command=command)
-        logger.info("run directory: %s", run_dir)
-        launch = Launch(
-            config_file, run_dir, plan.topology.world_size, config.trainer.threads, place_of(plan), entry=entry
-        )
-        outcome = run_ranks(launch)
+        outcome = _run_with_restarts(run_dir, config, plan, command=command, entry=entry)
     except KeyboardInterrupt:  # in the moments around the ranks' lives; within them run_ranks sees to it
         end_undisturbed()
         finish_failed(run_dir, "interrupted", "stopped by SIGINT")
@@ -87,6 +99,23 @@ def run_in(
         return outcome.exit_status
     _show(run_dir, console)
     return EXIT_OK
+
+
+def _run_with_restarts(run_dir: Path, config: RunConfig, plan: RunPlan, *, command: str, entry: str) -> Outcome:
+    """Run the ranks, again from the newest checkpoint where they break, ``launcher.max_restarts`` times at most."""
+    logger.info("run directory: %s", run_dir)
+    config_file = write_request(config, plan, run_dir, command=command)
+    launch = Launch(config_file, run_dir, plan.topology.world_size, config.trainer.threads, place_of(plan), entry=entry)
+    outcome = run_ranks(launch)
+    for restart in range(config.launcher.max_restarts):
+        if outcome.status != "failed":
+            break
+        for message in outcome.messages:
+            logger.error("%s", message)
+        logger.warning("restart %d of %d", restart + 1, config.launcher.max_restarts)
+        go_on(config, run_dir, command=command)
+        outcome = run_ranks(launch)
+    return outcome
 
 
 def _without_space(run_dir: Path, error: OSError) -> int:

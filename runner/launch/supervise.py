@@ -25,10 +25,12 @@ from types import FrameType
 
 __all__ = [
     "INTERRUPT_GRACE_SECONDS",
+    "PREEMPTING_SIGNALS",
     "Ending",
     "ProcessSpec",
     "die_with_parent",
     "end_undisturbed",
+    "ignore_preemption",
     "name_of_signal",
     "supervise",
 ]
@@ -41,7 +43,9 @@ INTERRUPT_GRACE_SECONDS = 10.0  # SIGTERM to SIGKILL where the user asked: time 
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PREEMPTING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""By which schedulers ask a run for its place; the others come from its user."""
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPTING_SIGNALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,8 @@ def supervise(
 ) -> Ending:
     """Start the processes, wait until all have ended, and end the others as soon as one fails.
 
-    SIGINT, SIGTERM and SIGHUP to this process end all of them; a second one ends them at once. Once told so, this
-    process is ending too: from then on it ignores further ones (:func:`end_undisturbed`).
+    SIGINT, SIGHUP, SIGTERM, SIGUSR1 and SIGUSR2 to this process end all of them; a second one ends them at once. Once
+    told so, this process is ending too: from then on it ignores further ones (:func:`end_undisturbed`).
 
     Args:
         specs: at least one process.
@@ -123,6 +127,12 @@ def end_undisturbed() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in _ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+
+
+def ignore_preemption() -> None:
+    """Leave SIGUSR1 and SIGUSR2 to the parent: a scheduler sends them to every process of a job."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def name_of_signal(number: int) -> str:

@@ -64,7 +64,7 @@ def sweep(
     place = next((job.config for job in jobs if job.config is not None), None)
     if place is None:
         raise RequestError(jobs[0].problems)
-    raise_problems(run_directory_problems(place.name, place.run_dir))
+    raise_problems([*run_directory_problems(place.name, place.run_dir), *_dry_problems(jobs)])
     sweep_dir = create_run_directory(place.name, place.run_dir)
     logger.info("sweep directory: %s", sweep_dir)
     shown = distinguishing(override_lists)
@@ -93,6 +93,13 @@ def _resolved(overrides: Sequence[str]) -> _Job:
         return _Job(tuple(overrides), resolve_request(overrides))
     except RequestError as error:
         return _Job(tuple(overrides), None, error.problems)
+
+
+def _dry_problems(jobs: Sequence[_Job]) -> list[Problem]:
+    if not any(job.config is not None and job.config.launcher.dry_run for job in jobs):
+        return []
+    why = "A sweep submits one job after the other"
+    return [Problem("launcher.dry_run", True, "belongs to a single run", why, "launcher.dry_run=false")]
 
 
 def _run(job: _Job, job_dir: Path, shown: Sequence[str], *, command: str, entry: str) -> int:

@@ -18,6 +18,7 @@ from runner.errors import (
     Problem,
     RequestError,
     RunFailedError,
+    raise_problems,
 )
 from runner.launch.local import Launch, Outcome, run_ranks
 from runner.launch.prepare import place_of, prepare, write_request
@@ -54,6 +55,9 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = TRACE_
     """
     from runner.training.compare import compare_runs
 
+    if config.launcher.name != "local":
+        why = "`runner verify` starts both runs on this machine"
+        raise_problems([Problem("launcher", config.launcher.name, "must be local", why, "launcher=local")])
     config = _short(config, steps)
     plan = prepare(config, place_is_made=True)
     place = Path(tempfile.mkdtemp(prefix="runner-verify-"))

@@ -9,6 +9,7 @@ sizes reach them with the pipeline's header.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from runner.training.batches import Batches
 from runner.training.random_state import seeded
 from runner.training.streams import EmptySteps, Share, SizedStream, StepStream
 
-__all__ = ["SampleNumber", "StepSampler", "first_batch", "make_loader", "resume_at", "steps_per_epoch"]
+__all__ = ["SampleNumber", "StepSampler", "close_loader", "first_batch", "make_loader", "resume_at", "steps_per_epoch"]
 
 SampleNumber = tuple[int, int]
 """Epoch, and number in the dataset."""
@@ -151,7 +152,12 @@ def make_loader(
     generator = torch.Generator().manual_seed(mix_seed(seed, 0x10AD))  # the loader's own draws are not the model's
     batches = Batches(collate, inputs=inputs, targets=targets, checked=isinstance(dataset, IterableDataset))
     sample_seed = mix_seed(seed, 0x5A3B)
-    common: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0, "generator": generator}
+    common: dict[str, Any] = {
+        "num_workers": workers,
+        "persistent_workers": workers > 0,
+        "generator": generator,
+        "worker_init_fn": _leave_signals_to_rank if workers else None,
+    }
     if isinstance(dataset, IterableDataset):
         share = Share(batch_size, data, replica)
         stream = (
@@ -167,6 +173,25 @@ def make_loader(
         return DataLoader(_NumbersOnly(length), batch_sampler=sampler, collate_fn=_know_nothing)
     samples = _SeededSamples(dataset, sample_seed)
     return DataLoader(samples, batch_sampler=sampler, collate_fn=_Numbered(samples, batches), **common)
+
+
+def _leave_signals_to_rank(worker: int) -> None:
+    """A scheduler signals every process of a job; a worker that died of it would break the step that is to be saved."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def close_loader(loader: DataLoader[Any] | None) -> None:
+    """End the workers, which do not answer to SIGTERM."""
+    iterator: Any = loader._iterator if loader is not None else None
+    if iterator is None or loader is None or not loader.num_workers:
+        return
+    workers = iterator._workers
+    iterator._shutdown_workers()
+    for worker in workers:
+        if worker.is_alive():  # it is in the middle of a sample
+            worker.kill()
+            worker.join()
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -44,13 +44,14 @@ from runner.training.callbacks import (
 )
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule, trainable, validates
-from runner.training.loading import first_batch, make_loader, resume_at, steps_per_epoch
+from runner.training.loading import close_loader, first_batch, make_loader, resume_at, steps_per_epoch
 from runner.training.loggers import build_logger, build_profiler
 from runner.training.module import LayersModule
 from runner.training.prediction import measured_plan
 from runner.training.random_state import random_state
 from runner.training.resume import History, Progress, read_progress
 from runner.training.scaling import loss_scaling
+from runner.training.stop_signals import StopSignals
 from runner.training.streams import count_samples
 
 __all__ = ["run_rank"]
@@ -58,7 +59,7 @@ __all__ = ["run_rank"]
 logger = logging.getLogger(__name__)
 
 
-def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] = (), validate: bool = True) -> None:
+def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] = (), validate: bool = True) -> bool:
     """Train as this process's rank; called on every rank, with torch.distributed initialised where there are several.
 
     Rank 0 writes the prediction into ``record.json`` before the first step, a line per step into ``steps.jsonl``, and
@@ -69,6 +70,9 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         run_dir: it holds the layer profile and the first record.
         watchers: further callbacks.
         validate: whether the validation data, where there is any, is used.
+
+    Returns:
+        whether a signal stopped the run before its last step, the same on every rank.
 
     Raises:
         RequestError: the user's model, data or loss is not what it must be, or not the checkpoint's.
@@ -95,6 +99,9 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
 
     def predict(trainer: pl.Trainer) -> None:
         plans.append(_predict(strategy, config, profile, run_dir, first_batch(loaders[0])))
+        heard = StopSignals.current()
+        if heard is not None and strategy.engine is not None:
+            heard.pass_on(strategy.engine.request_stop)
         clock.start()
 
     average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
@@ -108,10 +115,15 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         *watchers,
     ]
     trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
-    trainer.fit(module, *loaders, ckpt_path=config.resume)
+    try:
+        trainer.fit(module, *loaders, ckpt_path=config.resume)
+    finally:
+        for loader in loaders:
+            close_loader(loader)
     if log is not None:
         log.close()  # a run with no step left to take has not come to on_train_end
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
+    return strategy.stopped
 
 
 def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:

@@ -30,7 +30,7 @@ def told(*overrides: str) -> list[str]:
         ("precision=fp16 precision.growth_factor=0.5", "precision.growth_factor = 0.5: must be a finite number, 1 or above. Try precision.growth_factor=2."),
         ("precision=fp16 precision.backoff_factor=1", "precision.backoff_factor = 1.0: must lie in (0, 1). Try precision.backoff_factor=0.5."),
         ("precision=fp16_mixed precision.minimum_scale=1e9", "precision.minimum_scale = 1000000000.0: must be at most precision.initial_scale. The scale starts at precision.initial_scale = 65536.0. Try precision.minimum_scale=65536.0."),
-        ("launcher.name=slurm", "launcher.name = slurm: must be one of local. Try launcher=local."),
+        ("launcher.name=sge", "launcher.name = sge: must be one of local, slurm. Try launcher=local."),
         ("logger.name=wandb", "logger.name = wandb: must be one of tensorboard, csv, none, custom. Try logger=tensorboard."),
         ("profiler.name=nsys", "profiler.name = nsys: must be one of none, simple, pytorch. Try profiler=none."),
         ("device=gpu", "device = gpu: must be one of auto, cpu, cuda. Try device=cpu."),

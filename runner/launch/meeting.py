@@ -1,0 +1,74 @@
+"""Ranks of several machines meet at rank 0's, or say within the time they are given who did not come, and why."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from runner.errors import RunFailedError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["meet"]
+
+_HERE = "runner/here"
+
+
+def meet(timeout_seconds: float) -> Store:
+    """The store at ``MASTER_ADDR`` and ``MASTER_PORT``, which rank 0 opens, with every rank in it.
+
+    Raises:
+        RunFailedError: a name that does not resolve, a port that is taken, or the ranks that did not come.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    who = f"rank {rank} on {socket.gethostname()}"
+    try:
+        socket.getaddrinfo(address, port)
+    except OSError as error:
+        fix = "set MASTER_ADDR to a name or address of rank 0's node that all nodes know"
+        raise RunFailedError(f"{who} cannot resolve {address}, rank 0's node ({error.args[-1]}): {fix}") from error
+    store = _open(who, address, port, rank, world_size, timeout_seconds)
+    _wait_for_all(store, who, rank, world_size, timeout_seconds)
+    return store
+
+
+def _open(who: str, address: str, port: int, rank: int, world_size: int, timeout_seconds: float) -> Store:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
+
+    try:
+        store: Store = TCPStore(
+            address,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=timedelta(seconds=timeout_seconds),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:  # torch's DistNetworkError and DistStoreError are such
+        said = str(error).splitlines()[0]
+        if rank == 0:
+            why = f"{who} cannot open port {port} for the others ({said}): set MASTER_PORT to a free one"
+        else:
+            why = f"{who} did not reach rank 0 at {address}:{port} in {timeout_seconds:g} s ({said})"
+        raise RunFailedError(why) from error
+    return store
+
+
+def _wait_for_all(store: Store, who: str, rank: int, world_size: int, timeout_seconds: float) -> None:
+    keys = [f"{_HERE}/{number}" for number in range(world_size)]
+    store.set(keys[rank], "")
+    try:
+        store.wait(keys, timedelta(seconds=timeout_seconds))
+    except RuntimeError as error:
+        try:
+            absent = [number for number, key in enumerate(keys) if not store.check([key])]
+        except RuntimeError:
+            raise RunFailedError(f"{who} lost rank 0 while the ranks met ({error})") from error
+        missing = ", ".join(map(str, absent))
+        raise RunFailedError(
+            f"{who} waited {timeout_seconds:g} s for {len(absent)} of {world_size} ranks that did not come: {missing}"
+        ) from error

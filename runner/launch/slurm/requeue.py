@@ -1,0 +1,55 @@
+"""Queueing a job again: the last act of a run that was told to stop."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+
+__all__ = ["job_state", "requeue"]
+
+logger = logging.getLogger(__name__)
+
+_SECONDS = 60
+# Told to stop in another state, a job was cancelled by its user, or SLURM queues it again itself.
+_OURS = ("RUNNING", "TIMEOUT")
+
+
+def requeue(job: str) -> bool:
+    """Put the job back into the queue, under its number; whether that was done here.
+
+    SLURM ends the job's processes from then on.
+    """
+    state = job_state(job)
+    if state not in _OURS:
+        logger.info("job %s is %s: it is not queued again from here", job, state or "unknown to SLURM")
+        return False
+    done = subprocess.run(
+        ["scontrol", "requeue", job],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        logger.error("job %s could not be queued again: %s", job, done.stderr.strip())
+        return False
+    logger.info("job %s is queued again", job)
+    return True
+
+
+def job_state(job: str) -> str | None:
+    """``RUNNING``, ``PENDING``, …; None where SLURM does not know the job, or no longer."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "--oneliner", "show", "job", job],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    words = [word.split("=", 1) for word in done.stdout.split() if "=" in word]
+    return next((value for key, value in words if key == "JobState"), None)

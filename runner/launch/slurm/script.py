@@ -1,0 +1,67 @@
+"""The batch script of a run: everything that SLURM is told stands in it.
+
+Source: sbatch(1) and srun(1) of SLURM 22.05.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from runner.config.schema import RunConfig
+
+__all__ = ["LOG_FILE", "SCRIPT_FILE", "batch_script", "ranks_per_node"]
+
+SCRIPT_FILE = "job.sh"
+LOG_FILE = Path("logs") / "slurm.log"
+
+
+def batch_script(config: RunConfig, run_dir: Path, command: Sequence[str], *, working_directory: Path) -> str:
+    """The script's text.
+
+    Args:
+        config: the resolved request.
+        run_dir: the run's directory, on a file system that all nodes see.
+        command: what each rank runs.
+        working_directory: where the ranks start, so that a user's own modules are found.
+    """
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(config, run_dir)), ""]
+    lines += [f"cd {shlex.quote(str(working_directory))} || exit 1"]
+    # A step takes --cpus-per-task from the job no longer by itself (srun(1), since 22.05).
+    lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
+    # Signals for the job reach the ranks, which are the step; one that ends badly ends the others.
+    lines += [f"exec srun --kill-on-bad-exit=1 {shlex.join(command)}", ""]
+    return "\n".join(lines)
+
+
+def ranks_per_node(config: RunConfig) -> int:
+    """How many ranks share a machine."""
+    degrees = config.parallelism
+    return degrees.pipeline * degrees.data * degrees.tensor // (config.launcher.nodes or 1)
+
+
+def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
+    launcher, ranks = config.launcher, ranks_per_node(config)
+    yield f'--job-name="{config.name}"'
+    yield f"--nodes={launcher.nodes or 1}"
+    yield f"--ntasks-per-node={ranks}"
+    yield f"--cpus-per-task={launcher.cpus_per_task or config.trainer.threads + config.data.workers}"
+    gpus = launcher.gpus_per_node
+    if gpus is None and config.device == "cuda":
+        gpus = ranks
+    if gpus:
+        yield f"--gpus-per-node={gpus}"
+    if launcher.time_limit is not None:
+        yield f"--time={launcher.time_limit}"
+    if launcher.partition is not None:
+        yield f"--partition={launcher.partition}"
+    if launcher.account is not None:
+        yield f"--account={launcher.account}"
+    # To the step's processes, so long before the limit; and at once where the cluster preempts with a signal of ours.
+    yield f"--signal=USR1@{launcher.signal_seconds}"
+    yield "--requeue" if launcher.requeue else "--no-requeue"
+    output = str(run_dir / LOG_FILE).replace("%", "%%")
+    yield f'--output="{output}"'
+    yield "--open-mode=append"  # a job that is queued again goes on in its log
+    yield from launcher.sbatch

@@ -1,0 +1,126 @@
+"""What srun tells the ranks that it starts, in the variables that torchrun's ranks have.
+
+Source: srun(1), OUTPUT ENVIRONMENT VARIABLES.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem
+
+__all__ = ["SLURM_RANK_VARIABLE", "Step", "current_step"]
+
+SLURM_RANK_VARIABLE = "RUNNER_SLURM_RANK"
+"""Set in a process that has become a rank of a step."""
+
+_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below the ports that systems give to outgoing connections
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of a job, seen from one of its tasks.
+
+    Args:
+        job: the job's number, ``<array>_<index>`` for a job of an array.
+        number: of the step in its job.
+        restarts: how often the job has been queued again.
+        rank, local_rank, node: of this task: in the step, on its node, and the node's number.
+        nodes: as SLURM writes a list of names, e.g. ``n[1-2]``.
+        tasks: by node.
+    """
+
+    job: str
+    number: str
+    restarts: int
+    rank: int
+    local_rank: int
+    node: int
+    nodes: str
+    tasks: tuple[int, ...]
+
+    @property
+    def place(self) -> str:
+        """Names the step; the same when the job has been queued again."""
+        return f"{self.job}.{self.number}"
+
+    @property
+    def num_tasks(self) -> int:
+        return sum(self.tasks)
+
+    def line(self, config: RunConfig) -> str:
+        """SLURM's layout beside the plan's."""
+        degrees = config.parallelism
+        shape = f"pipeline {degrees.pipeline} x data {degrees.data} x tensor {degrees.tensor}"
+        tasks = " + ".join(map(str, self.tasks)) if len(set(self.tasks)) > 1 else f"{len(self.tasks)} x {self.tasks[0]}"
+        again = f", start {self.restarts + 1}" if self.restarts else ""
+        return f"SLURM job {self.job}{again}: {tasks} ranks on {self.nodes}; the plan: {shape}"
+
+    def problems(self, config: RunConfig) -> list[Problem]:
+        """Where the layout is none that the request can have."""
+        if len(set(self.tasks)) > 1:
+            shown = ", ".join(map(str, self.tasks))
+            why = f"The nodes {self.nodes} have {shown} of them"
+            return [Problem("launcher", "slurm", "every node must run as many ranks", why, "srun --ntasks-per-node")]
+        nodes = config.launcher.nodes if config.launcher.name == "slurm" else None
+        if nodes is not None and nodes != len(self.tasks):
+            why = f"srun started ranks on {self.nodes}"
+            return [Problem("launcher.nodes", nodes, f"must be {len(self.tasks)}", why, f"srun --nodes={nodes}")]
+        return []
+
+    def become_rank(self, environment: MutableMapping[str, str]) -> None:
+        """Set the variables of a rank; an address and a port that are set already stay."""
+        from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+        environment.setdefault("MASTER_ADDR", SLURMEnvironment.resolve_root_node_address(self.nodes))
+        port = _FIRST_PORT + zlib.crc32(f"{self.place}.{self.restarts}".encode()) % _NUM_PORTS
+        environment.setdefault("MASTER_PORT", str(port))
+        environment.update(
+            {
+                "RANK": str(self.rank),
+                "LOCAL_RANK": str(self.local_rank),
+                "GROUP_RANK": str(self.node),
+                "WORLD_SIZE": str(self.num_tasks),
+                "LOCAL_WORLD_SIZE": str(self.tasks[self.node]),
+                SLURM_RANK_VARIABLE: "1",
+            }
+        )
+
+
+def current_step(environment: Mapping[str, str] | None = None) -> Step | None:
+    """The step that this process is a task of; None outside of one."""
+    found = os.environ if environment is None else environment
+    if not {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"} <= found.keys():
+        return None
+    array, job = found.get("SLURM_ARRAY_JOB_ID"), found["SLURM_JOB_ID"]
+    return Step(
+        job=f"{array}_{found['SLURM_ARRAY_TASK_ID']}" if array else job,
+        number=found["SLURM_STEP_ID"],
+        restarts=int(found.get("SLURM_RESTART_COUNT", "0")),
+        rank=int(found["SLURM_PROCID"]),
+        local_rank=int(found["SLURM_LOCALID"]),
+        node=int(found["SLURM_NODEID"]),
+        nodes=found["SLURM_STEP_NODELIST"],
+        tasks=tasks_per_node(found["SLURM_STEP_TASKS_PER_NODE"]),
+    )
+
+
+def tasks_per_node(text: str) -> tuple[int, ...]:
+    """``(2, 2, 1)`` of SLURM's ``2(x2),1``.
+
+    Raises:
+        ValueError: SLURM writes it otherwise.
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts)

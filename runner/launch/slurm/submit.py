@@ -1,0 +1,172 @@
+"""Submitting a run as a batch job, and following it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from runner.config.resolve import save
+from runner.config.schema import RunConfig
+from runner.errors import (
+    EXIT_DOES_NOT_FIT,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_WRONG_REQUEST,
+    Problem,
+    RunFailedError,
+    raise_problems,
+)
+from runner.launch.prepare import CONFIG_FILE, check_elsewhere, write_submitted
+from runner.launch.rank import TRAIN_ENTRY
+from runner.launch.resume import with_checkpoint
+from runner.launch.run_directory import OUTPUTS, create_run_directory
+from runner.launch.slurm.requeue import job_state
+from runner.launch.slurm.script import LOG_FILE, SCRIPT_FILE, batch_script
+from runner.record import RunRecord, Status, finish_failed, write_atomically
+
+__all__ = ["print_script", "submit", "submit_in"]
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.5
+_UNKNOWN_LIMIT = 30  # polls in a row without an answer of SLURM's
+_SETTLED = 3  # polls: a job that is queued again passes through some of these
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE")
+_EXIT_OF: Mapping[Status, int] = {
+    "ok": EXIT_OK,
+    "failed": EXIT_FAILED,
+    "out_of_memory": EXIT_DOES_NOT_FIT,
+    "unsupported": EXIT_WRONG_REQUEST,
+    "preempted": EXIT_PREEMPTED,
+    "interrupted": EXIT_INTERRUPTED,
+}
+
+
+def print_script(config: RunConfig, *, entry: str = TRAIN_ENTRY) -> int:
+    """Check the request and print its batch script; writes and submits nothing.
+
+    Raises:
+        RequestError, DoesNotFitError: as a run would.
+    """
+    check_elsewhere(config)
+    run_dir = Path(config.run_dir or OUTPUTS / config.name / "<time>").absolute()
+    sys.stdout.write(_script(config, run_dir, entry))
+    return EXIT_OK
+
+
+def submit(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY) -> int:
+    """Check the request, make its directory and submit it; with ``launcher.wait`` follow it to its end.
+
+    Returns:
+        0 once it is submitted, or the followed run's exit status.
+
+    Raises:
+        RequestError, DoesNotFitError: before anything is written or submitted.
+    """
+    check_elsewhere(config)
+    if shutil.which("sbatch") is None:
+        raise_problems([Problem("launcher", "slurm", "needs sbatch", "It is not on the PATH", "launcher=local")])
+    config = with_checkpoint(config)
+    run_dir = create_run_directory(config.name, config.run_dir)
+    return submit_in(run_dir, config, command=command, entry=entry, wait=config.launcher.wait)
+
+
+def submit_in(run_dir: Path, config: RunConfig, *, command: str, entry: str, wait: bool) -> int:
+    """Submit a request that was found good in a directory that exists; as :func:`submit` otherwise."""
+    config = replace(config, run_dir=str(run_dir))
+    write_submitted(config, run_dir, command=command)
+    save(config, run_dir / CONFIG_FILE)
+    script = run_dir / SCRIPT_FILE
+    write_atomically(script, _script(config, run_dir, entry))
+    try:
+        job = _sbatch(script)
+    except RunFailedError as error:
+        finish_failed(run_dir, "failed", str(error))
+        raise
+    record = RunRecord.load(run_dir)
+    record.replace(extras=record.extras | {"slurm_job": job}).save(run_dir)
+    logger.info("submitted as SLURM job %s: %s", job, run_dir)
+    return _follow(job, run_dir) if wait else EXIT_OK
+
+
+def _script(config: RunConfig, run_dir: Path, entry: str) -> str:
+    command = [sys.executable, "-u", "-m", "runner.launch.slurm.job", str(run_dir), entry]
+    return batch_script(config, run_dir, command, working_directory=Path.cwd())
+
+
+def _sbatch(script: Path) -> str:
+    # Inside of a job, its own variables would be taken for options of the new one.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    done = subprocess.run(
+        ["sbatch", "--parsable", str(script)],
+        env=own,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise RunFailedError(f"sbatch did not take {script}: {said}")
+    return done.stdout.strip().split(";")[0]
+
+
+def _follow(job: str, run_dir: Path) -> int:
+    """Show the job's log until it has ended; Ctrl-C cancels the job."""
+    log = _Tail(run_dir / LOG_FILE)
+    try:
+        state = _wait(job, log)
+    except KeyboardInterrupt:
+        subprocess.run(["scancel", job], stdin=subprocess.DEVNULL, check=False)
+        finish_failed(run_dir, "interrupted", f"stopped by SIGINT: SLURM job {job} is cancelled")
+        return EXIT_INTERRUPTED
+    log.show()
+    record = RunRecord.load(run_dir)
+    if record.status == "running":
+        record = finish_failed(run_dir, "failed", f"SLURM job {job} ended as {state}")
+    if record.status != "ok":
+        logger.error("%s", record.reason)
+    return _EXIT_OF[record.status]
+
+
+def _wait(job: str, log: _Tail) -> str:
+    """Until the job has ended for good; its last state."""
+    shown, unknown, ended = "", 0, 0
+    while unknown < _UNKNOWN_LIMIT and ended < _SETTLED:
+        state = job_state(job)
+        unknown = unknown + 1 if state is None else 0
+        ended = ended + 1 if state in _ENDED else 0
+        if state is not None and state != shown:
+            logger.info("SLURM job %s: %s", job, state.lower())
+            shown = state
+        log.show()
+        time.sleep(_POLL_SECONDS)
+    return shown or "unknown"
+
+
+class _Tail:
+    """Passes on to standard error what a growing file says."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+
+    def show(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        self._at += len(new)
+        sys.stderr.write(new.decode(errors="replace"))
+        sys.stderr.flush()

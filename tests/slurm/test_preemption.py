@@ -1,0 +1,68 @@
+"""Told to stop, ranks that are out of step save together, are queued again, and end as if nothing had been."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from cluster_runs import STEPS, Followed, assert_equal, log, record, wait_for_step
+from slurm_cluster import Cluster
+
+REPLICAS = ("parallelism.data=2", "data.workers=1", "checkpoint.every=10")
+
+
+def _preempt(cluster: Cluster, job: int, run_dir: Path, number: str) -> None:
+    """Signal the job's processes, loader workers too, and see it queued again."""
+    restarts = int(cluster.job(job)["Restarts"])
+    cluster.command("scancel", f"--signal={number}", str(job))
+    cluster.wait_until(
+        f"restart {restarts + 1} of job {job}",
+        lambda: int(cluster.job(job)["Restarts"]) > restarts,
+        found=lambda: log(run_dir),
+    )
+    assert "Traceback" not in log(run_dir), log(run_dir)
+
+
+@pytest.mark.slow
+def test_a_followed_job_is_preempted_loses_a_node_and_ends_the_same(
+    cluster: Cluster, reference: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    followed = Followed(cluster, run_dir, *REPLICAS)
+    assert "2 x 1 ranks on n[1-2]; the plan: pipeline 1 x data 2 x tensor 1" in followed.said_of("2 x 1 ranks")
+    wait_for_step(run_dir, 3)
+    _preempt(cluster, followed.job, run_dir, "USR1")
+    wait_for_step(run_dir, record(run_dir)["steps"] + 10)
+    cluster.fail_node("n2")
+    cluster.start_node("n2")
+    status, said = followed.finish()
+    assert status == 0, said
+    assert "stopped by SIGUSR1, saved after step" in said
+    assert_equal(run_dir, reference)
+    assert record(run_dir)["restarts"] == 2
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+def test_twenty_preemptions_of_skewed_ranks(cluster: Cluster, reference: Path, tmp_path: Path) -> None:
+    """Each at another moment, by another signal; several in one run, as long as it has steps left."""
+    moments, numbers = random.Random(8), itertools.cycle(("USR1", "USR2", "TERM"))
+    count = 0
+    for attempt in itertools.count():
+        run_dir = tmp_path / str(attempt)
+        followed = Followed(cluster, run_dir, *REPLICAS)
+        for _ in range(4):
+            before = record(run_dir)["steps"] if (run_dir / "record.json").exists() else 0
+            at = before + moments.randint(1, 6)
+            if at > STEPS - 8:
+                break
+            wait_for_step(run_dir, at)
+            _preempt(cluster, followed.job, run_dir, next(numbers))
+            count += 1
+        status, said = followed.finish()
+        assert status == 0, said
+        assert_equal(run_dir, reference)
+        if count >= 20:
+            return
