@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from runner.schedule.simulate import Costs, StageCosts, play
 from runner.schedule.values import Action, Op, Payload, Program, Schedule
-from runner.schedule.walk import walk
+from runner.schedule.walk import Step, walk
 
 __all__ = ["Order", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
 
@@ -46,11 +46,18 @@ def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
     """All compute, in the order in which it ends when simulated.
 
     So a message is placed where its content exists, and its RECV before whatever its rank finishes later:
-    receives are posted early enough to overlap with compute and no earlier.
+    receives are posted early enough to overlap with compute and no earlier. Where stages have copies, the STEP of each
+    waits for all of them: there a window's compute ends everywhere before the next one's begins.
     """
     walked = walk(schedule)
     times = play(schedule, walked, costs)
-    steps = sorted(walked.steps, key=lambda step: times.end[step.rank][step.cell])
+    has_copies = len(schedule.placement) > 1
+
+    def moment(step: Step) -> tuple[int, float]:
+        window = schedule.window_of(step.action.microbatch or 0) if has_copies else 0
+        return window, times.end[step.rank][step.cell]
+
+    steps = sorted(walked.steps, key=moment)
     return tuple((step.rank, step.action) for step in steps)  # a stable sort of a topological order is one
 
 
@@ -97,9 +104,7 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
     for position, (rank, action) in enumerate(order):
         if action.op in (Op.B, Op.W) and action.microbatch is not None:
             last[rank, action.stage, schedule.window_of(action.microbatch)] = position
-    ends: dict[tuple[int, int], int] = defaultdict(
-        int
-    )  # stage, window -> when the last of its copies has its gradients
+    ends: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> when its last copy has its gradients
     for (_, stage, window), position in last.items():
         ends[stage, window] = max(ends[stage, window], position)
     due: dict[int, list[Action]] = defaultdict(list)
