@@ -34,7 +34,7 @@ from runner.plan.stages import stage_figures
 from runner.plan.time import predict_time, stage_costs
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
-from runner.plan.zero_memory import sharing_of
+from runner.plan.zero_memory import flattened_bytes, sharing_of
 from runner.profile import ModelProfile
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule
@@ -201,6 +201,7 @@ def _assemble(
         "batch_samples": replica_samples,
         "temporaries": temporaries,
         "sharing": sharing_of(config, profile, temporaries),
+        "flattened": flattened_bytes(config),
         "accelerated": accelerated,
     }
     stage_limit = StageMemoryLimit.of(rough, schedule, limit, **needs)

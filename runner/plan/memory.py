@@ -48,6 +48,7 @@ def predict_memory(
     temporaries: int = _ADAM_TEMPORARIES,
     backup: bool = False,
     sharing: ZeroSharing | None = None,
+    flattened: int = 0,
     accelerated: bool = True,
 ) -> MemoryPrediction:
     """Each pipeline rank's memory at its peak.
@@ -59,6 +60,7 @@ def predict_memory(
         batch_samples: samples of one optimizer step on one replica.
         temporaries: see :func:`optimizer_temporaries`.
         sharing: how replicas share out weights, gradients and states; None: each holds all.
+        flattened: bytes of gradients, at most, that are copied together to be reduced.
         accelerated: the host's memory is another one than the device's.
         backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
     """
@@ -72,6 +74,7 @@ def predict_memory(
             states = _states(held, profile, batch)
             step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
             step_bytes += _wide_gradients(held, profile)
+            step_bytes = max(step_bytes, *(min(flattened, one.gradient_bytes) for one in held))
         else:
             states, step_bytes = _shared_states(sharing, held[0], batch, accelerated=accelerated)
         if backup:
@@ -156,6 +159,7 @@ class StageMemoryLimit:
     held_bytes: tuple[int, ...]
     temporaries: int = _ADAM_TEMPORARIES
     sharing: ZeroSharing | None = None
+    flattened: int = 0
     accelerated: bool = True
 
     @cached_property
@@ -172,6 +176,7 @@ class StageMemoryLimit:
         batch_samples: int,
         temporaries: int,
         sharing: ZeroSharing | None = None,
+        flattened: int = 0,
         accelerated: bool = True,
     ) -> StageMemoryLimit:
         """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
@@ -184,7 +189,7 @@ class StageMemoryLimit:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
                 parts[stage] = max(parts[stage], held // len(stages))
         in_flight = held_microbatches(schedule)
-        return cls(profile, in_flight, tuple(limits), tuple(parts), temporaries, sharing, accelerated)
+        return cls(profile, in_flight, tuple(limits), tuple(parts), temporaries, sharing, flattened, accelerated)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
@@ -226,7 +231,8 @@ class StageMemoryLimit:
     def _step(self, figures: StageFigures) -> int:
         if self.sharing is not None:
             return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[1]
-        return _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
+        update = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
+        return max(update, min(self.flattened, figures.gradient_bytes))
 
     def _states(self, figures: StageFigures) -> int:
         if self.sharing is not None:

@@ -13,11 +13,12 @@ from runner.config.schema import RunConfig
 from runner.plan.stages import StageFigures
 from runner.profile import ModelProfile
 
-__all__ = ["StateBytes", "ZeroSharing", "sharing_of"]
+__all__ = ["StateBytes", "ZeroSharing", "flattened_bytes", "sharing_of"]
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ALIGNED = 2  # elements: stage_1_and_2.py, nccl_start_alignment_factor
 _MOST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
+_FLATTENED = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
 _SWAP_BUFFERS = 4  # offload_config.py, buffer_count
 
 
@@ -98,14 +99,13 @@ class ZeroSharing:
         """On top of that at the end of the last backward, when gradients are there and none is updated."""
         bucket = self._bucket(figures) * self.weight_width
         part = self._partition(figures) * self.weight_width
-        if self.stage == 1:
-            return StateBytes(
-                0, max(figures.gradient_bytes, bucket + part), 0, bucket
-            )  # they are reduced bucket by bucket
-        if self.stage == 2:
-            # A micro-batch's reduced gradients are there beside the sum of those before.
-            own = part * (2 if self.accumulates else 1) if self.optimizer == "none" else 0
-            return StateBytes(0, own, 0, 2 * bucket)
+        if self.stage < 3:
+            # The last bucket and its flat copy, beside what was reduced of the others and of earlier micro-batches.
+            offloaded = self.optimizer != "none"
+            own = 0 if offloaded else part - bucket // self.replicas
+            earlier = part if self.stage == 2 and self.accumulates and not offloaded else 0
+            unreduced = figures.gradient_bytes if self.stage == 1 and self.accumulates else 0
+            return StateBytes(0, max(unreduced - bucket, own + earlier), 0, 2 * bucket)
         elements = figures.gradient_bytes // self.weight_width
         return StateBytes(min(elements, _MOST_GATHERED) * self.weight_width, 0, 0, bucket)
 
@@ -155,6 +155,11 @@ class ZeroSharing:
             else:
                 host += shares
         return StateBytes(weights, gradients, optimizer, held.buffers, host=host, drive=drive)
+
+
+def flattened_bytes(config: RunConfig) -> int:
+    """Bytes of gradients that stage 0 copies together to reduce them, at most; 0 for the other stages."""
+    return _FLATTENED * _WIDTHS[PRECISIONS[config.precision.name].weights] if config.zero.stage == 0 else 0
 
 
 def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> ZeroSharing | None:

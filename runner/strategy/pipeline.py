@@ -318,6 +318,18 @@ class PipelineStrategy(WholeCheckpointStrategy):
     def _step_optimizer(self) -> None:
         self.optimizers[0].step()
 
+    def bytes_to_replicas(self) -> dict[str, float]:
+        """What this rank sends to the others that hold its stages in one step, by what it is.
+
+        A ring's all-reduce of n bytes over R ranks is 2 (R - 1) / R n per rank.
+        """
+        assert self.engine is not None
+        reduced = 0.0
+        for stage, gradients in self.engine.gradients.items():
+            ranks = len(self.view.holders.get(stage, self.view.replicas))  # what is tied is of no stage alone
+            reduced += 2 * (ranks - 1) / ranks * gradients.num_bytes
+        return {"weights": 0.0, "weight_gradients": reduced}
+
     def predict(self, batch: StepBatch) -> Any:
         """The last layer's output for a batch, on the ranks of the last stage; None on the others."""
         if self.engine is None:

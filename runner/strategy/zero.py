@@ -7,7 +7,7 @@ records are the runner's, as without ZeRO.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,6 +28,7 @@ from runner.optim.delayed import DelayedUpdate
 from runner.strategy.deepspeed_stage import DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
 from runner.strategy.pipeline import Layout, PipelineStrategy
 from runner.strategy.state import gather_optimizer_state
+from runner.strategy.traffic import Traffic
 from runner.strategy.zero_state import gathered_weights, load_states, whole_states
 
 __all__ = ["ZeroStrategy"]
@@ -51,6 +52,7 @@ class ZeroStrategy(PipelineStrategy):
         self.sharding: DeepSpeedStage | None = None
         self._stage: int = settings["zero_optimization"]["stage"]
         self._attached = False
+        self._traffic = Traffic()
 
     @override
     def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
@@ -85,6 +87,7 @@ class ZeroStrategy(PipelineStrategy):
         """Hand the rank's stage over to DeepSpeed; what is held from now on is measured."""
         assert self.engine is not None
         deepspeed = start_deepspeed(self.root_device, self.settings, self.local_rank)
+        self._traffic.watch(deepspeed.comm.comm.cdb)
         groups = self._groups()
         if self.sharding is not None:
             self.sharding.attach(deepspeed, self.optimizers[0], groups)
@@ -102,6 +105,15 @@ class ZeroStrategy(PipelineStrategy):
         if len(positions) == 1:
             return None
         return StageGroups([topology.data_group(position) for position in positions], pipelines)
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        with self._traffic.step():
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    @override
+    def bytes_to_replicas(self) -> dict[str, float]:
+        return self._traffic.per_step()
 
     @override
     def _step_optimizer(self) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from runner.config.precision import PRECISIONS
 from runner.config.resolve import to_container
 from runner.config.schema import RunConfig
-from runner.engine.engine import Engine
 from runner.model.targets import import_target
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
@@ -99,18 +98,7 @@ def _own_measures(strategy: PipelineStrategy, clock: StepClock) -> RankMeasures:
         replica=strategy.replica,
         peak_memory_bytes=meter.peak_bytes,
         bytes_per_step={kind: count / steps for kind, count in engine.bytes_sent.items()}
-        | {"weight_gradients": _reduced_bytes(engine)},
-    )
-
-
-def _reduced_bytes(engine: Engine) -> float:
-    """What this rank sends in one step's gradient all-reduces: 2 (R - 1) / R of the gradients on a ring of R copies."""
-    replicas = len(engine.view.replicas)
-    copies = {stage: len(ranks) for stage, ranks in engine.view.holders.items()}  # others are of no stage alone
-    return sum(
-        2 * (ranks - 1) / ranks * gradients.num_bytes
-        for stage, gradients in engine.gradients.items()
-        for ranks in [copies.get(stage, replicas)]
+        | strategy.bytes_to_replicas(),
     )
 
 
@@ -180,7 +168,7 @@ def _tokens_per_second(config: RunConfig, plan: RunPlan, median: float | None) -
 
 
 def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
-    """Per step, summed over ranks; weights and optimizer states stay where they are."""
+    """Per step, between ranks, summed over them; optimizer states stay where they are."""
 
     def total(kind: str) -> float:
         return sum(rank.bytes_per_step[kind] for rank in measures)
@@ -188,7 +176,7 @@ def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
     return {
         "activations": total("activation"),
         "activation_gradients": total("gradient"),
-        "weights": 0.0,
+        "weights": total("weights"),
         "weight_gradients": total("weight_gradients"),
         "optimizer_states": 0.0,
     }

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 
-def covering(factors: Mapping[str, Sequence[object]], strength: int = 3, seed: int = 0) -> list[Any]:
+def covering(
+    factors: Mapping[str, Sequence[object]],
+    strength: int = 3,
+    seed: int = 0,
+    allowed: Callable[..., bool] = lambda *values: True,
+) -> list[Any]:
     """Every combination of ``factors``' values; those outside of a covering sample are marked ``full`` and ``slow``.
 
-    Every choice of values for any ``strength`` factors occurs in the sample. The sample is a function of the seed.
+    Every choice of values for any ``strength`` factors that some allowed case has occurs in the sample, which is a
+    function of the seed.
     """
-    cases = list(itertools.product(*factors.values()))
+    cases = [case for case in itertools.product(*factors.values()) if allowed(*case)]
     shuffled = random.Random(seed).sample(cases, len(cases))
     covered: set[tuple[tuple[int, object], ...]] = set()
     sample = set()

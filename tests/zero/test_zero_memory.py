@@ -77,15 +77,35 @@ def test_a_host_without_room_for_what_is_offloaded_is_refused():
     assert problem.path == "hardware.host_memory_bytes"
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every run's result, by name."""
+    return train_all(tmp_path_factory.mktemp("runs"), {name: [*WIDE, *overrides] for name, overrides in RUNS.items()})
+
+
 @pytest.mark.slow
-def test_live_bytes_are_the_predicted_ones(tmp_path):
-    train_all(tmp_path, {name: [*WIDE, *overrides] for name, overrides in RUNS.items()})
+def test_live_bytes_are_the_predicted_ones(trained):
     errors, peaks = {}, {}
     for name, overrides in RUNS.items():
-        found = json.loads((tmp_path / name / "live.json").read_text(encoding="utf-8"))
+        found = json.loads((trained[name].run_dir / "live.json").read_text(encoding="utf-8"))
         for moment, expected in zip(("between steps", "gradients are there"), predicted(overrides), strict=True):
             errors[f"{name}, {moment}"] = found[moment] / expected - 1
-        told = json.loads((tmp_path / name / "record.json").read_text(encoding="utf-8"))["peak_memory_bytes"]
+        told = trained[name].record["peak_memory_bytes"]
         peaks[name] = max(told["measured"]) / max(told["predicted"]) - 1
     assert {name: error for name, error in errors.items() if abs(error) > 0.02} == {}
-    assert {name: error for name, error in peaks.items() if not -0.2 < error < 0.05} == {}
+    # Now and then a rank still holds the partition of gradients of the step before: a tenth of all with stage 1.
+    assert {name: error for name, error in peaks.items() if not -0.2 < error < 0.12} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_bytes_between_ranks_are_the_formulas(trained, name):
+    """Two ranks together: an all-reduce sends 2 n, a gather or a scatter n. Two micro-batches."""
+    weights = trained[name].weights.values()
+    width, stage = (2 if "bf16" in " ".join(RUNS[name]) else 4), int(name.split("_")[1])
+    elements = sum(weight.numel() for weight in weights)
+    flat = -(-elements // 4) * 4  # the partitions of two replicas, each of an even number of elements
+    apart = sum(-(-weight.numel() // 2) * 2 for weight in weights)  # each weight's own partitions
+    expected = {1: (flat, 2 * elements), 2: (flat, 2 * 2 * elements), 3: (2 * apart, 2 * apart)}[stage]
+    moved = trained[name].record["bytes_moved"]
+    assert (moved["weights"], moved["weight_gradients"]) == tuple(width * count for count in expected)

@@ -29,7 +29,9 @@ ALWAYS = (
 )  # fmt: skip
 
 
-def train_all(directory: Path, runs: Mapping[str, Sequence[str]], ranks: int = 2) -> dict[str, Result]:
+def train_all(
+    directory: Path, runs: Mapping[str, Sequence[str]], ranks: int = 2, seconds: float = 280
+) -> dict[str, Result]:
     """Train every run on so many ranks, which must end well. Their time runs when what they need is compiled."""
     if any("nvme" in override for overrides in runs.values() for override in overrides):
         ready_operators(("async_io",), accelerator="cpu")
@@ -49,13 +51,14 @@ def train_all(directory: Path, runs: Mapping[str, Sequence[str]], ranks: int = 2
         subprocess.Popen(
             [sys.executable, str(HERE), str(file)],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=directory,
             stdout=logs[rank],
             stderr=subprocess.STDOUT,
         )
         for rank in range(ranks)
     ]
     try:
-        statuses = [process.wait(timeout=280) for process in processes]
+        statuses = [process.wait(timeout=seconds) for process in processes]
     finally:
         for process in processes:
             process.kill()

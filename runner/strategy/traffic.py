@@ -1,0 +1,77 @@
+"""Bytes that DeepSpeed's collectives send: counted where it calls torch.distributed, not assumed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Traffic"]
+
+# A collective of DeepSpeed's backend (deepspeed/comm/torch.py): what it carries in a step; the argument that is as
+# large as all ranks' parts together, its place and the group's; how often a ring sends (R - 1) / R of those bytes.
+_COLLECTIVES = {
+    "all_reduce": ("weight_gradients", "tensor", 0, 2, 2),
+    "reduce": ("weight_gradients", "tensor", 0, 3, 1),
+    "reduce_scatter_tensor": ("weight_gradients", "input_tensor", 1, 3, 1),
+    "all_to_all_single": ("weight_gradients", "input", 1, 4, 1),
+    "all_gather_into_tensor": ("weights", "output_tensor", 0, 2, 1),
+    "all_gather": ("weights", "tensor_list", 0, 2, 1),
+}
+
+
+class Traffic:
+    """Bytes this rank has sent to its stage's replicas within steps, as a ring sends them.
+
+    An all-reduce of n bytes over R ranks is 2 (R - 1) / R n per rank, a gather or a scatter of n in all half of that.
+    Single numbers (norms, flags) are left out.
+    """
+
+    def __init__(self) -> None:
+        self.sent = {"weights": 0.0, "weight_gradients": 0.0}
+        self.steps = 0
+        self._counts = False
+
+    def per_step(self) -> dict[str, float]:
+        """Kind to bytes, a mean over the steps so far."""
+        return {kind: sent / max(1, self.steps) for kind, sent in self.sent.items()}
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """What is sent within counts."""
+        self._counts, self.steps = True, self.steps + 1
+        try:
+            yield
+        finally:
+            self._counts = False
+
+    def watch(self, backend: Any) -> None:
+        """Count what goes through a backend of ``deepspeed.comm``, in place of whoever counted before."""
+        for name, (kind, argument, place, place_of_group, rounds) in _COLLECTIVES.items():
+            own = getattr(type(backend), name).__get__(backend)
+            setattr(backend, name, self._counted(own, kind, rounds, (argument, place), ("group", place_of_group)))
+
+    def _counted(
+        self, call: Callable[..., Any], kind: str, rounds: int, whole: tuple[str, int], group: tuple[str, int]
+    ) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def counted(*given: Any, **named: Any) -> Any:
+            if self._counts:
+                ranks = dist.get_world_size(_argument(given, named, *group))
+                self._add(kind, rounds * (ranks - 1) / ranks, _argument(given, named, *whole))
+            return call(*given, **named)
+
+        return counted
+
+    def _add(self, kind: str, times: float, whole: Tensor | list[Tensor]) -> None:
+        tensors = whole if isinstance(whole, list) else [whole]
+        if sum(tensor.numel() for tensor in tensors) > len(tensors):
+            self.sent[kind] += times * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _argument(given: tuple[Any, ...], named: Mapping[str, Any], name: str, place: int) -> Any:
+    return given[place] if place < len(given) else named.get(name)
