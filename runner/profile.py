@@ -111,6 +111,8 @@ class LayerProfile:
             does; None = not known, read as the whole forward's without an output that is not saved.
         held_output_bytes: of its output, what its ``saved_bytes`` counts; None = all.
         pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
+        optimizer_bytes: states of its trainable parameters, masters and averages included; None = by the profile's
+            ``optimizer_bytes_per_gradient_byte``.
     """
 
     name: str
@@ -138,6 +140,7 @@ class LayerProfile:
     stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None
     pending_output_bytes: int = 0
+    optimizer_bytes: int | None = None
 
     @property
     def gradient_of_output_bytes(self) -> int:
@@ -159,11 +162,13 @@ class SharedWeight:
         layers: their indices, each once.
         weight_bytes: of it.
         gradient_bytes: of its gradient; 0 where it is frozen.
+        optimizer_bytes: of its states, as a layer's.
     """
 
     layers: tuple[int, ...]
     weight_bytes: int
     gradient_bytes: int
+    optimizer_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from runner.config.precision import PRECISIONS
 from runner.config.resolve import to_container
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
+from runner.engine.replicas import ReplicaExchange
 from runner.model.targets import import_target
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
@@ -99,8 +100,21 @@ def _own_measures(strategy: PipelineStrategy, clock: StepClock) -> RankMeasures:
         replica=strategy.replica,
         peak_memory_bytes=meter.peak_bytes,
         bytes_per_step={kind: count / steps for kind, count in engine.bytes_sent.items()}
-        | {"weight_gradients": _reduced_bytes(engine)},
+        | _exchanged_bytes(engine, strategy.exchange, steps),
+        state_bytes=strategy.held_bytes(),
     )
+
+
+def _exchanged_bytes(engine: Engine, exchange: ReplicaExchange | None, steps: int) -> dict[str, float]:
+    """Between replicas, of a mean step: gradients, or the momentum that a 1-bit optimizer sends in their place."""
+    reduced = _reduced_bytes(engine)
+    if exchange is None:
+        return {"weight_gradients": reduced, "optimizer_states": 0.0}
+    rounds = min(exchange.rounds, steps)
+    return {
+        "weight_gradients": reduced * (steps - rounds) / steps,
+        "optimizer_states": exchange.bytes_sent / steps,
+    }
 
 
 def _reduced_bytes(engine: Engine) -> float:
@@ -142,8 +156,16 @@ def _measured(
         bytes_moved=_bytes_moved(measures),
         peak_memory_bytes=record.peak_memory_bytes
         | {"measured": [rank.peak_memory_bytes for rank in measures], "kind": strategy.meter.kind},
-        extras=record.extras | _tokens_per_second(config, plan, median) | _skipped(config, lines),
+        extras=record.extras
+        | _tokens_per_second(config, plan, median)
+        | _skipped(config, lines)
+        | {"state_bytes": _states(plan, measures)},
     )
+
+
+def _states(plan: RunPlan, measures: Sequence[RankMeasures]) -> dict[str, Any]:
+    """Weights, gradients and optimizer states by global rank, predicted and counted from live tensors."""
+    return {"predicted": list(plan.state_bytes), "measured": [dict(rank.state_bytes) for rank in measures]}
 
 
 def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -175,7 +197,7 @@ def _tokens_per_second(config: RunConfig, plan: RunPlan, median: float | None) -
 
 
 def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
-    """Per step, summed over ranks; weights and optimizer states stay where they are."""
+    """Per step, summed over ranks; weights stay where they are."""
 
     def total(kind: str) -> float:
         return sum(rank.bytes_per_step[kind] for rank in measures)
@@ -185,7 +207,7 @@ def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
         "activation_gradients": total("gradient"),
         "weights": 0.0,
         "weight_gradients": total("weight_gradients"),
-        "optimizer_states": 0.0,
+        "optimizer_states": total("optimizer_states"),
     }
 
 
