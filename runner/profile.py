@@ -188,6 +188,7 @@ class ModelProfile:
         master_bytes_per_gradient_byte: of fp32 master weights; 0 where the optimizer updates the weights themselves.
             A step with masters makes gradients as wide as they are, and drops them.
         shared: weights of several layers; a rank holds one for all of its layers.
+        optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -201,6 +202,7 @@ class ModelProfile:
     tokens_per_sample: int | None = None
     master_bytes_per_gradient_byte: float = 0.0
     shared: tuple[SharedWeight, ...] = ()
+    optimizer_constant_bytes: int = 0
 
     def to_json(self) -> str:
         """The profile as one JSON document; numbers in full precision."""

@@ -1,4 +1,4 @@
-"""Rules of the optimizer and of its learning rate: keys that mean nothing to it, and what it cannot be combined with."""
+"""Rules of the optimizer and its learning rate: keys that mean nothing to it, what it cannot be combined with."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ _WIDE = 4  # bytes of an fp32 state
 _BLOCK_8 = 256  # bitsandbytes/backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu, blocksize
 _SMALLEST_8 = 4096  # bitsandbytes/optim/optimizer.py: min_8bit_size; smaller tensors keep fp32 states
 
+_CODES_8 = 2 * 256 * _WIDE  # what a byte stands for, of either moment
+
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
@@ -34,6 +36,7 @@ class OptimizerKind:
             weights anywhere.
         compresses: replicas exchange one bit per element of the momentum in place of gradients, from some step on.
         state_bytes: of one tensor of so many elements, where that is not ``values`` in the parameter's own format.
+        constant_bytes: tables that it keeps once.
     """
 
     values: float = 2.0
@@ -45,6 +48,7 @@ class OptimizerKind:
     elementwise: bool = True
     compresses: bool = False
     state_bytes: Callable[[int], int] | None = None
+    constant_bytes: int = 0
 
 
 def operator_of(name: str) -> str | None:
@@ -73,7 +77,9 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adam": OptimizerKind(decoupled=None),
     "sgd": OptimizerKind(values=0.0, reads=("momentum",), decoupled=False),
     "auto": OptimizerKind(),
-    "adam8bit": OptimizerKind(package="bitsandbytes", extra="optimizers", state_bytes=_blockwise_8bit),
+    "adam8bit": OptimizerKind(
+        package="bitsandbytes", extra="optimizers", state_bytes=_blockwise_8bit, constant_bytes=_CODES_8
+    ),
     "cpu_adam": OptimizerKind(
         decoupled=None, package="deepspeed", extra="zero", operator="cpu_adam", state_bytes=_fp32
     ),

@@ -130,8 +130,8 @@ def _chosen_again(choices: dict[str, str | None], request: Request, roots: Seque
     """The values of options named on the command line, to be said again after the recipe's values.
 
     Hydra lays a recipe over every option; without this, ``parallelism=single`` would lose against a
-    recipe's ``parallelism.pipeline: 2``. Settings that Adam and its kin share stay the recipe's, so that one is compared
-    with another.
+    recipe's ``parallelism.pipeline: 2``. Settings that Adam and its kin share stay the recipe's, so that one can
+    be compared with another.
     """
     recipe = choices.get(RECIPE)
     if recipe is None:

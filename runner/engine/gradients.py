@@ -61,7 +61,7 @@ class StageGradients:
             flat.zero_()
 
     def reduce(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
-        """Start summing over the replicas that hold this stage, or where they stay local telling them NaN from numbers."""
+        """Start summing over the replicas that hold this stage; of what stays local, start agreeing on its verdict."""
         return [_Agreement(self.flats, transport, group)] if self.stays_local() else self._sum(transport, group)
 
     def _sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:

@@ -1,4 +1,4 @@
-"""What replicas of a stage send each other in place of gradients: an :class:`runner.optim.sign_compression.Exchange`."""
+"""What replicas of a stage send each other in place of gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ReplicaExchange"]
 
 
 class ReplicaExchange:
-    """Over a transport.
+    """A :class:`runner.optim.sign_compression.Exchange` over a transport.
 
     Args:
         transport: this rank's.

@@ -78,6 +78,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         samples=samples,
         optimizer_bytes_per_gradient_byte=states,
         master_bytes_per_gradient_byte=master,
+        optimizer_constant_bytes=OPTIMIZERS[config.optimizer.name].constant_bytes,
     )
     if can_be_timed(config, profile):
         return with_measured_seconds(config, profile, inputs, targets)

@@ -39,16 +39,18 @@ def _sgd(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
 
 def _adam8bit(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # kernels that it does without are no news
-    from bitsandbytes.optim import AdamW8bit
+    import bitsandbytes
 
-    made: Optimizer = AdamW8bit(trained, **_common(config))
+    library: Any = bitsandbytes  # it has no types
+    made: Optimizer = library.optim.AdamW8bit(trained, **_common(config))
     return made
 
 
 def _cpu_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     from runner.optim.deepspeed import CPUAdam
 
-    return CPUAdam(trained, **_common(config), adamw_mode=config.decoupled_weight_decay is not False)
+    made: Optimizer = CPUAdam(trained, **_common(config), adamw_mode=config.decoupled_weight_decay is not False)
+    return made
 
 
 def _fused_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:

@@ -3,8 +3,8 @@
 Before ``freeze_step`` gradients are means over replicas, as for any optimizer. From it on the variance stays, and each
 replica adds its own gradients to the momentum, whose mean is taken by :class:`SignCompression`.
 
-Elements whose variance is zero then have never had a gradient: dividing by it would send them anywhere, and the scale of
-their tensor would move them. They are masked: their momentum stays zero, and they stop learning.
+Elements whose variance is zero then have never had a gradient: dividing by it would send them anywhere, and the scale
+of their tensor would move them. They are masked: their momentum stays zero, and they stop learning.
 
 Source: Tang et al. 2021, "1-bit Adam"; deepspeed/runtime/fp16/onebit/adam.py before 0.19.7. DeepSpeed's first step only
 makes the states; here it updates as well.
@@ -107,7 +107,7 @@ class OneBitAdam(Optimizer):
         momentum = torch.cat([self.state[p]["exp_avg"].flatten() for p in held])
         mask = torch.cat([self.state[p]["exp_avg_sq"].flatten() > 0 for p in held])
         compression.mean(momentum, mask)
-        for parameter, part in zip(held, momentum.split([p.numel() for p in held]), strict=True):
+        for parameter, part in zip(held, torch.split(momentum, [p.numel() for p in held]), strict=True):
             self.state[parameter]["exp_avg"].copy_(part.view_as(parameter))
 
     def _update(self, parameter: Tensor, state: dict[str, Any]) -> None:

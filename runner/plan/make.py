@@ -187,7 +187,14 @@ def _assemble(
         figures=figures,
         in_flight=in_flight,
         activations=activations,
-        memory=predict_memory(program, profile, figures, **needs, backup=config.schedule.post_validation),
+        memory=predict_memory(
+            program,
+            profile,
+            figures,
+            **needs,
+            copies_gradients=config.zero.stage == 0 and data > 1,
+            backup=config.schedule.post_validation,
+        ),
         time=predict_time(
             schedule,
             profile,

@@ -49,6 +49,7 @@ def predict_memory(
     backup: bool = False,
     sharing: ZeroSharing | None = None,
     accelerated: bool = True,
+    copies_gradients: bool = False,
 ) -> MemoryPrediction:
     """Each pipeline rank's memory at its peak.
 
@@ -60,6 +61,7 @@ def predict_memory(
         temporaries: see :func:`optimizer_temporaries`.
         sharing: how replicas share out weights, gradients and states; None: each holds all.
         accelerated: the host's memory is another one than the device's.
+        copies_gradients: replicas sum a flat copy of them, as DeepSpeed does without sharing.
         backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
     """
     schedule = program.schedule
@@ -72,6 +74,8 @@ def predict_memory(
             states = _states(held, profile, batch)
             step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
             step_bytes += _wide_gradients(held, profile)
+            if copies_gradients:
+                step_bytes = max(step_bytes, states.gradients)
             kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0))
         else:
             kept.append(sharing.between_backwards(held[0]))
@@ -253,7 +257,8 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
     return MemoryParts(
         weights=sum(stage.weight_bytes for stage in stages) - sum(n * weight.weight_bytes for weight, n in spare),
         gradients=gradients,
-        optimizer=round(sum(stage.optimizer_bytes for stage in stages) - spare_states),
+        optimizer=round(sum(stage.optimizer_bytes for stage in stages) - spare_states)
+        + profile.optimizer_constant_bytes,
         activations=0,
         buffers=batch_bytes,
     )

@@ -60,6 +60,7 @@ class ZeroSharing:
         weight_width, master_width: bytes of an element of the weights, and of what the optimizer updates.
         states: the optimizer's values per element.
         state_bytes: of one partition of so many elements, where that is not ``states`` as wide as what is updated.
+        constant_bytes: tables of the optimizer, whatever it updates.
         bucket_elements: gradients reduced at once, at most.
         temporaries: tensors as large as a partition that one update makes and drops.
         accumulates: a step has several micro-batches.
@@ -78,6 +79,7 @@ class ZeroSharing:
     accumulates: bool = False
     delayed: bool = False
     state_bytes: Callable[[int], int] | None = None
+    constant_bytes: int = 0
 
     def held(self, figures: StageFigures) -> StateBytes:
         """Between steps."""
@@ -85,7 +87,7 @@ class ZeroSharing:
         kept = figures.weight_bytes - figures.gradient_bytes  # buffers and frozen weights
         copies = 2 if self.delayed else 0
         states = self.state_bytes(part) if self.state_bytes else part * self.master_width * self.states
-        updated = round(part * self.master_width * (1 + copies) + states)
+        updated = round(part * self.master_width * (1 + copies) + states) + self.constant_bytes
         if self.stage < 3:
             flat = part * self.replicas * self.weight_width
             bytes_of = StateBytes(weights=kept + flat, gradients=0, optimizer=updated, buffers=0)
@@ -193,4 +195,5 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
         accumulates=config.schedule.microbatches > 1,
         delayed=config.offload.delay_from is not None,
         state_bytes=OPTIMIZERS[config.optimizer.name].state_bytes,
+        constant_bytes=OPTIMIZERS[config.optimizer.name].constant_bytes,
     )

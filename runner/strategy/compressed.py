@@ -78,7 +78,9 @@ def own_errors(optimizer: Optimizer, stages: Mapping[int, StageModule], replica:
     onebit = compressing(optimizer)
     if onebit is None or not onebit.state:
         return None
-    worker, server = (error.clone().cpu() for error in (onebit.compression.worker_error, onebit.compression.server_error))
+    worker, server = (
+        error.clone().cpu() for error in (onebit.compression.worker_error, onebit.compression.server_error)
+    )
     return OwnErrors(*_layout(optimizer, stages), replica, worker, server)
 
 
@@ -92,8 +94,8 @@ def gathered_errors(parts: Sequence[OwnErrors | None]) -> dict[str, dict[str, Te
     for names, replicas in by_stage.items():
         replicas.sort(key=lambda part: part.replica)
         sizes = replicas[0].sizes
-        worker = torch.stack([part.worker for part in replicas]).split(sizes, dim=1)
-        server = torch.cat([part.server for part in replicas]).split(sizes)
+        worker = torch.split(torch.stack([part.worker for part in replicas]), sizes, dim=1)
+        server = torch.split(torch.cat([part.server for part in replicas]), sizes)
         found["worker"] |= {name: rows.clone() for name, rows in zip(names, worker, strict=True)}
         found["server"] |= {name: row.clone() for name, row in zip(names, server, strict=True)}
     return found if found["worker"] else {}
@@ -102,7 +104,7 @@ def gathered_errors(parts: Sequence[OwnErrors | None]) -> dict[str, dict[str, Te
 def load_errors(
     optimizer: Optimizer, stages: Mapping[int, StageModule], replica: int, saved: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
-    """Take this rank's part. With another number of replicas each takes the mean: what is left over in all is the same."""
+    """Take this rank's part; with another number of replicas each takes the mean, so that as much is left over."""
     onebit = compressing(optimizer)
     if onebit is None or not saved:
         return

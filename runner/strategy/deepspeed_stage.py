@@ -194,8 +194,7 @@ class DeepSpeedStage:
             return [*found, optimizer.grad_partitions_flat_buffer]
         for partitions in optimizer.averaged_gradients.values():
             found += [one for one in partitions or () if one is not None]
-        buckets = {tensor.untyped_storage().data_ptr() for tensor in self.bucket_tensors()}
-        return [one for one in found if one.untyped_storage().data_ptr() not in buckets]
+        return [one for one in found if one.untyped_storage().nbytes() == one.nbytes]  # others are views of a bucket
 
     def bucket_tensors(self) -> list[Tensor]:
         """What gradients are gathered in for their reduction."""
