@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def _chosen_again(choices: dict[str, str | None], request: Request, roots: Seque
     recipe = choices.get(RECIPE)
     if recipe is None:
         return
-    shared = read_option(options(RECIPE, roots)[recipe].path).get("optimizer", {})
+    shared = _settings_of_adam(read_option(options(RECIPE, roots)[recipe].path))
     for group, name in request.choices.items():
         if group != RECIPE and name is not None:
             content = read_option(options(group, roots)[name].path)
@@ -144,6 +144,14 @@ def _chosen_again(choices: dict[str, str | None], request: Request, roots: Seque
             if group == "optimizer" and is_kin_of_adam(name):
                 content = {key: value for key, value in content.items() if key == "name" or key not in shared}
             yield from _leaves(group, content)
+
+
+def _settings_of_adam(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a recipe sets of its optimizer, where that is Adam or its kin."""
+    chosen = [entry.get("override /optimizer") for entry in recipe.get("defaults", []) if isinstance(entry, dict)]
+    own = next((name for name in chosen if name is not None), "adamw")
+    settings: Mapping[str, Any] = recipe.get("optimizer", {})
+    return settings if is_kin_of_adam(str(own)) else {}
 
 
 def _leaves(path: str, value: Any) -> Iterator[str]:
