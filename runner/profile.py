@@ -112,6 +112,8 @@ class LayerProfile:
         held_output_bytes: of its output, what its ``saved_bytes`` counts; None = all.
         pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
         input_gradient_seconds, weight_gradient_seconds: of I and of W; None = not known, read as half a backward each.
+        optimizer_bytes: states of its trainable parameters, masters and averages included; None = by the profile's
+            ``optimizer_bytes_per_gradient_byte``.
     """
 
     name: str
@@ -141,6 +143,7 @@ class LayerProfile:
     pending_output_bytes: int = 0
     input_gradient_seconds: float | None = None
     weight_gradient_seconds: float | None = None
+    optimizer_bytes: int | None = None
 
     @property
     def split_seconds(self) -> tuple[float, float]:
@@ -169,11 +172,13 @@ class SharedWeight:
         layers: their indices, each once.
         weight_bytes: of it.
         gradient_bytes: of its gradient; 0 where it is frozen.
+        optimizer_bytes: of its states, as a layer's.
     """
 
     layers: tuple[int, ...]
     weight_bytes: int
     gradient_bytes: int
+    optimizer_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +198,7 @@ class ModelProfile:
         master_bytes_per_gradient_byte: of fp32 master weights; 0 where the optimizer updates the weights themselves.
             A step with masters makes gradients as wide as they are, and drops them.
         shared: weights of several layers; a rank holds one for all of its layers.
+        optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -206,6 +212,7 @@ class ModelProfile:
     tokens_per_sample: int | None = None
     master_bytes_per_gradient_byte: float = 0.0
     shared: tuple[SharedWeight, ...] = ()
+    optimizer_constant_bytes: int = 0
 
     def to_json(self) -> str:
         """The profile as one JSON document; numbers in full precision."""

@@ -19,7 +19,7 @@ from runner.recipes.rudalle.pictures import draw_curve, draw_reconstructions, dr
 from runner.recipes.rudalle.sample import sample_images
 from runner.recipes.rudalle.token_baselines import TokenBaselines, measure_baselines
 
-__all__ = ["CAPTIONS", "after_run"]
+__all__ = ["CAPTIONS", "after_run", "write_metrics"]
 
 # Groups of which many drawings were trained on; single objects are beyond so small a model.
 CAPTIONS = (
@@ -67,6 +67,16 @@ def after_run(run_dir: Path, weights: dict[str, Tensor], config: dict[str, Any])
         draw_curve(pictures / "curve.png", record["loss"], validations, asdict(baselines))
         names.append("curve.png")
     return {Path(name).stem: f"pictures/{name}" for name in names}
+
+
+def write_metrics(run_dir: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> dict[str, str]:
+    """:func:`after_run` without pictures, for the many runs of a sweep: ``pictures/metrics.json``."""
+    folder = prepare(**config["data"]["kwargs"])
+    model = assemble(**config["model"]["kwargs"])
+    model.load_state_dict({name: tensor.detach().cpu().float() for name, tensor in weights.items()})
+    (run_dir / "pictures").mkdir(parents=True, exist_ok=True)
+    _write_metrics(run_dir / "pictures" / "metrics.json", folder, model)
+    return {"metrics": "pictures/metrics.json"}
 
 
 def _write_baselines(path: Path, folder: EmojiFolder) -> TokenBaselines:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runner.config.container import config_from_container, fingerprint, load, save, to_container
 from runner.config.files import check_file, read_option
 from runner.config.groups import RECIPE, clashes, config_roots, options, shipped_conf
+from runner.config.optimizers import is_kin_of_adam
 from runner.config.overrides import Request, expand, read_overrides
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
@@ -30,6 +32,9 @@ DEFAULT_RECIPE = "rudalle_tiny"
 
 # Naming the function names the option that calls it.
 _TARGETS = {"model.target": "model", "data.target": "data", "loss.target": "loss", "logger.target": "logger"}
+
+# An option that makes no sense without another one brings it, where the other group is not named.
+_COMPANIONS = {("optimizer", "cpu_adam"): ("offload", "optimizer_cpu")}
 
 
 def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) -> RunConfig:
@@ -54,7 +59,7 @@ def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) 
 
 
 def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = None) -> list[list[str]]:
-    """The jobs of a sweep, each as its own list of overrides, in order.
+    """The jobs of a sweep, each as its own list of overrides, in order; a recipe's own ``sweep`` varies fastest.
 
     Raises:
         RequestError: an override cannot be read, or a sweep names nothing.
@@ -62,7 +67,22 @@ def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = 
     roots = config_roots(working_directory if working_directory is not None else Path.cwd())
     jobs, problems = expand(overrides, roots)
     raise_problems(problems)
-    return jobs
+    return [[*job, *more] for job in jobs for more in _recipe_sweep(job, roots)]
+
+
+def _recipe_sweep(job: Sequence[str], roots: Sequence[Path]) -> list[list[str]]:
+    """What a job's recipe varies of what the job does not name; one empty list where that is nothing."""
+    chosen, _ = read_overrides(job, roots)
+    recipe = chosen.choices.get(RECIPE)
+    if recipe is None:
+        return [[]]
+    try:
+        axes = read_option(options(RECIPE, roots)[recipe].path).get("sweep", {})
+    except ValueError:
+        return [[]]  # the file's problem is reported with all others
+    named = {*chosen.choices, *chosen.named}
+    varied = [[f"{key}={value}" for value in values] for key, values in axes.items() if key not in named]
+    return [list(one) for one in itertools.product(*varied)]
 
 
 def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]:
@@ -71,6 +91,9 @@ def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]
     for key, group in _TARGETS.items():
         if key in request.named:
             choices.setdefault(group, "custom")
+    for (group, name), (companion, follows) in _COMPANIONS.items():
+        if choices.get(group) == name:
+            choices.setdefault(companion, follows)
     if not {"model", "data", RECIPE} & set(choices):
         return {**choices, RECIPE: DEFAULT_RECIPE}
     if choices.get("model") == "custom" and choices.get(RECIPE) is None:
@@ -107,15 +130,28 @@ def _chosen_again(choices: dict[str, str | None], request: Request, roots: Seque
     """The values of options named on the command line, to be said again after the recipe's values.
 
     Hydra lays a recipe over every option; without this, ``parallelism=single`` would lose against a
-    recipe's ``parallelism.pipeline: 2``.
+    recipe's ``parallelism.pipeline: 2``. Settings that Adam and its kin share stay the recipe's, so that one can
+    be compared with another.
     """
-    if choices.get(RECIPE) is None:
+    recipe = choices.get(RECIPE)
+    if recipe is None:
         return
+    shared = _settings_of_adam(read_option(options(RECIPE, roots)[recipe].path))
     for group, name in request.choices.items():
         if group != RECIPE and name is not None:
             content = read_option(options(group, roots)[name].path)
             content.pop("defaults", None)
+            if group == "optimizer" and is_kin_of_adam(name):
+                content = {key: value for key, value in content.items() if key == "name" or key not in shared}
             yield from _leaves(group, content)
+
+
+def _settings_of_adam(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a recipe sets of its optimizer, where that is Adam or its kin."""
+    chosen = [entry.get("override /optimizer") for entry in recipe.get("defaults", []) if isinstance(entry, dict)]
+    own = next((name for name in chosen if name is not None), "adamw")
+    settings: Mapping[str, Any] = recipe.get("optimizer", {})
+    return settings if is_kin_of_adam(str(own)) else {}
 
 
 def _leaves(path: str, value: Any) -> Iterator[str]:

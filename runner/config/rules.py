@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from runner.config.deepspeed_file import file_problems
 from runner.config.launcher_rules import LAUNCHERS, launcher_rules
 from runner.config.memory_rules import POLICIES, memory_rules
+from runner.config.numbers import at_least, not_negative, positive
+from runner.config.optimizer_rules import lr_scheduler_rules, optimizer_rules
+from runner.config.optimizers import OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.config.shape import MISSING
@@ -24,7 +27,7 @@ __all__ = ["KNOWN_NAMES", "rules"]
 # Names that decide what runs; the options of each group have these and no others.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "partition": ("uniform", "parameters", "profile", "memory", "manual"),
-    "optimizer": ("adamw", "adam", "sgd", "auto"),
+    "optimizer": tuple(OPTIMIZERS),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
     "precision": tuple(PRECISIONS),
     "activation_checkpoint": POLICIES,
@@ -41,21 +44,6 @@ _NOT_YET = "not available in this version"
 def rules(config: RunConfig) -> list[Problem]:
     """Every rule that ``config`` breaks, in the order of its sections."""
     return [problem for rule in _RULES for problem in rule(config)]
-
-
-def _at_least(path: str, value: int | None, least: int) -> Iterator[Problem]:
-    if value is not None and value < least:
-        yield Problem(path, value, f"must be at least {least}", fix=f"{path}={least}")
-
-
-def _positive(path: str, value: float | None, fix: str) -> Iterator[Problem]:
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        yield Problem(path, value, "must be a finite number above 0", fix=f"{path}={fix}")
-
-
-def _not_negative(path: str, value: float) -> Iterator[Problem]:
-    if not (value >= 0 and math.isfinite(value)):
-        yield Problem(path, value, "must be a finite number, 0 or above", fix=f"{path}=0")
 
 
 def _known(path: str, value: str, known: tuple[str, ...]) -> Iterator[Problem]:
@@ -79,6 +67,8 @@ def _top_level(config: RunConfig) -> Iterator[Problem]:
         yield from _memory_limit(config.memory_limit)
     if config.report is not None:
         yield from _target("report", config.report)
+    if config.sweep_report is not None:
+        yield from _target("sweep_report", config.sweep_report)
 
 
 def _memory_limit(text: str) -> Iterator[Problem]:
@@ -115,16 +105,16 @@ def _targets(config: RunConfig) -> Iterator[Problem]:
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:
-    yield from _at_least("data.batch_size", config.data.batch_size, 1)
-    yield from _at_least("data.workers", config.data.workers, 0)
+    yield from at_least("data.batch_size", config.data.batch_size, 1)
+    yield from at_least("data.workers", config.data.workers, 0)
     if config.data.collate is not None:
         yield from _target("data.collate", config.data.collate)
 
 
 def _parallelism(config: RunConfig) -> Iterator[Problem]:
-    yield from _at_least("parallelism.pipeline", config.parallelism.pipeline, 1)
-    yield from _at_least("parallelism.data", config.parallelism.data, 1)
-    yield from _at_least("parallelism.tensor", config.parallelism.tensor, 1)
+    yield from at_least("parallelism.pipeline", config.parallelism.pipeline, 1)
+    yield from at_least("parallelism.data", config.parallelism.data, 1)
+    yield from at_least("parallelism.tensor", config.parallelism.tensor, 1)
     if config.parallelism.tensor > 1:
         why = f"Tensor parallelism is {_NOT_YET}"
         yield Problem("parallelism.tensor", config.parallelism.tensor, "must be 1", why, "parallelism.tensor=1")
@@ -132,16 +122,16 @@ def _parallelism(config: RunConfig) -> Iterator[Problem]:
 
 def _schedule(config: RunConfig) -> Iterator[Problem]:
     schedule = config.schedule
-    yield from _at_least("schedule.microbatches", schedule.microbatches, 1)
-    yield from _at_least("schedule.chunks", schedule.chunks, 1)
-    yield from _at_least("schedule.memory_limit", schedule.memory_limit, 1)
-    yield from _at_least("schedule.pipes", schedule.pipes, 1)
-    yield from _at_least("schedule.twin_check_every", schedule.twin_check_every, 1)
+    yield from at_least("schedule.microbatches", schedule.microbatches, 1)
+    yield from at_least("schedule.chunks", schedule.chunks, 1)
+    yield from at_least("schedule.memory_limit", schedule.memory_limit, 1)
+    yield from at_least("schedule.pipes", schedule.pipes, 1)
+    yield from at_least("schedule.twin_check_every", schedule.twin_check_every, 1)
     if schedule.post_validation and config.trainer.ema_decay is not None:
         why = "The average would take in weights that may yet be taken back"
         fix = "schedule.post_validation=false"
         yield Problem("schedule.post_validation", True, "does not go with trainer.ema_decay", why, fix)
-    yield from _at_least("schedule.steps", schedule.steps, 1)
+    yield from at_least("schedule.steps", schedule.steps, 1)
     if (schedule.steps or 1) > 1 and not schedule.post_validation:
         why = "Without it all ranks wait for each other before the optimizer step: every step looks like the first"
         rule = "needs schedule.post_validation=true"
@@ -186,69 +176,6 @@ def _not_available(config: RunConfig) -> Iterator[Problem]:
         yield Problem("compression.name", config.compression.name, "must be none", why, "compression=none")
 
 
-def _optimizer(config: RunConfig) -> Iterator[Problem]:
-    optimizer = config.optimizer
-    default = type(optimizer)()
-    yield from _positive("optimizer.lr", optimizer.lr, "0.001")
-    yield from _positive("optimizer.eps", optimizer.eps, "1e-8")
-    yield from _not_negative("optimizer.weight_decay", optimizer.weight_decay)
-    if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
-        yield Problem(
-            "optimizer.betas", optimizer.betas, "must be two numbers in [0, 1)", fix="optimizer.betas=[0.9,0.999]"
-        )
-    if not 0 <= optimizer.momentum < 1:
-        yield Problem("optimizer.momentum", optimizer.momentum, "must lie in [0, 1)", fix="optimizer.momentum=0.9")
-    if optimizer.name != "sgd" and optimizer.momentum != default.momentum:
-        why = f"It has no meaning for {optimizer.name}, which has betas"
-        yield Problem("optimizer.momentum", optimizer.momentum, "belongs to optimizer=sgd", why, "optimizer.momentum=0")
-    if optimizer.name == "sgd" and optimizer.betas != default.betas:
-        why = "They have no meaning for sgd, which has momentum"
-        yield Problem(
-            "optimizer.betas", optimizer.betas, "belong to adam and adamw", why, "optimizer.betas=[0.9,0.999]"
-        )
-    if optimizer.name == "sgd" and optimizer.eps != default.eps:
-        yield Problem(
-            "optimizer.eps",
-            optimizer.eps,
-            "belongs to adam and adamw",
-            "It has no meaning for sgd",
-            "optimizer.eps=1e-8",
-        )
-
-
-def _lr_scheduler(config: RunConfig) -> Iterator[Problem]:
-    section = config.lr_scheduler
-    yield from _at_least("lr_scheduler.warmup_steps", section.warmup_steps, 0)
-    yield from _at_least("lr_scheduler.total_steps", section.total_steps, 1)
-    yield from _not_negative("lr_scheduler.min_lr", section.min_lr)
-    if section.name == "constant":
-        default = type(section)()
-        for key in ("warmup_steps", "min_lr", "total_steps"):
-            value, unset = getattr(section, key), getattr(default, key)
-            if value != unset:
-                why = "The constant schedule keeps optimizer.lr at every step"
-                yield Problem(
-                    f"lr_scheduler.{key}",
-                    value,
-                    "belongs to a schedule that changes the rate",
-                    why,
-                    "lr_scheduler=linear",
-                )
-        return
-    total, path = section.total_steps, "lr_scheduler.total_steps"
-    if total is None:
-        total, path = config.trainer.max_steps, "trainer.max_steps"
-    if total >= 1 and section.warmup_steps > total:
-        why = f"The decay ends at step {total} ({path})"
-        fix = f"lr_scheduler.warmup_steps={total}"
-        yield Problem("lr_scheduler.warmup_steps", section.warmup_steps, f"must be at most {total}", why, fix)
-    if section.min_lr > config.optimizer.lr > 0:
-        why = f"The rate falls from optimizer.lr = {config.optimizer.lr}"
-        yield Problem(
-            "lr_scheduler.min_lr", section.min_lr, "must be at most optimizer.lr", why, "lr_scheduler.min_lr=0"
-        )
-
-
 def _precision(config: RunConfig) -> Iterator[Problem]:
     section = config.precision
     known = PRECISIONS.get(section.name)
@@ -257,9 +184,9 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
     if not known.loss_scaling:
         yield from _unused_scaling(config)
         return
-    yield from _positive("precision.initial_scale", section.initial_scale, "65536")
-    yield from _positive("precision.minimum_scale", section.minimum_scale, "1e-7")
-    yield from _at_least("precision.growth_interval", section.growth_interval, 1)
+    yield from positive("precision.initial_scale", section.initial_scale, "65536")
+    yield from positive("precision.minimum_scale", section.minimum_scale, "1e-7")
+    yield from at_least("precision.growth_interval", section.growth_interval, 1)
     if not 1 <= section.growth_factor < math.inf:
         fix = "precision.growth_factor=2"
         yield Problem("precision.growth_factor", section.growth_factor, "must be a finite number, 1 or above", fix=fix)
@@ -287,12 +214,12 @@ def _unused_scaling(config: RunConfig) -> Iterator[Problem]:
 
 def _trainer(config: RunConfig) -> Iterator[Problem]:
     trainer = config.trainer
-    yield from _at_least("trainer.max_steps", trainer.max_steps, 1)
-    yield from _at_least("trainer.val_every", trainer.val_every, 1)
-    yield from _at_least("trainer.log_every", trainer.log_every, 1)
-    yield from _at_least("trainer.threads", trainer.threads, 1)
-    yield from _positive("trainer.grad_clip_norm", trainer.grad_clip_norm, "1.0")
-    yield from _positive("trainer.grad_clip_value", trainer.grad_clip_value, "1.0")
+    yield from at_least("trainer.max_steps", trainer.max_steps, 1)
+    yield from at_least("trainer.val_every", trainer.val_every, 1)
+    yield from at_least("trainer.log_every", trainer.log_every, 1)
+    yield from at_least("trainer.threads", trainer.threads, 1)
+    yield from positive("trainer.grad_clip_norm", trainer.grad_clip_norm, "1.0")
+    yield from positive("trainer.grad_clip_value", trainer.grad_clip_value, "1.0")
     if trainer.grad_clip_norm is not None and trainer.grad_clip_value is not None:
         why = f"Gradients are clipped by one rule, and trainer.grad_clip_norm = {trainer.grad_clip_norm}"
         fix = "trainer.grad_clip_value=null"
@@ -303,22 +230,22 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
     if trainer.ema_decay is not None and not 0 < trainer.ema_decay < 1:
         fix = "trainer.ema_decay=0.999"
         yield Problem("trainer.ema_decay", trainer.ema_decay, "must lie in (0, 1)", fix=fix)
-    yield from _at_least("checkpoint.every", config.checkpoint.every, 1)
-    yield from _at_least("checkpoint.keep", config.checkpoint.keep, 1)
+    yield from at_least("checkpoint.every", config.checkpoint.every, 1)
+    yield from at_least("checkpoint.keep", config.checkpoint.keep, 1)
 
 
 def _machine(config: RunConfig) -> Iterator[Problem]:
     hardware, transport = config.hardware, config.transport
     for precision, flops in hardware.flops.items():
-        yield from _positive(f"hardware.flops.{precision}", flops, "1e12")
-    yield from _positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
-    yield from _positive("hardware.host_memory_bytes", hardware.host_memory_bytes, "1e12")
-    yield from _positive("hardware.link_bytes_per_second", hardware.link_bytes_per_second, "1e9")
-    yield from _not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
-    yield from _not_negative("transport.delay_seconds", transport.delay_seconds)
-    yield from _positive("transport.bytes_per_second", transport.bytes_per_second, "1e9")
+        yield from positive(f"hardware.flops.{precision}", flops, "1e12")
+    yield from positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
+    yield from positive("hardware.host_memory_bytes", hardware.host_memory_bytes, "1e12")
+    yield from positive("hardware.link_bytes_per_second", hardware.link_bytes_per_second, "1e9")
+    yield from not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
+    yield from not_negative("transport.delay_seconds", transport.delay_seconds)
+    yield from positive("transport.bytes_per_second", transport.bytes_per_second, "1e9")
     for key in ("F", "B", "I", "W", "comm"):
-        yield from _not_negative(f"cost.{key}", getattr(config.cost, key))
+        yield from not_negative(f"cost.{key}", getattr(config.cost, key))
     if config.cost.F == config.cost.B == 0:
         yield Problem("cost.F", 0, "must be above 0 where cost.B is 0", "Nothing would take any time", "cost.F=1")
 
@@ -335,8 +262,8 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     memory_rules,
     zero_rules,
     file_problems,
-    _optimizer,
-    _lr_scheduler,
+    optimizer_rules,
+    lr_scheduler_rules,
     _precision,
     _trainer,
     _machine,

@@ -150,9 +150,11 @@ class OptimizerConfig:
     name: str = "adamw"
     lr: float = 1e-3  # the peak, where a schedule changes it
     momentum: float = 0.0  # sgd only
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])  # adam and adamw only
-    eps: float = 1e-8  # adam and adamw only
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])  # Adam and its kin only
+    eps: float = 1e-8  # Adam and its kin only
     weight_decay: float = 0.0
+    decoupled_weight_decay: bool | None = None  # decay leaves the moments alone; null = the optimizer's own way
+    freeze_step: int | None = None  # onebit_adam: from this step on the variance stays and momentum travels in bits
 
 
 @dataclass
@@ -273,6 +275,8 @@ class RunConfig:
     device: str = "auto"  # auto, cpu, cuda
     compile: bool = False  # torch.compile every layer
     report: str | None = None  # package.module:function called with the finished run's directory
+    sweep: dict[str, list[Any]] = field(default_factory=dict)  # what -m varies where the command does not name it
+    sweep_report: str | None = None  # package.module:function that makes tables of a sweep's records
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from runner.config.optimizers import OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem
@@ -17,7 +18,7 @@ __all__ = ["ROWS", "Row", "compatibility_lines", "zero_rules"]
 
 _STAGES = (None, 0, 1, 2, 3)
 _PLACES = ("none", "cpu", "nvme")
-_ELEMENTWISE = ("adamw", "adam", "sgd", "auto")
+_ELEMENTWISE = tuple(name for name, kind in OPTIMIZERS.items() if kind.elementwise)
 _OWN = "the runner"
 _STAGE_12, _STAGE_3 = "deepspeed/runtime/zero/stage_1_and_2.py", "deepspeed/runtime/zero/stage3.py"
 _OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
@@ -255,11 +256,43 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "optimizer.name",
+        lambda c: _shares(c) and c.optimizer.name in OPTIMIZERS and OPTIMIZERS[c.optimizer.name].compresses,
+        "must exchange whole gradients with zero.stage=1, 2 or 3",
+        "1-bit optimizers compress the momentum of all weights, which every replica must hold whole",
+        "Tang et al. 2021, 1-bit Adam; DeepSpeed's took ZeRO 0 alone, before 0.19.7 dropped it",
+        "zero.stage=0",
+    ),
+    Row(
+        "optimizer.name",
         lambda c: _shares(c) and c.optimizer.name not in _ELEMENTWISE,
         f"must be one of {', '.join(_ELEMENTWISE)} with zero.stage=1, 2 or 3",
         "Flat partitions cut weights anywhere: an update that is not elementwise would see other norms",
         f"{_STAGE_12}: single_partition_of_fp32_groups",
         "optimizer=adamw",
+    ),
+    Row(
+        "optimizer.name",
+        lambda c: c.optimizer.name == "cpu_adam" and c.zero.stage not in (2, 3),
+        "cpu_adam belongs to zero.stage=2 or 3",
+        "It updates in the host's memory the partitions that reduced gradients are sent to",
+        "Ren et al. 2021, ZeRO-Offload, sections 4 and 5",
+        "zero.stage=2",
+    ),
+    Row(
+        "optimizer.name",
+        lambda c: c.optimizer.name == "cpu_adam" and not _offloads(c),
+        "cpu_adam needs offload.optimizer=cpu",
+        "Its states are the host's",
+        "deepspeed/ops/adam/cpu_adam.py: CPUAdam param must be 'cpu'",
+        "offload.optimizer=cpu",
+    ),
+    Row(
+        "optimizer.name",
+        lambda c: _offloads(c) and c.optimizer.name in ("adam8bit", "fused_adam"),
+        "must be another with offload.optimizer",
+        "Its kernels are the device's, and its states would be the host's",
+        "deepspeed/ops/adam/fused_adam.py, bitsandbytes/optim/optimizer.py",
+        "optimizer=cpu_adam",
     ),
     Row(
         "trainer.grad_clip_value",

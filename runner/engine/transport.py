@@ -27,6 +27,7 @@ class Channel(IntEnum):
     SPEC = 3  # downstream, when a boundary's shapes are new
     TOTALS = 4  # once per step, from the last stage's rank to each other: the loss
     STOP = 5  # once per step, from the end of the headers' way to the last stage's rank, where these differ
+    MOMENTUM = 6  # between replicas, of optimizers that compress it
 
 
 class Handle(Protocol):

@@ -10,6 +10,7 @@ from runner.config.resolve import fingerprint, save, to_container
 from runner.config.rules import rules
 from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
+from runner.launch.optimizer_needs import optimizer_needs
 from runner.launch.resume import continue_record
 from runner.launch.run_directory import check_run_directory
 from runner.launch.zero_needs import zero_needs
@@ -54,7 +55,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
 
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
-    needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda)]
+    needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda), *optimizer_needs(config)]
     raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)

@@ -8,7 +8,8 @@ tensors is run for real instead.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from runner.config.optimizers import ERROR_WIDTH, OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
@@ -76,6 +78,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         samples=samples,
         optimizer_bytes_per_gradient_byte=states,
         master_bytes_per_gradient_byte=master,
+        optimizer_constant_bytes=OPTIMIZERS[config.optimizer.name].constant_bytes,
     )
     if can_be_timed(config, profile):
         return with_measured_seconds(config, profile, inputs, targets)
@@ -90,6 +93,19 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
     own = _own_state_ratio(config) if config.optimizer.name == "auto" else None
     states = own if own is not None else state_bytes_per_gradient_byte(config.optimizer, master)
     return states + average, master
+
+
+def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] | None:
+    """Of a parameter of so many elements, as :func:`_state_ratios` counts them; None where a ratio tells it exactly."""
+    kind = OPTIMIZERS[config.optimizer.name]
+    own = kind.state_bytes
+    if own is None:
+        return None
+    wide = torch.float32.itemsize
+    copies = wide * (PRECISIONS[config.precision.name].master_weights + (config.trainer.ema_decay is not None))
+    # What a 1-bit optimizer left over: of all it sends, and of its chunk of what all send.
+    errors = ERROR_WIDTH * (1 + 1 / config.parallelism.data) if kind.compresses else 0.0
+    return lambda elements: own(elements) + math.ceil((copies + errors) * elements)
 
 
 def _own_state_ratio(config: RunConfig) -> float | None:
@@ -124,7 +140,8 @@ def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
         fake_inputs = map_tensors(mode.from_tensor, inputs)
         fake_targets = map_tensors(mode.from_tensor, targets)
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
-        return profile_layers(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast)
+        states = _state_bytes(config, dtype)
+        return profile_layers(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states)
 
 
 def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
@@ -132,7 +149,8 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     model = load_model(config)
     try:
-        return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast)
+        states = _state_bytes(config, dtype)
+        return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states)
     except _LayerError as error:
         section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
         raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
@@ -154,6 +172,7 @@ def profile_layers(
     loss: LossFunction,
     dtype: torch.dtype,
     autocast: torch.dtype | None = None,
+    state_bytes: Callable[[int], int] | None = None,
 ) -> ModelProfile:
     """Bytes and FLOPs of each layer for the given batch; the seconds are zero.
 
@@ -163,6 +182,7 @@ def profile_layers(
         loss: the loss function.
         dtype: of weights and, without ``autocast``, activations.
         autocast: format of the forwards' matrix products, or None.
+        state_bytes: optimizer states of a parameter of so many elements; None = the profile's ratio tells.
     """
     value = to_precision((inputs, targets) if sources[0].step is not None else inputs, dtype)
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
@@ -180,7 +200,7 @@ def profile_layers(
             with _named(source.index, f"layer {source.index} ({type(module).__name__})", value):
                 value, row = _profile_call(name, function, value, tracker, numbers, module)
                 _refuse_no_tensor(source.index, module, value)
-            rows.append(row)
+            rows.append(replace(row, optimizer_bytes=_states_of(module, state_bytes)))
         lose = partial(_checked_loss, loss, targets, samples)
         with _named(None, "the loss", (value, targets)):
             _, loss_row = _profile_call("loss", lose, value, tracker, numbers)
@@ -194,7 +214,7 @@ def profile_layers(
         optimizer_bytes_per_gradient_byte=0.0,
         optimizer_seconds_per_byte=0.0,
         tokens_per_sample=_tokens_per_sample(targets),
-        shared=_shared_weights(sources, dtype),
+        shared=_shared_weights(sources, dtype, state_bytes),
     )
 
 
@@ -218,7 +238,15 @@ def _checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -
     return total
 
 
-def _shared_weights(sources: Sequence[LayerSource], dtype: torch.dtype) -> tuple[SharedWeight, ...]:
+def _states_of(module: nn.Module, state_bytes: Callable[[int], int] | None) -> int | None:
+    if state_bytes is None:
+        return None
+    return sum(state_bytes(parameter.numel()) for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _shared_weights(
+    sources: Sequence[LayerSource], dtype: torch.dtype, state_bytes: Callable[[int], int] | None
+) -> tuple[SharedWeight, ...]:
     given = {source.index: source for source in sources if source.given is not None}
     found = []
     for tie in find_ties(sources):
@@ -228,7 +256,8 @@ def _shared_weights(sources: Sequence[LayerSource], dtype: torch.dtype) -> tuple
             p for name, p in source.given.named_parameters(remove_duplicate=False) if source.full_name(name) == tie.name
         )
         num_bytes = weight.numel() * (dtype.itemsize if weight.is_floating_point() else weight.element_size())
-        found.append(SharedWeight(tie.layers, num_bytes, num_bytes if weight.requires_grad else 0))
+        states = state_bytes(weight.numel() if weight.requires_grad else 0) if state_bytes is not None else None
+        found.append(SharedWeight(tie.layers, num_bytes, num_bytes if weight.requires_grad else 0, states))
     return tuple(found)
 
 

@@ -8,11 +8,13 @@ from statistics import median
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
+from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import OptimizerConfig
 from runner.optim.delayed import DelayedUpdate
 from runner.optim.master import MasterWeights
+from runner.optim.named import by_name
 
 __all__ = [
     "build_optimizer",
@@ -39,33 +41,20 @@ def build_optimizer(
     """
     trained = list(parameters) or [torch.zeros(0, requires_grad=True)]  # a stage may have nothing to train
     if master_weights:
-        return MasterWeights(trained, lambda masters: _build(config, masters))
+        return MasterWeights(trained, lambda masters: by_name(config, masters))
     if delay_from is not None:
-        return DelayedUpdate(trained, lambda copies: _build(config, copies), first=delay_from)
-    return _build(config, trained)
-
-
-def _build(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
-    betas = (config.betas[0], config.betas[1])
-    match config.name:
-        case "adamw" | "auto":
-            return AdamW(trained, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay)
-        case "adam":
-            return Adam(trained, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay)
-        case "sgd":
-            return SGD(trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    raise ValueError(f"optimizer = {config.name} has no builder")
+        return DelayedUpdate(trained, lambda copies: by_name(config, copies), first=delay_from)
+    return by_name(config, trained)
 
 
 def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float = 0.0) -> float:
-    """Bytes of optimizer state for each byte of gradient: two moments for Adam, one buffer for momentum.
+    """Bytes of optimizer state for each byte of gradient, where states are as wide as what they update.
 
     Args:
-        master_ratio: bytes of a master weight per byte of its gradient; 0 without master weights. States are as wide
-            as what they update.
+        master_ratio: bytes of a master weight per byte of its gradient; 0 without master weights.
     """
-    adam = config.name in ("adam", "adamw", "auto")
-    states = 2.0 if adam else 1.0 if config.momentum else 0.0
+    kind = OPTIMIZERS[config.name]
+    states = kind.values + ("momentum" in kind.reads and config.momentum > 0)
     return states * (master_ratio or 1.0) + master_ratio
 
 

@@ -234,7 +234,13 @@ def _assemble(
         figures=figures,
         in_flight=in_flight,
         activations=activations,
-        memory=predict_memory(program, profile, figures, **needs, backup=config.schedule.post_validation),
+        memory=predict_memory(
+            program,
+            profile,
+            figures,
+            **needs,
+            backup=config.schedule.post_validation,
+        ),
         time=predict_time(
             schedule,
             profile,

@@ -16,9 +16,9 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from runner.plan.rank_walk import RankWalk
-from runner.plan.stages import LayerRanges, StageFigures
+from runner.plan.stages import LayerRanges, StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
-from runner.plan.zero_memory import ZeroSharing
+from runner.plan.zero_memory import StateBytes, ZeroSharing
 from runner.profile import ModelProfile, SharedWeight
 from runner.schedule.values import Op, Program, Schedule
 
@@ -65,7 +65,7 @@ def predict_memory(
         backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
     """
     schedule = program.schedule
-    parts, host = [], []
+    parts, host, kept = [], [], []
     for rank, actions in enumerate(program.actions):
         stages = schedule.stages_of(rank)
         batch = _batch_bytes(profile, schedule, rank, batch_samples)
@@ -75,14 +75,16 @@ def predict_memory(
             step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
             step_bytes += _wide_gradients(held, profile)
             step_bytes = max(step_bytes, *(min(flattened, one.gradient_bytes) for one in held))
+            kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0))
         else:
+            kept.append(sharing.between_backwards(held[0]))
             states, step_bytes = _shared_states(sharing, held[0], batch, accelerated=accelerated)
         if backup:
             trained = states.gradients  # a gradient is as large as its weight
             states = replace(states, buffers=states.buffers + trained + states.optimizer)
         parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
         host.append(sharing.held(held[0]).host if sharing is not None and accelerated else 0)
-    return MemoryPrediction(tuple(parts), tuple(host))
+    return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
@@ -237,8 +239,7 @@ class StageMemoryLimit:
     def _states(self, figures: StageFigures) -> int:
         if self.sharing is not None:
             return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
-        optimizer = self.profile.optimizer_bytes_per_gradient_byte * figures.gradient_bytes
-        return figures.weight_bytes + figures.gradient_bytes + round(optimizer)
+        return figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes
 
 
 def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
@@ -253,10 +254,13 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
     """What a rank holds all the time; of a weight that several of its layers share, one."""
     spare = [(weight, _spare_copies(weight, stages)) for weight in profile.shared]
     gradients = sum(stage.gradient_bytes for stage in stages) - sum(n * weight.gradient_bytes for weight, n in spare)
+    ratio = profile.optimizer_bytes_per_gradient_byte
+    spare_states = sum(n * state_bytes(weight, ratio) for weight, n in spare)
     return MemoryParts(
         weights=sum(stage.weight_bytes for stage in stages) - sum(n * weight.weight_bytes for weight, n in spare),
         gradients=gradients,
-        optimizer=round(profile.optimizer_bytes_per_gradient_byte * gradients),
+        optimizer=round(sum(stage.optimizer_bytes for stage in stages) - spare_states)
+        + profile.optimizer_constant_bytes,
         activations=0,
         buffers=batch_bytes,
     )

@@ -8,9 +8,9 @@ from itertools import accumulate
 
 from runner.plan.ranges import RangeMaximum, prefix
 from runner.plan.split_stages import SplitRanges
-from runner.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile, SharedWeight
 
-__all__ = ["LayerRanges", "StageFigures", "stage_figures"]
+__all__ = ["LayerRanges", "StageFigures", "stage_figures", "state_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class StageFigures:
         deferred_bytes: kept from the end of I to W, the gradient of its output included, its input excluded.
         deferred_input_bytes: of its input, kept from the end of I to W.
         input_gradient_bytes, output_gradient_bytes: gradients of the two boundary tensors.
+        optimizer_bytes: states of all its layers, where no replica shares them out.
     """
 
     first: int
@@ -56,6 +57,7 @@ class StageFigures:
     deferred_input_bytes: int = 0
     input_gradient_bytes: int = 0
     output_gradient_bytes: int = 0
+    optimizer_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -74,6 +76,8 @@ class LayerRanges:
         self._num_layers = len(profile.layers)
         self._weights = prefix(layer.weight_bytes for layer in chain)
         self._gradients = prefix(layer.gradient_bytes for layer in chain)
+        ratio = profile.optimizer_bytes_per_gradient_byte
+        self._states = list(accumulate((state_bytes(layer, ratio) for layer in chain), initial=0.0))
         self._saved = saved = prefix(layer.saved_bytes for layer in chain)
         self._forward_seconds = _sums(layer.forward_seconds for layer in chain)
         self._backward_seconds = _sums(layer.backward_seconds for layer in chain)
@@ -120,6 +124,7 @@ class LayerRanges:
             deferred_input_bytes=min(self._split.of_input(first), input_bytes),
             input_gradient_bytes=0 if first == 0 else layers[first - 1].gradient_of_output_bytes,
             output_gradient_bytes=0 if is_last else layers[last].gradient_of_output_bytes,
+            optimizer_bytes=round(self._states[end] - self._states[first]),
         )
 
     def _backward_peak(self, first: int, end: int, held_output_bytes: int) -> int:
@@ -138,6 +143,11 @@ def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -
     """The figures of each stage of a partition: first and last layer, inclusive."""
     ranges = LayerRanges(profile)
     return tuple(ranges.figures(first, last) for first, last in partition)
+
+
+def state_bytes(held: LayerProfile | SharedWeight, ratio: float) -> float:
+    """Of the optimizer's states of a layer or a weight."""
+    return ratio * held.gradient_bytes if held.optimizer_bytes is None else held.optimizer_bytes
 
 
 class _UnsavedForwards:

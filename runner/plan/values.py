@@ -10,6 +10,7 @@ from runner.memory.solve.values import ActivationPlan
 from runner.plan.partition import Partition
 from runner.plan.stages import StageFigures
 from runner.plan.topology import Topology
+from runner.plan.zero_memory import StateBytes
 from runner.profile import ModelProfile, SecondsSource
 from runner.schedule.simulate import StageCosts
 from runner.schedule.values import Program, Schedule
@@ -57,10 +58,12 @@ class MemoryPrediction:
     Args:
         parts: on the device.
         host: what is offloaded from a device with memory of its own to the host's.
+        states: weights, gradients and optimizer states, as they are held between backwards.
     """
 
     parts: tuple[MemoryParts, ...]
     host: tuple[int, ...] = ()
+    states: tuple[StateBytes, ...] = ()
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -186,6 +189,13 @@ class RunPlan:
         return tuple(self.memory.parts[position] for position in positions)
 
     @property
+    def state_bytes(self) -> tuple[dict[str, int], ...]:
+        """By global rank: weights, gradients and optimizer states on the device, and what of them is the host's."""
+        positions = (self.topology.coordinates(rank).pipe for rank in range(self.topology.world_size))
+        names = ("weights", "gradients", "optimizer", "host")
+        return tuple({name: getattr(self.memory.states[position], name) for name in names} for position in positions)
+
+    @property
     def peak_memory_bytes(self) -> tuple[int, ...]:
         """Predicted peaks by global rank."""
         return tuple(parts.total for parts in self.rank_parts)
@@ -203,6 +213,7 @@ class RunPlan:
             "partition": [list(layers) for layers in self.partition],
             "layout": dict(self.layout),
             "problems": [problem.line() for problem in self.problems],
+            "state_bytes": list(self.state_bytes),
             "host_memory_bytes": list(self.host_memory_bytes),
             "host_memory_limit_bytes": self.host_limit_bytes,
             "advice": list(self.advice),

@@ -6,8 +6,10 @@ that the optimizer updates (a copy also where it has their format), buckets that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
+from runner.config.optimizers import OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.plan.stages import StageFigures
@@ -58,6 +60,8 @@ class ZeroSharing:
         optimizer, parameters: where states and weights wait: none, cpu, nvme.
         weight_width, master_width: bytes of an element of the weights, and of what the optimizer updates.
         states: the optimizer's values per element.
+        state_bytes: of one partition of so many elements, where that is not ``states`` as wide as what is updated.
+        constant_bytes: tables of the optimizer, whatever it updates.
         bucket_elements: gradients reduced at once, at most.
         temporaries: tensors as large as a partition that one update makes and drops.
         accumulates: a step has several micro-batches.
@@ -75,13 +79,16 @@ class ZeroSharing:
     temporaries: int
     accumulates: bool = False
     delayed: bool = False
+    state_bytes: Callable[[int], int] | None = None
+    constant_bytes: int = 0
 
     def held(self, figures: StageFigures) -> StateBytes:
         """Between steps."""
         part = self._partition(figures)
         kept = figures.weight_bytes - figures.gradient_bytes  # buffers and frozen weights
         copies = 2 if self.delayed else 0
-        updated = round(part * self.master_width * (1 + self.states + copies))
+        states = self.state_bytes(part) if self.state_bytes else part * self.master_width * self.states
+        updated = round(part * self.master_width * (1 + copies) + states) + self.constant_bytes
         if self.stage < 3:
             flat = part * self.replicas * self.weight_width
             bytes_of = StateBytes(weights=kept + flat, gradients=0, optimizer=updated, buffers=0)
@@ -94,6 +101,15 @@ class ZeroSharing:
             buffers=self._bucket(figures) * self.weight_width,
         )
         return self._offloaded_3(bytes_of, part)
+
+    def between_backwards(self, figures: StageFigures) -> StateBytes:
+        """What is held, with the gradients that are there between two micro-batches' backwards; no bucket."""
+        held = self.held(figures)
+        gradients = held.gradients
+        if self.stage < 3 and self.optimizer == "none":
+            whole = self.stage == 1 and self.accumulates
+            gradients = figures.gradient_bytes if whole else self._partition(figures) * self.weight_width
+        return replace(held, gradients=gradients, buffers=0)
 
     def backward_extra(self, figures: StageFigures) -> StateBytes:
         """On top of that at the end of the last backward, when gradients are there and none is updated."""
@@ -183,4 +199,6 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
         temporaries=temporaries,
         accumulates=config.schedule.microbatches > 1,
         delayed=config.offload.delay_from is not None,
+        state_bytes=OPTIMIZERS[config.optimizer.name].state_bytes,
+        constant_bytes=OPTIMIZERS[config.optimizer.name].constant_bytes,
     )

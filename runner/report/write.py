@@ -6,6 +6,7 @@ from pathlib import Path
 
 from runner.report.figures import draw_figures
 from runner.report.read import Report, read_report
+from runner.report.recipe import recipe_report
 from runner.report.tables import TextTable, predicted_measured_table, runs_table, seconds_table
 
 __all__ = ["REPORT_DIRECTORY", "report", "tables"]
@@ -25,15 +26,19 @@ def report(directory: Path | str, *, write: bool = True) -> Report:
     if write:
         place = found.directory / REPORT_DIRECTORY
         place.mkdir(exist_ok=True)
-        figures = draw_figures(found, place)
-        _write_tables(found, place, figures)
+        _write_tables(found, place, [*draw_figures(found, place), *recipe_report(found).draw(place)])
     return found
 
 
 def tables(found: Report) -> dict[str, TextTable]:
-    """The report's tables by the name of their file: all runs; of a single one also its prediction and its time."""
+    """The report's tables by the name of their file: all runs, and of a sweep what its recipe makes of them.
+
+    Of a single run also its prediction and its time.
+    """
     shown = {"runs": runs_table(found)}
-    if not found.is_sweep:
+    if found.is_sweep:
+        shown |= recipe_report(found).tables
+    else:
         record = found.runs[0].record
         shown["predicted_measured"] = predicted_measured_table(record)
         if any(value is not None for value in record.seconds.values()):

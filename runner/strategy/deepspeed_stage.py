@@ -27,6 +27,7 @@ from runner.strategy.operators import load_operators, needed_operators
 __all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "start_deepspeed"]
 
 _STAGE_3 = 3
+_MEASURED_BACKWARDS = 8  # after so many, gradients have been as many as they will be
 
 # Attributes of DeepSpeed's optimizers that hold tensors from one step to the next: of stages 1 and 2, then of 3.
 _HELD = (
@@ -114,7 +115,7 @@ class DeepSpeedGradients(StageGradients):
     ) -> None:
         self._engine = _initialize(deepspeed, module, optimizer, settings, groups)
 
-    def reduce(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
+    def _sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
         if self._engine is not None:
             self._engine.set_gradient_accumulation_boundary(True)
             self._engine.allreduce_gradients()
@@ -138,7 +139,9 @@ class DeepSpeedStage:
         self.stage: int = settings["zero_optimization"]["stage"]
         self.engine: Any = None
         self.replicas = replicas
+        self.most_gradient_bytes = 0
         self._left = 0
+        self._unmeasured = _MEASURED_BACKWARDS
 
     def attach(self, deepspeed: Any, optimizer: Optimizer, groups: StageGroups | None) -> None:
         """Hand the stage's weights and their optimizer over. Every rank calls it (a collective).
@@ -186,6 +189,26 @@ class DeepSpeedStage:
         self.optimizer.clear_backward_seen_flag()  # forwards of other micro-batches may lie in between
         self.engine.set_gradient_accumulation_boundary(self._left == 0)
         torch.autograd.backward(roots, gradients)
+        if self._unmeasured:
+            self._unmeasured -= 1
+            sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.gradient_tensors()}
+            self.most_gradient_bytes = max(self.most_gradient_bytes, sum(sizes.values()))
+
+    def gradient_tensors(self) -> list[Tensor]:
+        """Gradients that are there now: the weights' own, and partitions of them; buckets left out."""
+        optimizer = self.optimizer
+        found = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        if self.stage == _STAGE_3:
+            return [*found, optimizer.grad_partitions_flat_buffer]
+        for partitions in optimizer.averaged_gradients.values():
+            found += [one for one in partitions or () if one is not None]
+        return [one for one in found if one.untyped_storage().nbytes() == one.nbytes]  # others are views of a bucket
+
+    def bucket_tensors(self) -> list[Tensor]:
+        """What gradients are gathered in for their reduction."""
+        buffers = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]
+        listed = [tensor for value in buffers for tensor in (value if isinstance(value, list) else [value])]
+        return [tensor for tensor in listed if isinstance(tensor, Tensor)]
 
     def are_finite(self) -> bool:
         return not self.optimizer.has_overflow(partition_gradients=True)

@@ -30,6 +30,7 @@ from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.gradients import StageGradients
 from runner.engine.memory_meter import MemoryMeter
+from runner.engine.replicas import ReplicaExchange
 from runner.engine.sharding import Sharding
 from runner.engine.ties import holder_groups, tied_weights
 from runner.engine.transport import Transport
@@ -53,6 +54,8 @@ from runner.plan.topology import Topology
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.values import Program, Schedule
+from runner.strategy.compressed import attach_compression
+from runner.strategy.held_bytes import held_bytes
 from runner.strategy.whole_checkpoint import WholeCheckpointStrategy
 
 __all__ = ["Layout", "PipelineModule", "PipelineStrategy"]
@@ -113,6 +116,7 @@ class PipelineStrategy(WholeCheckpointStrategy):
         self.stopped = False  # at a signal, all ranks after the same step
         self.meter: MemoryMeter | None = None
         self.last_step: FinishedStep | None = None
+        self.exchange: ReplicaExchange | None = None  # of momentum in place of gradients
         self._device_type = device
         self._timeout = timedelta(seconds=timeout_seconds)
         self._batch: StepBatch | None = None
@@ -194,6 +198,8 @@ class PipelineStrategy(WholeCheckpointStrategy):
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
             self.engine.attach_optimizer(self._apply_update, master_of, backup)
+            tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]
+            self.exchange = attach_compression(optimizer, self.engine, tied)
         self.setup_precision_plugin()
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
@@ -318,17 +324,28 @@ class PipelineStrategy(WholeCheckpointStrategy):
     def _step_optimizer(self) -> None:
         self.optimizers[0].step()
 
-    def bytes_to_replicas(self) -> dict[str, float]:
-        """What this rank sends to the others that hold its stages in one step, by what it is.
+    def held_bytes(self) -> dict[str, int]:
+        """Weights, gradients and optimizer states of this rank, counted: see :func:`held_bytes`."""
+        assert self.engine is not None
+        return held_bytes(self.engine, self.optimizers[0], None)
 
-        A ring's all-reduce of n bytes over R ranks is 2 (R - 1) / R n per rank.
+    def bytes_to_replicas(self, steps: int) -> dict[str, float]:
+        """What this rank sent to the others that hold its stages in a mean step, by what it is.
+
+        A ring's all-reduce of n bytes over R ranks is 2 (R - 1) / R n per rank. Once a 1-bit optimizer sends its
+        momentum, it sends no gradients.
         """
         assert self.engine is not None
         reduced = 0.0
         for stage, gradients in self.engine.gradients.items():
             ranks = len(self.view.holders.get(stage, self.view.replicas))  # what is tied is of no stage alone
             reduced += 2 * (ranks - 1) / ranks * gradients.num_bytes
-        return {"weights": 0.0, "weight_gradients": reduced}
+        rounds, momentum = (self.exchange.rounds, self.exchange.bytes_sent) if self.exchange is not None else (0, 0)
+        return {
+            "weights": 0.0,
+            "weight_gradients": reduced * max(0, steps - rounds) / steps,
+            "optimizer_states": momentum / steps,
+        }
 
     def predict(self, batch: StepBatch) -> Any:
         """The last layer's output for a batch, on the ranks of the last stage; None on the others."""

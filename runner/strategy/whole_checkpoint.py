@@ -17,6 +17,7 @@ from runner.errors import raise_problems
 from runner.optim.master import MasterWeights
 from runner.strategy.checkpoint_file import read_checkpoint, write_checkpoint
 from runner.strategy.collectives import CollectiveStrategy
+from runner.strategy.compressed import gathered_errors, load_errors, own_errors
 from runner.strategy.state import (
     gather_optimizer_state,
     load_buffers,
@@ -30,6 +31,9 @@ __all__ = ["WholeCheckpointStrategy"]
 
 _REPLICA_BUFFERS = "replica_buffers"
 """Key of the buffers of the replicas after the first, by replica and global name: each has seen other samples."""
+
+_ERRORS = "compression_errors"
+"""Key, in an optimizer's state, of what a 1-bit optimizer left over."""
 
 
 class WholeCheckpointStrategy(CollectiveStrategy):
@@ -67,6 +71,9 @@ class WholeCheckpointStrategy(CollectiveStrategy):
         self.engine.settle()
         own = own_optimizer_state(optimizer, self.engine.first_copies) if self.replica == 0 else None
         state = gather_optimizer_state(self.gather_objects(own))
+        parts = self.gather_objects(own_errors(optimizer, self.engine.stages, self.replica))
+        errors = gathered_errors(parts or [])
+        state |= {_ERRORS: errors} if errors else {}
         scale = self.engine.update.scale
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
 
@@ -116,5 +123,6 @@ class WholeCheckpointStrategy(CollectiveStrategy):
         assert self.engine is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             load_optimizer_state(optimizer, self.engine.stages, state)
+            load_errors(optimizer, self.engine.stages, self.replica, state.get(_ERRORS, {}))
             if "loss_scale" in state:
                 self.engine.update.scale.load_state_dict(state["loss_scale"])

@@ -26,6 +26,8 @@ from runner.model.layers import StageModule
 from runner.model.ties import Tie
 from runner.optim.delayed import DelayedUpdate
 from runner.strategy.deepspeed_stage import DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
+from runner.strategy.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
+from runner.strategy.held_bytes import held_bytes
 from runner.strategy.pipeline import Layout, PipelineStrategy
 from runner.strategy.state import gather_optimizer_state
 from runner.strategy.traffic import Traffic
@@ -112,8 +114,8 @@ class ZeroStrategy(PipelineStrategy):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     @override
-    def bytes_to_replicas(self) -> dict[str, float]:
-        return self._traffic.per_step()
+    def bytes_to_replicas(self, steps: int) -> dict[str, float]:
+        return self._traffic.per_step() | {"optimizer_states": 0.0}
 
     @override
     def _step_optimizer(self) -> None:
@@ -121,6 +123,11 @@ class ZeroStrategy(PipelineStrategy):
             super()._step_optimizer()
         else:
             self.sharding.step()
+
+    @override
+    def held_bytes(self) -> dict[str, int]:
+        assert self.engine is not None
+        return held_bytes(self.engine, self.optimizers[0], self.sharding)
 
     # Checkpoints: whole, as without ZeRO
 
@@ -152,6 +159,8 @@ class ZeroStrategy(PipelineStrategy):
         assert self.engine is not None
         if isinstance(optimizer, DelayedUpdate):
             optimizer.settle()
+        if has_blocks(self.sharding):
+            return self._flat_state()
         own = whole_states(self.sharding, masters=self._masters)
         state = gather_optimizer_state(self.gather_objects(own if self.replica == 0 else None))
         scale = self.engine.update.scale
@@ -164,9 +173,27 @@ class ZeroStrategy(PipelineStrategy):
             return
         assert self.engine is not None
         (state,) = checkpoint["optimizer_states"]
+        if FLAT in state:
+            load_flat_states(self.sharding, state[FLAT], state["param_groups"], self._place)
+            return
         load_states(self.sharding, state)
         if "loss_scale" in state:
             self.engine.update.scale.load_state_dict(state["loss_scale"])
+
+    def _flat_state(self) -> dict[str, Any]:
+        """Of all ranks, on rank 0; empty elsewhere."""
+        assert self.sharding is not None
+        parts = self.gather_objects((self._place, own_flat_states(self.sharding)))
+        if parts is None:
+            return {}
+        groups = self.sharding.optimizer.optimizer.param_groups
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        return {"state": {}, "param_groups": settings, FLAT: dict(parts)}
+
+    @property
+    def _place(self) -> str:
+        assert self.sharding is not None
+        return place_key(self.sharding, self.view.position, self.replica)
 
     @property
     def _masters(self) -> bool:

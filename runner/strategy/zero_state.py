@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from runner.optim.master import MASTER
 from runner.strategy.deepspeed_stage import DeepSpeedStage
 
-__all__ = ["gathered_weights", "load_states", "whole_states"]
+__all__ = ["flat_weights", "gathered_weights", "load_states", "whole_states"]
 
 
 def gathered_weights(sharding: DeepSpeedStage, *, write: bool = False) -> AbstractContextManager[Any]:
@@ -70,7 +70,7 @@ def load_states(sharding: DeepSpeedStage, saved: Mapping[str, Any]) -> None:
     if not own:
         return
     template = next(iter(own.values()))
-    for flat in _flats(sharding):
+    for flat in flat_weights(sharding):
         outer.optimizer.state[flat] = {
             key: torch.zeros_like(flat, requires_grad=False) if _is_shared_out(value) else _copied(value)
             for key, value in template.items()
@@ -110,7 +110,7 @@ def _trained(sharding: DeepSpeedStage) -> Iterator[tuple[str, Parameter]]:
             yield sharding.module.global_name(name), parameter
 
 
-def _flats(sharding: DeepSpeedStage) -> list[Tensor]:
+def flat_weights(sharding: DeepSpeedStage) -> list[Tensor]:
     """The flat weights that the wrapped optimizer updates."""
     outer = sharding.optimizer
     flats: list[Tensor] = (
@@ -121,7 +121,7 @@ def _flats(sharding: DeepSpeedStage) -> list[Tensor]:
 
 def _first_state(sharding: DeepSpeedStage) -> dict[str, Any]:
     """The state of the first flat weight; empty before the first update."""
-    return dict(sharding.optimizer.optimizer.state.get(_flats(sharding)[0], {}))
+    return dict(sharding.optimizer.optimizer.state.get(flat_weights(sharding)[0], {}))
 
 
 def _is_shared_out(value: Any) -> bool:

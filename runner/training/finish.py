@@ -98,7 +98,8 @@ def _own_measures(strategy: PipelineStrategy, clock: StepClock) -> RankMeasures:
         replica=strategy.replica,
         peak_memory_bytes=meter.peak_bytes,
         bytes_per_step={kind: count / steps for kind, count in engine.bytes_sent.items()}
-        | strategy.bytes_to_replicas(),
+        | strategy.bytes_to_replicas(steps),
+        state_bytes=strategy.held_bytes(),
     )
 
 
@@ -135,8 +136,16 @@ def _measured(
         bytes_moved=_bytes_moved(measures),
         peak_memory_bytes=record.peak_memory_bytes
         | {"measured": [rank.peak_memory_bytes for rank in measures], "kind": strategy.meter.kind},
-        extras=record.extras | _tokens_per_second(config, plan, median) | _skipped(config, lines),
+        extras=record.extras
+        | _tokens_per_second(config, plan, median)
+        | _skipped(config, lines)
+        | {"state_bytes": _states(plan, measures)},
     )
+
+
+def _states(plan: RunPlan, measures: Sequence[RankMeasures]) -> dict[str, Any]:
+    """Weights, gradients and optimizer states by global rank, predicted and counted from live tensors."""
+    return {"predicted": list(plan.state_bytes), "measured": [dict(rank.state_bytes) for rank in measures]}
 
 
 def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -168,7 +177,7 @@ def _tokens_per_second(config: RunConfig, plan: RunPlan, median: float | None) -
 
 
 def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
-    """Per step, between ranks, summed over them; optimizer states stay where they are."""
+    """Per step, between ranks, summed over them."""
 
     def total(kind: str) -> float:
         return sum(rank.bytes_per_step[kind] for rank in measures)
@@ -178,7 +187,7 @@ def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
         "activation_gradients": total("gradient"),
         "weights": total("weights"),
         "weight_gradients": total("weight_gradients"),
-        "optimizer_states": 0.0,
+        "optimizer_states": total("optimizer_states"),
     }
 
 

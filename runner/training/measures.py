@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from runner.engine.timeline import Event, StepTimes
@@ -21,6 +21,7 @@ class RankMeasures:
         replica: its place on the data axis.
         peak_memory_bytes: the most its tensors took.
         bytes_per_step: kind to bytes that it sent in one step.
+        state_bytes: weights, gradients and optimizer states between steps.
     """
 
     steps: tuple[StepTimes, ...]
@@ -28,6 +29,7 @@ class RankMeasures:
     replica: int
     peak_memory_bytes: int
     bytes_per_step: Mapping[str, float]
+    state_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> float | None:

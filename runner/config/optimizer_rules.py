@@ -1,0 +1,108 @@
+"""Rules of the optimizer and its learning rate: keys that mean nothing to it, what it cannot be combined with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runner.config.numbers import at_least, not_negative, positive
+from runner.config.optimizers import OPTIMIZERS, OptimizerKind
+from runner.config.schema import RunConfig
+from runner.errors import Problem
+
+__all__ = ["lr_scheduler_rules", "optimizer_rules"]
+
+
+def optimizer_rules(config: RunConfig) -> Iterator[Problem]:
+    """Every rule of the section that is broken."""
+    optimizer = config.optimizer
+    yield from positive("optimizer.lr", optimizer.lr, "0.001")
+    yield from positive("optimizer.eps", optimizer.eps, "1e-8")
+    yield from not_negative("optimizer.weight_decay", optimizer.weight_decay)
+    if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
+        fix = "optimizer.betas=[0.9,0.999]"
+        yield Problem("optimizer.betas", optimizer.betas, "must be two numbers in [0, 1)", fix=fix)
+    if not 0 <= optimizer.momentum < 1:
+        yield Problem("optimizer.momentum", optimizer.momentum, "must lie in [0, 1)", fix="optimizer.momentum=0.9")
+    kind = OPTIMIZERS.get(optimizer.name)
+    if kind is not None:
+        yield from _unread_keys(config, kind)
+        yield from _weight_decay(config, kind)
+        yield from _compression(config, kind)
+
+
+def _unread_keys(config: RunConfig, kind: OptimizerKind) -> Iterator[Problem]:
+    optimizer, default = config.optimizer, type(config.optimizer)()
+    if "momentum" not in kind.reads and optimizer.momentum != default.momentum:
+        why = f"It has no meaning for {optimizer.name}, which has betas"
+        yield Problem("optimizer.momentum", optimizer.momentum, "belongs to optimizer=sgd", why, "optimizer.momentum=0")
+    if "betas" not in kind.reads and optimizer.betas != default.betas:
+        why = f"They have no meaning for {optimizer.name}, which has momentum"
+        fix = "optimizer.betas=[0.9,0.999]"
+        yield Problem("optimizer.betas", optimizer.betas, "belong to adam and adamw", why, fix)
+    if "eps" not in kind.reads and optimizer.eps != default.eps:
+        why = f"It has no meaning for {optimizer.name}"
+        yield Problem("optimizer.eps", optimizer.eps, "belongs to adam and adamw", why, "optimizer.eps=1e-8")
+
+
+def _weight_decay(config: RunConfig, kind: OptimizerKind) -> Iterator[Problem]:
+    asked = config.optimizer.decoupled_weight_decay
+    if kind.decoupled is not None and asked is not None and asked != kind.decoupled:
+        path, own = "optimizer.decoupled_weight_decay", str(kind.decoupled).lower()
+        why = f"{config.optimizer.name} knows no other weight decay"
+        yield Problem(path, asked, f"must be {own} for {config.optimizer.name}", why, f"{path}={own}")
+
+
+def _compression(config: RunConfig, kind: OptimizerKind) -> Iterator[Problem]:
+    freeze, path = config.optimizer.freeze_step, "optimizer.freeze_step"
+    if not kind.compresses:
+        if freeze is not None:
+            why = f"{config.optimizer.name} exchanges whole gradients at every step"
+            yield Problem(path, freeze, "belongs to optimizer=onebit_adam", why, f"{path}=null")
+        return
+    if freeze is None:
+        yield Problem(path, None, "must be given", "The variance stays from this step on", f"{path}=100")
+    yield from at_least(path, freeze, 1)
+    local = "After freezing replicas exchange momentum, and no rank has the sum of gradients"
+    for key in ("grad_clip_norm", "grad_clip_value"):
+        value = getattr(config.trainer, key)
+        if value is not None:
+            rule = f"must be null with optimizer={config.optimizer.name}"
+            yield Problem(f"trainer.{key}", value, rule, local, f"trainer.{key}=null")
+    if config.schedule.post_validation:
+        why = "An update that may be taken back would need a copy of what compression left over"
+        fix = "schedule.post_validation=false"
+        rule = f"must be false with optimizer={config.optimizer.name}"
+        yield Problem("schedule.post_validation", True, rule, why, fix)
+
+
+def lr_scheduler_rules(config: RunConfig) -> Iterator[Problem]:
+    section = config.lr_scheduler
+    yield from at_least("lr_scheduler.warmup_steps", section.warmup_steps, 0)
+    yield from at_least("lr_scheduler.total_steps", section.total_steps, 1)
+    yield from not_negative("lr_scheduler.min_lr", section.min_lr)
+    if section.name == "constant":
+        default = type(section)()
+        for key in ("warmup_steps", "min_lr", "total_steps"):
+            value, unset = getattr(section, key), getattr(default, key)
+            if value != unset:
+                why = "The constant schedule keeps optimizer.lr at every step"
+                yield Problem(
+                    f"lr_scheduler.{key}",
+                    value,
+                    "belongs to a schedule that changes the rate",
+                    why,
+                    "lr_scheduler=linear",
+                )
+        return
+    total, path = section.total_steps, "lr_scheduler.total_steps"
+    if total is None:
+        total, path = config.trainer.max_steps, "trainer.max_steps"
+    if total >= 1 and section.warmup_steps > total:
+        why = f"The decay ends at step {total} ({path})"
+        fix = f"lr_scheduler.warmup_steps={total}"
+        yield Problem("lr_scheduler.warmup_steps", section.warmup_steps, f"must be at most {total}", why, fix)
+    if section.min_lr > config.optimizer.lr > 0:
+        why = f"The rate falls from optimizer.lr = {config.optimizer.lr}"
+        yield Problem(
+            "lr_scheduler.min_lr", section.min_lr, "must be at most optimizer.lr", why, "lr_scheduler.min_lr=0"
+        )

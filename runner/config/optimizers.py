@@ -1,0 +1,88 @@
+"""What each ``optimizer=`` is: what it reads of its section, what must be installed, what may share it out.
+
+Data alone, so that rules, plan and launch agree on it without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["ERROR_WIDTH", "OPTIMIZERS", "OptimizerKind", "is_kin_of_adam", "operator_of"]
+
+ERROR_WIDTH = 4
+"""Bytes of an element of what compression left over: fp32."""
+
+_BETAS = ("betas", "eps")
+_WIDE = 4  # bytes of an fp32 state
+_BLOCK_8 = 256  # bitsandbytes/backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu, blocksize
+_SMALLEST_8 = 4096  # bitsandbytes/optim/optimizer.py: min_8bit_size; smaller tensors keep fp32 states
+
+_CODES_8 = 2 * 256 * _WIDE  # what a byte stands for, of either moment
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerKind:
+    """One optimizer.
+
+    Args:
+        values: states of a parameter's own format that it keeps per element; momentum's is counted where it is on.
+        reads: keys of its section besides ``lr`` and ``weight_decay``.
+        decoupled: whether weight decay leaves the moments alone; None = as ``optimizer.decoupled_weight_decay`` says.
+        package: what must be installed, by the name it is imported by.
+        extra: the extra of this package that installs it.
+        operator: DeepSpeed's, compiled when it is first used.
+        elementwise: an element's update depends on that element's gradients alone, so that flat partitions may cut
+            weights anywhere.
+        compresses: replicas exchange one bit per element of the momentum in place of gradients, from some step on.
+        state_bytes: of one tensor of so many elements, where that is not ``values`` in the parameter's own format.
+        constant_bytes: tables that it keeps once.
+    """
+
+    values: float = 2.0
+    reads: tuple[str, ...] = _BETAS
+    decoupled: bool | None = True
+    package: str | None = None
+    extra: str | None = None
+    operator: str | None = None
+    elementwise: bool = True
+    compresses: bool = False
+    state_bytes: Callable[[int], int] | None = None
+    constant_bytes: int = 0
+
+
+def operator_of(name: str) -> str | None:
+    """DeepSpeed's operator that ``optimizer=name`` needs compiled; None where it needs none."""
+    return OPTIMIZERS[name].operator if name in OPTIMIZERS else None
+
+
+def is_kin_of_adam(name: str) -> bool:
+    """Whether it takes Adam's settings, so that a recipe's mean the same to it."""
+    return name in OPTIMIZERS and OPTIMIZERS[name].reads == _BETAS
+
+
+def _blockwise_8bit(elements: int) -> int:
+    """Two moments of a byte each, and the largest of every block of both in fp32; small tensors stay fp32."""
+    if elements < _SMALLEST_8:
+        return 2 * _WIDE * elements
+    return 2 * (elements + _WIDE * -(-elements // _BLOCK_8))
+
+
+def _fp32(elements: int) -> int:
+    return 2 * _WIDE * elements
+
+
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "adamw": OptimizerKind(),
+    "adam": OptimizerKind(decoupled=None),
+    "sgd": OptimizerKind(values=0.0, reads=("momentum",), decoupled=False),
+    "auto": OptimizerKind(),
+    "adam8bit": OptimizerKind(
+        package="bitsandbytes", extra="optimizers", state_bytes=_blockwise_8bit, constant_bytes=_CODES_8
+    ),
+    "cpu_adam": OptimizerKind(
+        decoupled=None, package="deepspeed", extra="zero", operator="cpu_adam", state_bytes=_fp32
+    ),
+    "fused_adam": OptimizerKind(decoupled=None, package="deepspeed", extra="zero", operator="fused_adam"),
+    "onebit_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_fp32),
+}

@@ -1,0 +1,27 @@
+"""What a machine must have for an optimizer, asked before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+
+from runner.config.optimizers import OPTIMIZERS
+from runner.config.schema import RunConfig
+from runner.errors import Problem
+
+__all__ = ["optimizer_needs"]
+
+
+def optimizer_needs(config: RunConfig) -> Iterator[Problem]:
+    """What of it this machine lacks."""
+    name = config.optimizer.name
+    kind = OPTIMIZERS.get(name)
+    if kind is None:
+        return
+    if kind.package is not None and importlib.util.find_spec(kind.package) is None:
+        why = f"It is {kind.package}'s, which is not installed: pip install 'runner[{kind.extra}]'"
+        yield Problem("optimizer.name", name, "must be another on this machine", why, "optimizer=adamw")
+    elif kind.operator is not None and shutil.which("ninja") is None:
+        why = f"DeepSpeed compiles its operator {kind.operator} with ninja, which is not found: pip install ninja"
+        yield Problem("optimizer.name", name, "must be another on this machine", why, "optimizer=adamw")

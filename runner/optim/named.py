@@ -1,0 +1,76 @@
+"""Optimizers by name. Libraries besides torch are imported when one of theirs is asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from runner.config.schema import OptimizerConfig
+from runner.optim.onebit import OneBitAdam
+
+__all__ = ["by_name"]
+
+
+def by_name(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    """The section's optimizer over ``trained``, in one group; defaults of its own where the section has no key."""
+    return _MAKERS[config.name](config, trained)
+
+
+def _common(config: OptimizerConfig) -> dict[str, Any]:
+    betas = (config.betas[0], config.betas[1])
+    return {"lr": config.lr, "betas": betas, "eps": config.eps, "weight_decay": config.weight_decay}
+
+
+def _adamw(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    return AdamW(trained, **_common(config))
+
+
+def _adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    return Adam(trained, **_common(config), decoupled_weight_decay=bool(config.decoupled_weight_decay))
+
+
+def _sgd(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    return SGD(trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def _adam8bit(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # kernels that it does without are no news
+    import bitsandbytes
+
+    library: Any = bitsandbytes  # it has no types
+    made: Optimizer = library.optim.AdamW8bit(trained, **_common(config))
+    return made
+
+
+def _cpu_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    from runner.optim.deepspeed import CPUAdam
+
+    made: Optimizer = CPUAdam(trained, **_common(config), adamw_mode=config.decoupled_weight_decay is not False)
+    return made
+
+
+def _fused_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    from runner.optim.deepspeed import FusedAdam
+
+    return FusedAdam(trained, **_common(config), adam_w_mode=config.decoupled_weight_decay is not False)
+
+
+def _onebit_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    assert config.freeze_step is not None  # a rule asks for it
+    return OneBitAdam(trained, **_common(config), freeze_step=config.freeze_step)
+
+
+_MAKERS: dict[str, Callable[[OptimizerConfig, list[Tensor]], Optimizer]] = {
+    "adamw": _adamw,
+    "auto": _adamw,
+    "adam": _adam,
+    "sgd": _sgd,
+    "adam8bit": _adam8bit,
+    "cpu_adam": _cpu_adam,
+    "fused_adam": _fused_adam,
+    "onebit_adam": _onebit_adam,
+}

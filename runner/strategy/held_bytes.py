@@ -1,0 +1,73 @@
+"""Bytes of weights, gradients and optimizer states that a rank holds: counted from live tensors, each storage once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runner.engine.engine import Engine
+from runner.optim.master import MasterWeights
+from runner.strategy.compressed import compressing
+from runner.strategy.deepspeed_stage import DeepSpeedStage
+
+__all__ = ["held_bytes"]
+
+
+def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | None) -> dict[str, int]:
+    """``weights``, ``gradients`` and ``optimizer`` on the device, and what is offloaded to the ``host``; between steps.
+
+    Gradients are those between two micro-batches' backwards, when they are most.
+    """
+    optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning's wrapper
+    seen: set[int] = set()
+    modules = list(engine.stages.values())
+    weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    if sharding is not None:
+        weights += [shard for parameter in sharding.module.parameters() if (shard := _shard(parameter)) is not None]
+    found = {"weights": _new_bytes(weights, seen), "gradients": 0, "optimizer": 0, "host": 0}
+    states = list(_states(optimizer))
+    if sharding is None:
+        found["gradients"] = sum(gradients.num_bytes for gradients in engine.gradients.values())
+        found["optimizer"] = _new_bytes(states, seen)
+        return found
+    _new_bytes(sharding.bucket_tensors(), seen)
+    offloaded = sharding.settings["zero_optimization"].get("offload_optimizer") is not None
+    if offloaded:
+        coming = getattr(sharding.optimizer, "accumulated_grads_in_cpu", {}).values()
+        found["host"] = _new_bytes([*sharding.tensors(), *states, *coming], seen)
+        return found
+    found["gradients"] = sharding.most_gradient_bytes
+    _new_bytes(sharding.gradient_tensors(), seen)
+    found["optimizer"] = _new_bytes([*sharding.tensors(), *states], seen)
+    return found
+
+
+def _states(optimizer: Optimizer) -> Iterable[Tensor]:
+    """Counters of steps, which have no axis, left out."""
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor) and value.dim())
+    onebit = compressing(optimizer)
+    if onebit is not None:
+        yield from (onebit.compression.worker_error, onebit.compression.server_error)
+    if isinstance(optimizer, MasterWeights):
+        yield from (tensor for group in optimizer.inner.param_groups for tensor in group["params"])
+
+
+def _shard(parameter: Any) -> Tensor | None:
+    return getattr(parameter, "ds_tensor", None)
+
+
+def _new_bytes(tensors: Iterable[Any], seen: set[int]) -> int:
+    """Of the storages that are not in ``seen`` yet."""
+    total = 0
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            continue
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total

@@ -1,0 +1,144 @@
+"""Each optimizer against its reference: torch's Adam, the papers' formulas, libraries called directly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from runner.config.optimizers import OPTIMIZERS
+from runner.config.resolve import resolve
+from runner.config.rules import rules
+from runner.config.schema import OptimizerConfig
+from runner.launch import optimizer_needs as needs
+from runner.optim.build import build_optimizer
+
+SETTINGS = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1}
+STEPS = 20
+
+
+def trained(make, steps=STEPS):
+    """Weights after training a small model; the largest of its tensors has 8192 elements, the smallest 64."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+    optimizer = make(list(model.parameters()))
+    for step in range(steps):
+        model.zero_grad()
+        inputs = torch.randn(16, 64, generator=torch.Generator().manual_seed(step))
+        (model(inputs) - inputs).pow(2).mean().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()], optimizer
+
+
+def ours(name, **more):
+    config = OptimizerConfig(name=name, **(SETTINGS | more))
+    return lambda parameters: build_optimizer(config, parameters)
+
+
+def torchs(kind, **more):
+    settings = {**SETTINGS, "betas": tuple(SETTINGS["betas"])}
+    return lambda parameters: kind(parameters, **settings, **more)
+
+
+def farthest(one, other):
+    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+
+
+def test_adam_decays_weights_as_told():
+    assert farthest(trained(ours("adam"))[0], trained(torchs(torch.optim.Adam))[0]) == 0
+    decoupled = trained(ours("adam", decoupled_weight_decay=True))[0]
+    assert farthest(decoupled, trained(torchs(torch.optim.AdamW))[0]) == 0
+
+
+def test_adam8bit_is_near_adamw_and_keeps_a_byte_per_moment():
+    """The deviation of its 8-bit blocks from fp32 moments: a few hundredths, as published for 200 steps."""
+    pytest.importorskip("bitsandbytes")
+    weights, optimizer = trained(ours("adam8bit"))
+    expected, start = trained(torchs(torch.optim.AdamW))[0], trained(torchs(torch.optim.AdamW), steps=0)[0]
+    moved = torch.cat([(a - b).flatten() for a, b in zip(expected, start, strict=True)])
+    away = torch.cat([(a - b).flatten() for a, b in zip(weights, expected, strict=True)])
+    assert 0 < float(away.norm() / moved.norm()) < 0.05
+    for parameter, state in optimizer.state.items():
+        found = sum(state[key].nbytes for key in ("state1", "state2", "absmax1", "absmax2") if key in state)
+        assert found == OPTIMIZERS["adam8bit"].state_bytes(parameter.numel())
+
+
+def adam_without_bias_correction(parameters):
+    """The textbook's, in the plainest form."""
+
+    class Plain:
+        def __init__(self):
+            self.first = [torch.zeros_like(p) for p in parameters]
+            self.second = [torch.zeros_like(p) for p in parameters]
+
+        @torch.no_grad()
+        def step(self):
+            beta1, beta2 = SETTINGS["betas"]
+            for p, m, v in zip(parameters, self.first, self.second, strict=True):
+                m.copy_(beta1 * m + (1 - beta1) * p.grad)
+                v.copy_(beta2 * v + (1 - beta2) * p.grad**2)
+                p -= SETTINGS["lr"] * (m / (v.sqrt() + SETTINGS["eps"]) + SETTINGS["weight_decay"] * p)
+
+    return Plain()
+
+
+def test_onebit_adam_warms_up_as_adam_without_bias_correction():
+    weights, optimizer = trained(ours("onebit_adam", freeze_step=STEPS))
+    assert farthest(weights, trained(adam_without_bias_correction)[0]) < 1e-6
+    assert float(optimizer.compression.worker_error.abs().max()) == 0
+    frozen, _ = trained(ours("onebit_adam", freeze_step=STEPS - 1))
+    assert farthest(weights, frozen) > 1e-5  # the last step was compressed
+
+
+def test_onebit_adam_leaves_weights_alone_that_had_no_gradient_until_it_froze():
+    torch.manual_seed(0)
+    table = nn.Embedding(8, 4)
+    start = table.weight.detach().clone()
+    optimizer = ours("onebit_adam", freeze_step=2, weight_decay=0.0)([table.weight])
+    for rows in ([0, 1], [0, 1], [0, 5], [1, 6]):
+        optimizer.zero_grad()
+        table(torch.tensor(rows)).pow(2).sum().backward()
+        optimizer.step()
+    assert torch.equal(table.weight[2:], start[2:])
+    assert bool((table.weight[:2] != start[:2]).all())
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["fused_adam", "cpu_adam"])
+def test_deepspeeds_adam_is_adamw_to_rounding(name):
+    """Its operators are compiled at their first use, which takes minutes."""
+    assert farthest(trained(ours(name))[0], trained(torchs(torch.optim.AdamW))[0]) < 1e-5
+    coupled = trained(ours(name, decoupled_weight_decay=False))[0]
+    assert farthest(coupled, trained(torchs(torch.optim.Adam))[0]) < 1e-5
+
+
+REFUSED = [
+    ("optimizer=adam8bit optimizer.decoupled_weight_decay=false", "optimizer.decoupled_weight_decay", "no other"),
+    ("optimizer=adamw optimizer.freeze_step=5", "optimizer.freeze_step", "whole gradients"),
+    ("optimizer=onebit_adam optimizer.freeze_step=0", "optimizer.freeze_step", ""),
+    ("optimizer=onebit_adam optimizer.freeze_step=null", "optimizer.freeze_step", "variance"),
+    ("optimizer=onebit_adam trainer.grad_clip_norm=1", "trainer.grad_clip_norm", "sum of gradients"),
+    ("optimizer=onebit_adam schedule.post_validation=true", "schedule.post_validation", "left over"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "path", "why"), REFUSED)
+def test_what_cannot_be_is_refused_with_its_reason(overrides, path, why):
+    found = rules(resolve(["model=mlp", "parallelism.data=2", *overrides.split()]))
+    (problem,) = [problem for problem in found if problem.path == path]
+    assert why in problem.why
+    assert problem.fix
+
+
+def test_cpu_adam_brings_its_offload():
+    config = resolve(["model=mlp", "parallelism.data=2", "optimizer=cpu_adam", "zero.stage=2"])
+    assert config.offload.optimizer == "cpu"
+    assert rules(config) == []
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr(needs.importlib.util, "find_spec", lambda name: None)
+    (problem,) = needs.optimizer_needs(resolve(["model=mlp", "optimizer=adam8bit"]))
+    assert "pip install 'runner[optimizers]'" in problem.why
+    assert list(needs.optimizer_needs(resolve(["model=mlp", "optimizer=adamw"]))) == []

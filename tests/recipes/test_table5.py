@@ -1,0 +1,93 @@
+"""The grid of optimizers by stages of ZeRO: its jobs, and its report beside the published table."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from runner.cli.request import problems_in
+from runner.config.resolve import resolve, resolve_sweep
+from runner.recipes.rudalle.table5 import OPTIMIZERS, PUBLISHED, STAGES
+from runner.record import RunRecord, step_seconds
+from runner.report import read_report, report
+from runner.report.write import tables
+
+JOBS = resolve_sweep(["recipe=rudalle_table5"])
+
+
+def test_fifteen_cells_run_and_five_are_the_papers_dashes():
+    found = {}
+    for job in JOBS:
+        config = resolve(job)
+        found[config.optimizer.name, config.zero.stage] = problems_in(config)
+        assert (config.optimizer.lr, config.optimizer.betas, config.optimizer.weight_decay) == (5e-3, [0.9, 0.98], 0.2)
+    assert list(found) == [(optimizer, stage) for optimizer in OPTIMIZERS for stage in STAGES]
+    assert {key for key, problems in found.items() if not problems} == set(PUBLISHED)
+
+
+def test_what_the_command_names_is_not_swept():
+    jobs = resolve_sweep(["recipe=rudalle_table5", "optimizer=adam,sgd", "zero.stage=1"])
+    assert jobs == [["recipe=rudalle_table5", f"optimizer={name}", "zero.stage=1"] for name in ("adam", "sgd")]
+
+
+@pytest.fixture
+def swept(tmp_path):
+    """Records with the published figures; a cell that failed and one that is not there yet."""
+    for number, job in enumerate(JOBS):
+        key = tuple(word.partition("=")[2] for word in job[1:])
+        optimizer, stage = key[0], int(key[1])
+        config = {
+            "optimizer": {"name": optimizer},
+            "zero": {"stage": stage},
+            "sweep_report": "runner.recipes.rudalle.table5:sweep_report",
+        }
+        if (optimizer, stage) not in PUBLISHED:
+            record = RunRecord(status="unsupported", reason=f"no {optimizer}", config=config)
+        elif (optimizer, stage) == ("fused_adam", 3):
+            record = RunRecord(status="failed", reason="rank 1 died", config=config)
+        else:
+            memory, seconds, loss = PUBLISHED[optimizer, stage]
+            part = {"weights": round(memory * 1e6), "gradients": 0, "optimizer": 0, "host": 7}
+            record = RunRecord(
+                status="ok",
+                config=config,
+                steps=60,
+                loss=[9.0] * 5 + [loss] * 55,
+                step_seconds=step_seconds([99.0] * 10 + [seconds] * 50),
+                peak_memory_bytes={"predicted": [1], "measured": [2e9], "kind": "tensor_bytes"},
+                extras={"state_bytes": {"predicted": [part], "measured": [part]}},
+            )
+        (tmp_path / str(number)).mkdir()
+        record.save(tmp_path / str(number))
+    return tmp_path
+
+
+def test_the_papers_own_figures_give_the_papers_ratios_and_orderings(swept):
+    shown = tables(read_report(swept))
+    grid = shown["table5"]
+    rows = {row[0] or above[0]: row for above, row in zip(grid.rows, grid.rows[1:], strict=False) if row[1] == "here"}
+    assert rows["8-bit Adam"][2] == "59.70 (0.857) / 2000.0 (1.000) / 0.880 (0.926) / 3.5390"
+    assert rows["CPU Adam"][2:4] == ("-", "-")
+    assert rows["Fused Adam"][5] == "failed"
+    assert "CPU Adam, ZeRO 0: unsupported: no cpu_adam" in grid.notes
+    assert "Fused Adam, ZeRO 3: failed: rank 1 died" in grid.notes
+    told = {row[0]: row[1:3] for row in shown["table5_claims"].rows}
+    inversion = told["8-bit Adam: memory falls with the stage"]
+    assert inversion == ("no", "no")  # 59.7 to 60.8
+    for claim, (paper, here) in told.items():
+        assert here in (paper, "-") or "first 50" in claim, claim
+
+
+def test_it_is_written_as_markdown_csv_and_a_figure(swept):
+    report(swept)
+    place = swept / "report"
+    text = (place / "report.md").read_text(encoding="utf-8")
+    assert "69.7 (1.000) / 0.95 (1.000) / 3.540" in text
+    assert "![table5](table5.png)" in text
+    assert (place / "table5.png").stat().st_size > 10_000
+    with (place / "table5_cells.csv").open(encoding="utf-8") as file:
+        cells = list(csv.DictReader(file))
+    assert len(cells) == 20
+    assert cells[0]["state_bytes"] == "69700000"
+    assert cells[0]["paper_memory_gb"] == "69.7"

@@ -1,0 +1,159 @@
+"""Optimizers on two ranks, with and without ZeRO: the plain loop's numbers, the predicted bytes, and resuming."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import user_code
+import zero_model
+from reference import accumulate, microbatches
+from user_project import plain_batches, plain_result
+from zero_ranks import train_all
+
+WIDE = ("model.target=zero_model:model", "parallelism.data=2", "schedule.microbatches=2", "optimizer.betas=[0.9,0.98]")
+ONEBIT = ("optimizer=onebit_adam", "optimizer.freeze_step=2", "optimizer.eps=1e-3")
+KEPT = ("checkpoint.every=2", "checkpoint.keep=2")
+BETAS, EPS, LR, FREEZE = (0.9, 0.98), 1e-3, 1e-3, 2
+
+
+def parts_of_step(model, batch):
+    """Of each replica: its gradients, as parts of the mean over all samples."""
+    inputs, targets = (microbatches(each, 2, 2) for each in batch)
+    found = [
+        accumulate(model, user_code.mean, list(zip(inputs[2 * r : 2 * r + 2], targets[2 * r : 2 * r + 2], strict=True)),
+                   torch.float32)
+        for r in range(2)
+    ]  # fmt: skip
+    weight = sum(part[1] for part in found)
+    flat = [torch.cat([gradient.flatten() for gradient in part[2]]) / weight for part in found]
+    return flat, sum(part[0] for part in found) / weight
+
+
+class PlainOneBit:
+    """Two replicas' 1-bit Adam over one flat vector, whose chunks are its halves."""
+
+    def __init__(self, sizes):
+        total = sum(sizes)
+        self.half = -(-total // 16) * 8
+        self.m, self.v = torch.zeros(total), torch.zeros(total)
+        self.worker, self.server = [torch.zeros(total), torch.zeros(total)], torch.zeros(total)
+        ends = torch.tensor([0, *sizes, 0]).cumsum(0).tolist()[:-1]
+        self.cuts = sorted({*ends, self.half})
+
+    def signs(self, z):
+        made = torch.zeros_like(z)
+        for a, b in zip(self.cuts, self.cuts[1:], strict=False):
+            counted = (self.v[a:b] > 0).sum().clamp(min=1)
+            made[a:b] = torch.where(z[a:b] >= 0, 1.0, -1.0) * (z[a:b].abs().sum() / counted)
+        return made * (self.v > 0)
+
+    def update(self, parts, step):
+        beta1, beta2 = BETAS
+        if step < FREEZE:
+            mean = parts[0] + parts[1]
+            self.m = beta1 * self.m + (1 - beta1) * mean
+            self.v = beta2 * self.v + (1 - beta2) * mean * mean
+        else:
+            told = []
+            for replica, part in enumerate(parts):
+                z = (beta1 * self.m + (1 - beta1) * 2 * part + self.worker[replica]) * (self.v > 0)
+                told.append(self.signs(z))
+                self.worker[replica] = z - told[-1]
+            z = (told[0] + told[1]) / 2 + self.server
+            self.m = self.signs(z)
+            self.server = z - self.m
+        return LR * self.m / (self.v.sqrt() + EPS)
+
+
+def plain_onebit():
+    torch.manual_seed(0)
+    model = zero_model.model()
+    parameters = list(model.parameters())
+    plain, losses = PlainOneBit([p.numel() for p in parameters]), []
+    for step, batch in enumerate(plain_batches()):
+        parts, loss = parts_of_step(model, batch)
+        change = plain.update(parts, step)
+        with torch.no_grad():
+            for p, one in zip(parameters, change.split([p.numel() for p in parameters]), strict=True):
+                p -= one.view_as(p)
+        losses.append(loss)
+    return losses, model.state_dict()
+
+
+def adam8bit(parameters):
+    import bitsandbytes
+
+    return bitsandbytes.optim.AdamW8bit(parameters, lr=LR, betas=BETAS, weight_decay=0.0)
+
+
+def assert_close(result, losses, state, most):
+    assert result.loss == pytest.approx(losses, rel=1e-5)
+    assert max(float((result.weights[name] - state[name]).abs().max()) for name in state) < most
+
+
+def assert_states_as_predicted(result):
+    told = result.record["state_bytes"]
+    for predicted, measured in zip(told["predicted"], told["measured"], strict=True):
+        for part in predicted:
+            assert measured[part] == pytest.approx(predicted[part], rel=2e-3), (part, told)
+
+
+def assert_goes_on(found, name):
+    whole, resumed = found[name], found[f"{name}_resumed"]
+    assert whole.loss == resumed.loss
+    assert [key for key in whole.weights if not torch.equal(whole.weights[key], resumed.weights[key])] == []
+
+
+def with_resumed(directory, runs):
+    """Each run, and after it the same from its checkpoint of step 2 on."""
+    return {
+        key: value
+        for name, overrides in runs.items()
+        for key, value in (
+            (name, [*WIDE, *KEPT, *overrides]),
+            (f"{name}_resumed", [*WIDE, *overrides, f"resume={directory / name / 'checkpoints' / 'step-2.ckpt'}"]),
+        )
+    }
+
+
+@pytest.mark.slow
+def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path):
+    runs = {
+        "onebit": ONEBIT,
+        "onebit_zero": (*ONEBIT, "zero.stage=0"),
+        "blocks": ("optimizer=adam8bit",),
+        "blocks_1": ("optimizer=adam8bit", "zero.stage=1"),
+        "blocks_3": ("optimizer=adam8bit", "zero.stage=3"),
+    }
+    found = train_all(tmp_path, with_resumed(tmp_path, runs))
+    for name in runs:
+        assert_states_as_predicted(found[name])
+        assert_goes_on(found, name)
+    for name in ("onebit", "onebit_zero"):
+        assert_close(found[name], *plain_onebit(), most=1e-5)
+        sent = found[name].record["bytes_moved"]
+        half = found[name].record["state_bytes"]["measured"][0]["gradients"]  # a step's all-reduce of one rank of two
+        assert sent["weight_gradients"] == half  # of two ranks, in two of four steps
+        assert sent["optimizer_states"] < half / 2 / 15
+    plain = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=adam8bit)
+    assert_close(found["blocks"], *plain, most=1e-6)
+    for name in ("blocks_1", "blocks_3"):
+        assert_close(found[name], *plain, most=3e-3)  # other elements share a block
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_deepspeeds_adam_equals_the_plain_loop_and_goes_on(tmp_path):
+    runs = {f"fused_{stage}": ("optimizer=fused_adam", f"zero.stage={stage}") for stage in (0, 1, 2, 3)}
+    runs |= {f"host_{stage}": ("optimizer=cpu_adam", f"zero.stage={stage}") for stage in (2, 3)}
+    found = train_all(tmp_path, with_resumed(tmp_path, runs))
+
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=LR, betas=BETAS, weight_decay=0.0)
+
+    plain = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=adamw)
+    for name in runs:
+        assert_states_as_predicted(found[name])
+        assert_goes_on(found, name)
+        assert_close(found[name], *plain, most=1e-5)
