@@ -17,7 +17,7 @@ output of its lowest weighted product.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -108,7 +108,8 @@ def backward_input(
     graph = _Graph(outputs)
     if graph.is_reentrant:
         return _all_at_once(outputs, output_gradients, inputs), PendingWeights()
-    own = {get_gradient_edge(tensor).node for tensor in inputs}
+    given = {id(tensor) for tensor in inputs}
+    own = {leaf for leaf in graph.leaves if id(leaf.variable) in given}
     deferred = _deferred(graph, own)
     kept = [node.variable for node in graph.leaves if node not in own and node not in deferred]
     products = list(dict.fromkeys(node for found in deferred.values() for node, _ in found))
@@ -117,8 +118,9 @@ def backward_input(
     if not wanted:
         return [], PendingWeights()
     gradients = torch.autograd.grad(outputs, wanted, output_gradients, allow_unused=True)
-    for leaf, gradient in zip(kept, gradients[len(inputs) :], strict=False):
-        _accumulate(leaf, gradient)
+    with torch.no_grad():
+        for leaf, gradient in zip(kept, gradients[len(inputs) :], strict=False):
+            _accumulate(leaf, gradient)
     of_product = dict(zip(products, gradients[len(inputs) + len(kept) :], strict=True))
     for found in deferred.values():
         for node, contribution in found:
@@ -129,17 +131,17 @@ def backward_input(
 
 def backward_weight(pending: PendingWeights) -> None:
     """W: add the gradients that were left to their weights' ``grad``, and let go of what they needed."""
-    while pending:
-        weight, contributions = pending.pop()
-        total: Tensor | None = None
-        for contribution in contributions:
-            part = contribution.compute(weight)
-            if part is not None:
-                total = part if total is None else total + part
-        _accumulate(weight, total)
+    with torch.no_grad():
+        while pending:
+            weight, contributions = pending.pop()
+            total: Tensor | None = None
+            for contribution in contributions:
+                part = contribution.compute(weight)
+                if part is not None:
+                    total = part if total is None else total + part
+            _accumulate(weight, total)
 
 
-@torch.no_grad()
 def _accumulate(leaf: Tensor, gradient: Tensor | None) -> None:
     """Add as autograd does: in place, so that ``grad`` may be a view of a larger buffer."""
     if gradient is None:
@@ -182,28 +184,28 @@ class _Graph:
         self.uses: dict[_Node, int] = {}
         self.is_reentrant = False
         todo: list[_Node] = []
-        for output in outputs:
-            todo += self._enter(get_gradient_edge(output).node)
+        self._enter([(get_gradient_edge(output).node, 0) for output in outputs], todo)
         while todo:
-            for node, _ in todo.pop().next_functions:
-                if node is not None:
-                    todo += self._enter(node)
+            self._enter(todo.pop().next_functions, todo)
 
-    def _enter(self, node: _Node) -> tuple[_Node, ...]:
-        """Count one more edge to ``node``; the node itself if it was not seen before."""
-        if node in self.uses:
-            self.uses[node] += 1
-            return ()
-        self.uses[node] = 1
-        name = type(node).__name__
-        if name == _ACCUMULATE:
-            self.leaves.append(node)
-            return ()
-        if name in WEIGHT_OPERANDS:
-            self.products.append(node)
-        elif name == _REENTRANT_CHECKPOINT:
-            self.is_reentrant = True
-        return (node,)
+    def _enter(self, edges: Iterable[tuple[_Node | None, int]], todo: list[_Node]) -> None:
+        """Count the edges to each node; the inner ones that were not seen before are still to do."""
+        for node, _ in edges:
+            if node is None:
+                continue
+            if node in self.uses:
+                self.uses[node] += 1
+                continue
+            self.uses[node] = 1
+            name = type(node).__name__
+            if name == _ACCUMULATE:
+                self.leaves.append(node)
+                continue
+            if name in WEIGHT_OPERANDS:
+                self.products.append(node)
+            elif name == _REENTRANT_CHECKPOINT:
+                self.is_reentrant = True
+            todo.append(node)
 
 
 def _deferred(graph: _Graph, inputs: set[_Node]) -> dict[_Node, list[tuple[_Node, _Contribution]]]:
