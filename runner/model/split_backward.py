@@ -17,7 +17,7 @@ output of its lowest weighted product.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from runner.model.weight_formulas import WEIGHT_OPERANDS, Formula, read_formula
+from runner.model.weight_formulas import WEIGHT_OPERANDS, Formula
 
 __all__ = ["PendingWeights", "backward_input", "backward_weight"]
 
@@ -214,10 +214,17 @@ def _deferred(graph: _Graph, inputs: set[_Node]) -> dict[_Node, list[tuple[_Node
     A leaf waits only if all of its uses do: its gradient is one sum.
     """
     found: dict[_Node, list[tuple[_Node, _Contribution]]] = defaultdict(list)
-    for node in graph.products:
-        for leaf, make in _weights_of(graph, node):
-            if leaf not in inputs and not leaf.variable._backward_hooks and (contribution := make()) is not None:
-                found[leaf].append((node, contribution))
+    for product in graph.products:
+        operands = product.next_functions
+        for operand, read_formula in WEIGHT_OPERANDS[type(product).__name__].items():
+            leaf, views = _weight_below(graph, operands[operand][0])
+            if leaf is None or leaf in inputs or leaf.variable._backward_hooks:
+                continue
+            formula = read_formula(product)
+            if formula is not None:
+                last = views[-1] if views else product
+                contribution = _Contribution(formula, views, (-last._sequence_nr(), operand))
+                found[leaf].append((product, contribution))
     return {
         leaf: sorted(uses, key=lambda use: use[1].place)
         for leaf, uses in found.items()
@@ -225,26 +232,15 @@ def _deferred(graph: _Graph, inputs: set[_Node]) -> dict[_Node, list[tuple[_Node
     }
 
 
-def _weights_of(graph: _Graph, product: _Node) -> Iterator[tuple[_Node, Callable[[], _Contribution | None]]]:
-    """The leaves that ``product`` has as operands, directly or through views that nothing else uses."""
-    for operand, (node, _) in enumerate(product.next_functions):
-        if operand not in WEIGHT_OPERANDS[type(product).__name__]:
-            continue
-        views: list[_Node] = []
-        while _is_passed(node) and graph.uses[node] == 1:
-            views.append(node)
-            node = node.next_functions[0][0]
-        if type(node).__name__ != _ACCUMULATE:
-            continue
-        last = views[-1] if views else product
-
-        def make(
-            operand: int = operand, views: tuple[_Node, ...] = tuple(views), last: _Node = last
-        ) -> _Contribution | None:
-            formula = read_formula(product, operand)
-            return None if formula is None else _Contribution(formula, views, (-last._sequence_nr(), operand))
-
-        yield node, make
+def _weight_below(graph: _Graph, node: _Node | None) -> tuple[_Node | None, tuple[_Node, ...]]:
+    """The leaf that an operand is, directly or through views that nothing else uses, and these; None: it is none."""
+    views: list[_Node] = []
+    while node is not None and type(node).__name__ != _ACCUMULATE:
+        if graph.uses[node] > 1 or not _is_passed(node):
+            return None, ()
+        views.append(node)
+        node = node.next_functions[0][0]
+    return node, tuple(views)
 
 
 def _is_passed(node: _Node) -> bool:
