@@ -5,8 +5,10 @@ Gloo tells channels apart by tags. NCCL has no tags, so that each channel gets a
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,9 @@ from torch import Tensor
 
 from runner.engine.transport import Channel, Gathering, Handle, Transport
 
-__all__ = ["ProcessTransport"]
+__all__ = ["ProcessTransport", "destroy_process_groups"]
+
+_open: WeakSet[ProcessTransport] = WeakSet()
 
 
 class ProcessTransport(Transport):
@@ -39,6 +43,12 @@ class ProcessTransport(Transport):
                 if self.rank in ranks:
                     self._groups[ranks] = made
         self._channels = _open_channels()
+        _open.add(self)
+
+    def close(self) -> None:
+        """Let the process groups go; no message can be sent or received afterwards."""
+        self._groups.clear()
+        self._channels.clear()
 
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
         group, tag = self._channels[channel]
@@ -66,6 +76,19 @@ class ProcessTransport(Transport):
         dist.gather(tensor, listed, dst=group[0], group=made)
         dist.broadcast(parts, src=group[0], group=made)
         return list(parts.unbind())
+
+
+def destroy_process_groups() -> None:
+    """Destroy all process groups, whoever still holds a transport over them, and wait for the ends of their threads.
+
+    For the end of a script: a thread of Gloo that lets a finished message go while the interpreter is torn down needs
+    an interpreter that is no longer there, and aborts the process.
+    """
+    for transport in list(_open):
+        transport.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()  # a group's threads end with its last reference, and strategies and trainers are cycles
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ one in its SIGTERM handler.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ from runner.engine.ties import holder_groups, tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_alone import AloneTransport
 from runner.engine.transport_delayed import DelayedTransport
-from runner.engine.transport_processes import ProcessTransport
+from runner.engine.transport_processes import ProcessTransport, destroy_process_groups
 from runner.engine.transport_sockets import SocketTransport
 from runner.engine.window import StepBatch
 from runner.memory.apply.install import install
@@ -161,6 +162,12 @@ class PipelineStrategy(WholeCheckpointStrategy):
                 world_size=world_size,
                 timeout=self._timeout,
             )
+            atexit.register(destroy_process_groups)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        atexit.unregister(destroy_process_groups)  # it could wait for peers that are gone
 
     @property
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -90,5 +91,15 @@ def main(folder: Path) -> None:
     (folder / f"rank{os.environ.get('LOCAL_RANK', '0')}.json").write_text(json.dumps(found))
 
 
+def threads() -> list[str]:
+    """Names of the process's threads, also of those that Python does not know of."""
+    return sorted(task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
+
+
+def write_threads(folder: Path) -> None:
+    (folder / f"threads{os.environ.get('LOCAL_RANK', '0')}.json").write_text(json.dumps(threads()))
+
+
 if __name__ == "__main__":
+    atexit.register(write_threads, Path(sys.argv[1]))  # registered first, it runs after all others
     main(Path(sys.argv[1]))

@@ -59,6 +59,9 @@ def test_fit_validate_test_and_predict(start: str, tmp_path: Path) -> None:
     command = [sys.executable, *torchrun, str(HERE / "own_script.py"), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    for rank in (0, 1):
+        left = json.loads((tmp_path / f"threads{rank}.json").read_text())
+        assert not [name for name in left if "gloo" in name], "a thread of Gloo may abort the interpreter's teardown"
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     losses, weights, averages, rates = plain_loop()
 
