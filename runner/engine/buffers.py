@@ -43,9 +43,10 @@ class Buffers:
 
     def take(self, kind: str, stage: int, microbatch: int) -> Any:
         """Take a value away; like :meth:`peek` otherwise."""
-        value = self.peek(kind, stage, microbatch)
-        del self._held[kind, stage, microbatch]
-        return value
+        try:
+            return self._held.pop((kind, stage, microbatch))
+        except KeyError:
+            return self.peek(kind, stage, microbatch)
 
     def clear(self) -> list[Any]:
         """Take everything away."""

@@ -25,6 +25,8 @@ from runner.schedule.values import Action
 __all__ = ["Compute"]
 
 
+_AS_IT_IS = nullcontext()
+
 _Backward = Callable[[list[Tensor], list[Tensor], "list[Tensor] | None"], "Sequence[Tensor | None]"]
 """Leaves of the input, roots of the output and their gradients -> the gradients of the leaves."""
 
@@ -78,9 +80,9 @@ class Compute:
         again = window.training and (stage, microbatch) in self.recomputed
         buffers = self._changed[stage].snapshot() if again else None
         start = time.perf_counter()
-        with self._rank.transport.exclusive(), torch.set_grad_enabled(window.training):
+        with self._rank.transport.exclusive():
             try:
-                with saved_tensors_hooks(_drop, _never) if again else nullcontext():
+                with saved_tensors_hooks(_drop, _never) if again else _AS_IT_IS:
                     output = self._run(window, stage, microbatch, value, counts=True)
             except Exception:
                 self._rank.buffers.put("input", stage, microbatch, value)  # for the message: what the stage was given
@@ -120,7 +122,7 @@ class Compute:
         module, sharding = self._rank.stages[stage], self._rank.sharding
         run = module if sharding is None else sharding.forward
         seed = self._seed_layers(window, microbatch) if window.training else None
-        with self._autocasting(), _without_effects(module, microbatch in window.stand_ins):
+        with self._autocasting(), _in_evaluation(module) if microbatch in window.stand_ins else _AS_IT_IS:
             output = run(enter_graph(value), seed)
         if stage == self._rank.view.num_stages - 1:
             output = self._lose(window, microbatch, output, counts=counts)
@@ -128,7 +130,7 @@ class Compute:
 
     def _autocasting(self) -> AbstractContextManager[object]:
         if self._autocast is None:
-            return nullcontext()
+            return _AS_IT_IS
         return torch.autocast(self._rank.transport.device.type, self._autocast)
 
     def _input(self, window: Window, stage: int, microbatch: int) -> Any:
@@ -247,16 +249,14 @@ class Compute:
 
 
 @contextmanager
-def _without_effects(module: torch.nn.Module, wanted: bool) -> Iterator[None]:
-    """A stand-in passes as in evaluation: running statistics stay as they are."""
-    if not (wanted and module.training):
-        yield
-        return
+def _in_evaluation(module: torch.nn.Module) -> Iterator[None]:
+    """So passes a stand-in: running statistics stay as they are."""
+    training = module.training
     module.eval()
     try:
         yield
     finally:
-        module.train()
+        module.train(training)
 
 
 def _as_leaf(tensor: Tensor) -> Tensor:

@@ -111,15 +111,17 @@ class Executor:
             failed: makes the error to raise when the action at an index fails.
         """
         self._compute.recomputed = {(a.stage, a.microbatch) for a in actions if a.op is Op.R}
-        for index, action in enumerate(actions):
-            self.current = action
-            try:
-                if action.op in COMPUTE:
-                    self._messages.post_ahead(window, actions, index + 1)
-                if not self._messages.was_posted(action):
+        with torch.set_grad_enabled(window.training):
+            for index, action in enumerate(actions):
+                self.current = action
+                try:
+                    if action.op in COMPUTE:
+                        self._messages.post_ahead(window, actions, index + 1)
+                    elif action.op is Op.RECV and self._messages.was_posted(action):
+                        continue
                     self._handlers[action.op](window, action)
-            except Exception as error:
-                raise failed(index, action, error) from error
+                except Exception as error:
+                    raise failed(index, action, error) from error
 
     def require_empty(self) -> None:
         """At the end of a window nothing of it is alive.

@@ -183,7 +183,7 @@ class Messages:
             known = self._announced[stage, peer, *window.key(microbatch)]
             tensors = known.allocate_gradients(self._rank.transport.device)
         assert payload is not None
-        handles = [self._rank.transport.receive(tensor.detach(), peer, _CHANNELS[payload]) for tensor in tensors]
+        handles = [self._rank.transport.receive(tensor, peer, _CHANNELS[payload]) for tensor in tensors]
         kind = "input" if payload is Payload.ACTIVATION else "gradient"
         self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
 

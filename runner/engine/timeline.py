@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 __all__ = ["Event", "StepTimes", "Timeline"]
 
 _STEPS_WITH_EVENTS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One compute action: seconds on the shared clock."""
 
     op: str

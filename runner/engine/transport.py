@@ -17,6 +17,8 @@ from torch import Tensor
 
 __all__ = ["Channel", "Gathering", "Handle", "Transport"]
 
+_NOTHING_HELD = nullcontext()
+
 
 class Channel(IntEnum):
     """What a message carries. Its value is the message's tag."""
@@ -78,7 +80,7 @@ class Transport(ABC):
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Held while this rank computes; ranks of one process share a random generator, and so take turns."""
-        return nullcontext()
+        return _NOTHING_HELD
 
     def send_bytes(self, data: bytes, peer: int, channel: Channel) -> None:
         """Send a short byte string as two messages; blocks until the peer took it."""

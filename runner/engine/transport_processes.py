@@ -26,14 +26,16 @@ class ProcessTransport(Transport):
 
     Args:
         device: where messages live.
-        groups: the groups that reductions will name; a group of one needs no communicator.
+        groups: the groups that reductions will name; one of a single rank, or of all in order, needs no communicator
+            of its own. Each has threads, and Gloo's wake up a hundred times a second.
     """
 
     def __init__(self, device: torch.device, groups: Iterable[Sequence[int]]) -> None:
         self.rank = dist.get_rank()
         self._tells_completion = dist.get_backend() != "gloo"
         self.device = device
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        everybody = _all_ranks()
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(everybody.size())): everybody}
         for group in groups:
             ranks = tuple(group)
             if len(ranks) > 1 and ranks not in self._groups:

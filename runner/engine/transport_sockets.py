@@ -166,8 +166,8 @@ class _Transfer:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor, which it keeps alive."""
-    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+    """The memory of a contiguous tensor that requires no gradient, which it keeps alive."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _connect(rank: int, peers: set[int], timeout_seconds: float) -> dict[tuple[int, Channel], socket.socket]:

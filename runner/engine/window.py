@@ -118,16 +118,17 @@ class BoundarySpec:
         return cls(structure, tuple((tuple(shape), getattr(torch, dtype), grad) for shape, dtype, grad in tensors))
 
     def allocate(self, device: torch.device) -> list[Tensor]:
-        """Empty tensors of these shapes, leaves that require gradients where the sender's do."""
-        return [
-            torch.empty(shape, dtype=dtype, device=device, requires_grad=grad) for shape, dtype, grad in self.tensors
-        ]
+        """Empty tensors of these shapes, to receive into."""
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in self.tensors]
 
     def allocate_gradients(self, device: torch.device) -> list[Tensor]:
         """Empty tensors for the gradients of those that require them."""
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, grad in self.tensors if grad]
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
+        """The boundary made of received tensors, which are leaves that require gradients where the sender's do."""
+        for tensor, (_, _, grad) in zip(tensors, self.tensors, strict=True):
+            tensor.requires_grad_(grad)
         return unflatten(tensors, self.structure)
 
 

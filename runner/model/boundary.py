@@ -106,19 +106,12 @@ def enter_graph(value: Any) -> Any:
     Autograd refuses in-place operations (``nn.ReLU(inplace=True)``) on leaves, which no tensor within an uncut model
     is. What this returns shares the leaves' memory and hands its gradients on to them.
     """
-    return map_tensors(lambda t: _entered(t) if t.requires_grad else t, value)
+    return map_tensors(_entered, value)
 
 
-class _Entered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-def _entered(leaf: Tensor) -> Tensor:
-    entered: Tensor = _Entered.apply(leaf)  # type: ignore[no-untyped-call]  # torch's own
+def _entered(tensor: Tensor) -> Tensor:
+    """Of a leaf, what autograd takes for no view of it, of the same shape; without a Python function in the graph."""
+    if not tensor.requires_grad:
+        return tensor
+    entered: Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
     return entered

@@ -17,7 +17,7 @@ output of its lowest weighted product.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from runner.model.weight_formulas import WEIGHT_OPERANDS, Formula, read_formula
+from runner.model.weight_formulas import WEIGHT_OPERANDS, Formula
 
 __all__ = ["PendingWeights", "backward_input", "backward_weight"]
 
@@ -108,7 +108,8 @@ def backward_input(
     graph = _Graph(outputs)
     if graph.is_reentrant:
         return _all_at_once(outputs, output_gradients, inputs), PendingWeights()
-    own = {get_gradient_edge(tensor).node for tensor in inputs}
+    given = {id(tensor) for tensor in inputs}
+    own = {leaf for leaf in graph.leaves if id(leaf.variable) in given}
     deferred = _deferred(graph, own)
     kept = [node.variable for node in graph.leaves if node not in own and node not in deferred]
     products = list(dict.fromkeys(node for found in deferred.values() for node, _ in found))
@@ -117,8 +118,9 @@ def backward_input(
     if not wanted:
         return [], PendingWeights()
     gradients = torch.autograd.grad(outputs, wanted, output_gradients, allow_unused=True)
-    for leaf, gradient in zip(kept, gradients[len(inputs) :], strict=False):
-        _accumulate(leaf, gradient)
+    with torch.no_grad():
+        for leaf, gradient in zip(kept, gradients[len(inputs) :], strict=False):
+            _accumulate(leaf, gradient)
     of_product = dict(zip(products, gradients[len(inputs) + len(kept) :], strict=True))
     for found in deferred.values():
         for node, contribution in found:
@@ -129,17 +131,17 @@ def backward_input(
 
 def backward_weight(pending: PendingWeights) -> None:
     """W: add the gradients that were left to their weights' ``grad``, and let go of what they needed."""
-    while pending:
-        weight, contributions = pending.pop()
-        total: Tensor | None = None
-        for contribution in contributions:
-            part = contribution.compute(weight)
-            if part is not None:
-                total = part if total is None else total + part
-        _accumulate(weight, total)
+    with torch.no_grad():
+        while pending:
+            weight, contributions = pending.pop()
+            total: Tensor | None = None
+            for contribution in contributions:
+                part = contribution.compute(weight)
+                if part is not None:
+                    total = part if total is None else total + part
+            _accumulate(weight, total)
 
 
-@torch.no_grad()
 def _accumulate(leaf: Tensor, gradient: Tensor | None) -> None:
     """Add as autograd does: in place, so that ``grad`` may be a view of a larger buffer."""
     if gradient is None:
@@ -182,28 +184,28 @@ class _Graph:
         self.uses: dict[_Node, int] = {}
         self.is_reentrant = False
         todo: list[_Node] = []
-        for output in outputs:
-            todo += self._enter(get_gradient_edge(output).node)
+        self._enter([(get_gradient_edge(output).node, 0) for output in outputs], todo)
         while todo:
-            for node, _ in todo.pop().next_functions:
-                if node is not None:
-                    todo += self._enter(node)
+            self._enter(todo.pop().next_functions, todo)
 
-    def _enter(self, node: _Node) -> tuple[_Node, ...]:
-        """Count one more edge to ``node``; the node itself if it was not seen before."""
-        if node in self.uses:
-            self.uses[node] += 1
-            return ()
-        self.uses[node] = 1
-        name = type(node).__name__
-        if name == _ACCUMULATE:
-            self.leaves.append(node)
-            return ()
-        if name in WEIGHT_OPERANDS:
-            self.products.append(node)
-        elif name == _REENTRANT_CHECKPOINT:
-            self.is_reentrant = True
-        return (node,)
+    def _enter(self, edges: Iterable[tuple[_Node | None, int]], todo: list[_Node]) -> None:
+        """Count the edges to each node; the inner ones that were not seen before are still to do."""
+        for node, _ in edges:
+            if node is None:
+                continue
+            if node in self.uses:
+                self.uses[node] += 1
+                continue
+            self.uses[node] = 1
+            name = type(node).__name__
+            if name == _ACCUMULATE:
+                self.leaves.append(node)
+                continue
+            if name in WEIGHT_OPERANDS:
+                self.products.append(node)
+            elif name == _REENTRANT_CHECKPOINT:
+                self.is_reentrant = True
+            todo.append(node)
 
 
 def _deferred(graph: _Graph, inputs: set[_Node]) -> dict[_Node, list[tuple[_Node, _Contribution]]]:
@@ -212,10 +214,17 @@ def _deferred(graph: _Graph, inputs: set[_Node]) -> dict[_Node, list[tuple[_Node
     A leaf waits only if all of its uses do: its gradient is one sum.
     """
     found: dict[_Node, list[tuple[_Node, _Contribution]]] = defaultdict(list)
-    for node in graph.products:
-        for leaf, make in _weights_of(graph, node):
-            if leaf not in inputs and not leaf.variable._backward_hooks and (contribution := make()) is not None:
-                found[leaf].append((node, contribution))
+    for product in graph.products:
+        operands = product.next_functions
+        for operand, read_formula in WEIGHT_OPERANDS[type(product).__name__].items():
+            leaf, views = _weight_below(graph, operands[operand][0])
+            if leaf is None or leaf in inputs or leaf.variable._backward_hooks:
+                continue
+            formula = read_formula(product)
+            if formula is not None:
+                last = views[-1] if views else product
+                contribution = _Contribution(formula, views, (-last._sequence_nr(), operand))
+                found[leaf].append((product, contribution))
     return {
         leaf: sorted(uses, key=lambda use: use[1].place)
         for leaf, uses in found.items()
@@ -223,26 +232,15 @@ def _deferred(graph: _Graph, inputs: set[_Node]) -> dict[_Node, list[tuple[_Node
     }
 
 
-def _weights_of(graph: _Graph, product: _Node) -> Iterator[tuple[_Node, Callable[[], _Contribution | None]]]:
-    """The leaves that ``product`` has as operands, directly or through views that nothing else uses."""
-    for operand, (node, _) in enumerate(product.next_functions):
-        if operand not in WEIGHT_OPERANDS[type(product).__name__]:
-            continue
-        views: list[_Node] = []
-        while _is_passed(node) and graph.uses[node] == 1:
-            views.append(node)
-            node = node.next_functions[0][0]
-        if type(node).__name__ != _ACCUMULATE:
-            continue
-        last = views[-1] if views else product
-
-        def make(
-            operand: int = operand, views: tuple[_Node, ...] = tuple(views), last: _Node = last
-        ) -> _Contribution | None:
-            formula = read_formula(product, operand)
-            return None if formula is None else _Contribution(formula, views, (-last._sequence_nr(), operand))
-
-        yield node, make
+def _weight_below(graph: _Graph, node: _Node | None) -> tuple[_Node | None, tuple[_Node, ...]]:
+    """The leaf that an operand is, directly or through views that nothing else uses, and these; None: it is none."""
+    views: list[_Node] = []
+    while node is not None and type(node).__name__ != _ACCUMULATE:
+        if graph.uses[node] > 1 or not _is_passed(node):
+            return None, ()
+        views.append(node)
+        node = node.next_functions[0][0]
+    return node, tuple(views)
 
 
 def _is_passed(node: _Node) -> bool:

@@ -12,20 +12,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["WEIGHT_OPERANDS", "Formula", "read_formula"]
+__all__ = ["WEIGHT_OPERANDS", "Formula"]
 
 Formula: TypeAlias = Callable[[Tensor], Tensor]
 """From the gradient of the operator's output to that of one operand."""
-
-
-def read_formula(node: Any, operand: int) -> Formula | None:
-    """The formula of one operand of an autograd node, or None where only autograd may compute it.
-
-    None: the operator is not one of :data:`WEIGHT_OPERANDS`, or what it saved is behind hooks (a region of activation
-    checkpointing, or saved tensors that are moved elsewhere) and can be asked for only once.
-    """
-    make = WEIGHT_OPERANDS.get(type(node).__name__, {}).get(operand)
-    return make(node) if make is not None else None
 
 
 def _saved(node: Any, name: str) -> Tensor | None:
@@ -125,4 +115,8 @@ WEIGHT_OPERANDS: Mapping[str, Mapping[int, Callable[[Any], Formula | None]]] = {
     "ConvolutionBackward0": {1: _weight_of_convolution},
     "EmbeddingBackward0": {0: _weight_of_embedding},
 }
-"""Autograd node → operand → what makes its formula: the products, whose cost is that of a forward."""
+"""Autograd node → operand → what reads its formula off the node: the products, whose cost is that of a forward.
+
+What reads it returns None where only autograd may compute it: what was saved is behind hooks (a region of activation
+checkpointing, or saved tensors that are moved elsewhere) and can be asked for only once.
+"""
