@@ -193,6 +193,8 @@ class DeepSpeedStage:
         if self.stage == _STAGE_3:
             return [*found, optimizer.grad_partitions_flat_buffer]
         whole = [one for one in found if one.untyped_storage().nbytes() == one.nbytes]  # others are views of a bucket
+        if self.stage == 1 and self._left:  # it reduces after the last backward: partitions are those of a step before
+            return whole
         partitions = [part for group in optimizer.averaged_gradients.values() for part in group or ()]
         return [*whole, *(part for part in partitions if part is not None)]
 
