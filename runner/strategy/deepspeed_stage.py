@@ -189,10 +189,10 @@ class DeepSpeedStage:
         self.optimizer.clear_backward_seen_flag()  # forwards of other micro-batches may lie in between
         self.engine.set_gradient_accumulation_boundary(self._left == 0)
         torch.autograd.backward(roots, gradients)
-        if self._unmeasured:
+        if self._unmeasured and (self._left or not self.most_gradient_bytes):  # after the last, some are there twice
             self._unmeasured -= 1
-            sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.gradient_tensors()}
-            self.most_gradient_bytes = max(self.most_gradient_bytes, sum(sizes.values()))
+            held = sum(tensor.nbytes for tensor in self.gradient_tensors())
+            self.most_gradient_bytes = max(self.most_gradient_bytes, held)
 
     def gradient_tensors(self) -> list[Tensor]:
         """Gradients that are there now: the weights' own, and partitions of them; buckets left out."""
@@ -200,9 +200,11 @@ class DeepSpeedStage:
         found = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         if self.stage == _STAGE_3:
             return [*found, optimizer.grad_partitions_flat_buffer]
-        for partitions in optimizer.averaged_gradients.values():
-            found += [one for one in partitions or () if one is not None]
-        return [one for one in found if one.untyped_storage().nbytes() == one.nbytes]  # others are views of a bucket
+        whole = [one for one in found if one.untyped_storage().nbytes() == one.nbytes]  # others are views of a bucket
+        if self.stage == 1 and self._left:  # it reduces after the last backward: partitions are those of a step before
+            return whole
+        partitions = [part for group in optimizer.averaged_gradients.values() for part in group or ()]
+        return [*whole, *(part for part in partitions if part is not None)]
 
     def bucket_tensors(self) -> list[Tensor]:
         """What gradients are gathered in for their reduction."""

@@ -123,6 +123,7 @@ def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path):
         "onebit_zero": (*ONEBIT, "zero.stage=0"),
         "blocks": ("optimizer=adam8bit",),
         "blocks_1": ("optimizer=adam8bit", "zero.stage=1"),
+        "blocks_2": ("optimizer=adam8bit", "zero.stage=2"),
         "blocks_3": ("optimizer=adam8bit", "zero.stage=3"),
     }
     found = train_all(tmp_path, with_resumed(tmp_path, runs))
@@ -137,14 +138,14 @@ def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path):
         assert sent["optimizer_states"] < half / 2 / 15
     plain = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=adam8bit)
     assert_close(found["blocks"], *plain, most=1e-6)
-    for name in ("blocks_1", "blocks_3"):
+    for name in ("blocks_1", "blocks_2", "blocks_3"):
         assert_close(found[name], *plain, most=3e-3)  # other elements share a block
 
 
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_deepspeeds_adam_equals_the_plain_loop_and_goes_on(tmp_path):
+def test_deepspeeds_adam_equals_the_plain_loop_and_goes_on_to_rounding(tmp_path):
     runs = {f"fused_{stage}": ("optimizer=fused_adam", f"zero.stage={stage}") for stage in (0, 1, 2, 3)}
     runs |= {f"host_{stage}": ("optimizer=cpu_adam", f"zero.stage={stage}") for stage in (2, 3)}
     found = train_all(tmp_path, with_resumed(tmp_path, runs))
@@ -155,5 +156,6 @@ def test_deepspeeds_adam_equals_the_plain_loop_and_goes_on(tmp_path):
     plain = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=adamw)
     for name in runs:
         assert_states_as_predicted(found[name])
-        assert_goes_on(found, name)
         assert_close(found[name], *plain, most=1e-5)
+        # The operator multiplies its bias correction up step by step, and takes a power where it starts: not one bit.
+        assert_close(found[f"{name}_resumed"], found[name].loss, found[name].weights, most=1e-6)
