@@ -73,13 +73,15 @@ def compile_operators(config: RunConfig) -> None:
         RequestError: the compiler failed.
     """
     from runner.config.deepspeed import deepspeed_settings
+    from runner.config.optimizers import operator_of
     from runner.model.device import device_type
-    from runner.strategy.operators import needed_operators, ready_operators
+    from runner.optim.operators import needed_operators, ready_operators
 
+    device, operator = device_type(config), operator_of(config.optimizer.name)
+    names = [operator] if operator is not None else []
     if config.zero.stage is not None:
-        device = device_type(config)
-        settings = deepspeed_settings(config, accelerated=device == "cuda")
-        ready_operators(needed_operators(settings), accelerator=device)
+        names += needed_operators(deepspeed_settings(config, accelerated=device == "cuda"))
+    ready_operators(names, accelerator=device)
 
 
 def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:

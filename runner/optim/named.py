@@ -11,6 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from runner.config.schema import OptimizerConfig
 from runner.optim.onebit import OneBitAdam
+from runner.optim.operators import load_operators
 
 __all__ = ["by_name"]
 
@@ -49,6 +50,7 @@ def _adam8bit(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
 def _cpu_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     from runner.optim.deepspeed import CPUAdam
 
+    load_operators(["cpu_adam"], accelerator=trained[0].device.type)
     made: Optimizer = CPUAdam(trained, **_common(config), adamw_mode=config.decoupled_weight_decay is not False)
     return made
 
@@ -56,6 +58,7 @@ def _cpu_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
 def _fused_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     from runner.optim.deepspeed import FusedAdam
 
+    load_operators(["fused_adam"], accelerator=trained[0].device.type)
     return FusedAdam(trained, **_common(config), adam_w_mode=config.decoupled_weight_decay is not False)
 
 

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from runner.engine.gradients import StageGradients
 from runner.engine.transport import Handle, Transport
 from runner.model.layers import StageModule
-from runner.strategy.operators import load_operators, needed_operators
+from runner.optim.operators import load_operators, needed_operators
 
 __all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "start_deepspeed"]
 

@@ -14,15 +14,15 @@ import pytest
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.resolve import resolve
 from runner.errors import RequestError
-from runner.strategy import operators
-from runner.strategy.operators import needed_operators, ready_operators
+from runner.optim import operators
+from runner.optim.operators import needed_operators, ready_operators
 
 ROOT = Path(__file__).resolve().parents[2]
 USE = """
 import logging, os
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 os.environ["DS_ACCELERATOR"] = "cpu"
-from runner.strategy import operators
+from runner.optim import operators
 operators._PARTS = {"pin_memory": {"pin_memory": "PinMemoryBuilder"}}  # the one that is compiled fastest
 operators.ready_operators(["pin_memory"], accelerator="cpu")
 import deepspeed

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
 
-from runner.strategy.operators import ready_operators
+from runner.optim.operators import ready_operators
 
 HERE = Path(__file__).resolve()
 ALWAYS = (

@@ -4,7 +4,7 @@ By itself DeepSpeed compiles an operator where it is first used: on every rank, 
 file of torch's that a killed build leaves for ever (torch/utils/file_baton.py). Here one process compiles and others
 wait at a lock that the kernel takes back from whoever dies; ranks then load a finished file and compile nothing.
 
-``python -m runner.strategy.operators PART...`` is the compiling process.
+``python -m runner.optim.operators PART...`` is the compiling process.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ __all__ = ["load_operators", "needed_operators", "ready_operators"]
 logger = logging.getLogger(__name__)
 
 # An operator: DeepSpeed's builder of each part, the parts in the order of loading.
-_PARTS = {"async_io": {"pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"}}
+_PARTS = {
+    "async_io": {"pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"},
+    "cpu_adam": {"cpu_adam": "CPUAdamBuilder"},
+    "fused_adam": {"fused_adam": "FusedAdamBuilder"},
+}
 _BUILDERS = {part: builder for parts in _PARTS.values() for part, builder in parts.items()}
 _SHOWN_LINES = 3
 
 
 def needed_operators(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The operators that a run with this DeepSpeed configuration uses."""
+    """The operators that a run with this DeepSpeed configuration uses, its optimizer's aside."""
     zero = settings["zero_optimization"]
     places = [zero.get(part, {}).get("device") for part in ("offload_optimizer", "offload_param")]
     return ("async_io",) if "nvme" in places else ()
@@ -49,7 +53,7 @@ def ready_operators(names: Sequence[str], *, accelerator: str) -> None:
     """Compile what is missing; returns when all are there. Any number of processes may call it at once: one compiles.
 
     Args:
-        names: of :func:`needed_operators`.
+        names: of :func:`needed_operators`, and of the optimizer.
         accelerator: ``cpu`` or ``cuda``, for which DeepSpeed compiles differently.
 
     Raises:
@@ -130,7 +134,7 @@ def _compile(name: str, folder: Path, accelerator: str, lock: int) -> None:
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as made:
         environment = {**os.environ, "TORCH_EXTENSIONS_DIR": made, "DS_ACCELERATOR": accelerator}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # ninja's place
-        command = [sys.executable, "-m", "runner.strategy.operators", *_PARTS[name]]
+        command = [sys.executable, "-m", "runner.optim.operators", *_PARTS[name]]
         with log.open("w", encoding="utf-8") as file:
             done = subprocess.run(
                 command, env=environment, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,), check=False
@@ -147,7 +151,9 @@ def _compile(name: str, folder: Path, accelerator: str, lock: int) -> None:
 def _failed(name: str, log: Path) -> Problem:
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     why = f"Compiling it failed, see {log}: {' | '.join(_compilers_words(lines))}"
-    return Problem("offload", "nvme", f"needs DeepSpeed's {name} operator", why, "offload=optimizer_cpu")
+    if name == "async_io":
+        return Problem("offload", "nvme", f"needs DeepSpeed's {name} operator", why, "offload=optimizer_cpu")
+    return Problem("optimizer", name, f"needs DeepSpeed's {name} operator", why, "optimizer=adamw")
 
 
 def _compilers_words(lines: Sequence[str]) -> Sequence[str]:
