@@ -25,7 +25,7 @@ from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.sleeping_stages import SleepingLayer, mean_square, sleeping_batch
 from runner.recipes.benchmarks.workload import GptSize
 
-__all__ = ["loss", "main", "measure", "sleeping_model", "sleeping_samples"]
+__all__ = ["loss", "main", "measure", "overrides_of", "sleeping_model", "sleeping_samples"]
 
 _TARGET = 0.10
 _WARM_STEPS = 2
@@ -74,7 +74,14 @@ def measure(model: Sequence[str], schedule: str, *, ranks: int, microbatches: in
     }
 
 
-def _model(name: str, *, ranks: int, microbatches: int, steps: int, seconds: float) -> list[str]:
+def overrides_of(name: str, *, ranks: int, microbatches: int, steps: int, seconds: float) -> list[str]:
+    """Model, data and loss.
+
+    Args:
+        name: ``sleeping`` or ``gpt``.
+        ranks, microbatches, steps: as in :func:`measure`.
+        seconds: that a rank's share of a forward sleeps.
+    """
     samples = microbatches * (steps + _WARM_STEPS)
     if name == "gpt":
         sizes = GptSize().kwargs()
@@ -102,7 +109,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/prediction.json"))
     options = parser.parse_args()
     sizes = {"ranks": options.ranks, "microbatches": options.microbatches, "steps": options.steps}
-    overrides = _model(options.model, **sizes, seconds=options.milliseconds / 1000)
+    overrides = overrides_of(options.model, **sizes, seconds=options.milliseconds / 1000)
     found = {name: measure(overrides, name, **sizes) for name in options.schedule}
     seconds = {f"{name} predicted": [run["predicted"]] for name, run in found.items()}
     seconds |= {f"{name} measured": run["measured"] for name, run in found.items()}

@@ -188,31 +188,28 @@ class Engine:
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
         """Run one forward-only window; this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
+        window = self._forward_only(batch, with_loss=True)
+        return float(window.loss[0]), float(window.loss[1])
+
+    def predict(self, batch: StepBatch) -> Any:
+        """Run one forward-only window without loss; the last layer's output for all samples, None on other ranks."""
+        window = self._forward_only(replace(batch, targets=None), with_loss=False)
+        outputs = [window.outputs[microbatch] for microbatch in sorted(window.outputs)]
+        return join_microbatches(outputs) if outputs else None
+
+    def _forward_only(self, batch: StepBatch, *, with_loss: bool) -> Window:
         self.settle()
         for module in self.stages.values():
             module.eval()
         self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
         window = self._open(batch, training=False)
         self._run(window, self._programs[False].actions[self.view.position])
-        self._chains.totals(window.loss)
+        if with_loss:
+            self._chains.totals(window.loss)
         self.drain()
         for module in self.stages.values():
             module.train()
-        return float(window.loss[0]), float(window.loss[1])
-
-    def predict(self, batch: StepBatch) -> Any:
-        """Run one forward-only window without loss; the last layer's output for all samples, None on other ranks."""
-        self.settle()
-        for module in self.stages.values():
-            module.eval()
-        self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
-        window = self._open(replace(batch, targets=None), training=False)
-        self._run(window, self._programs[False].actions[self.view.position])
-        self.drain()
-        for module in self.stages.values():
-            module.train()
-        outputs = [window.outputs[microbatch] for microbatch in sorted(window.outputs)]
-        return join_microbatches(outputs) if outputs else None
+        return window
 
     def rehearse(self, batch: StepBatch, windows: int) -> Timeline:
         """Run training windows without their update, to measure; weights, buffers and gradients stay as they were.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.recipes.benchmarks import one_process, sleeping_stages, two_stages, zero
+from runner.recipes.benchmarks import one_process, prediction, sleeping_stages, two_stages, zero
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.rounds import take_turns
@@ -74,6 +74,17 @@ def test_one_process_takes_turns_with_the_command():
     measured = one_process.measure(SMALL, samples=4, rounds=2, turn=2)
     two_stages.require_equal(measured["losses"])
     assert [len(values) for values in measured["seconds"].values()] == [2, 2]
+
+
+@pytest.mark.full
+def test_a_run_predicts_the_step_of_stages_that_sleep():
+    sizes = {"ranks": 2, "microbatches": 4, "steps": 3}
+    overrides = prediction.overrides_of("sleeping", **sizes, seconds=0.005)
+    found = prediction.measure(overrides, "1f1b", **sizes)
+    least = (4 + 1) * 3 * 0.005
+    assert found["predicted"] >= least
+    assert len(found["measured"]) == 3
+    assert min(found["measured"]) >= least
 
 
 @pytest.mark.full
