@@ -151,8 +151,9 @@ def uses_cuda(config: RunConfig) -> bool:
 def leave(status: int) -> NoReturn:
     """End the process without the interpreter's own teardown.
 
-    There, threads of torch's communication abort now and then although everything is done, and after a failure they
-    may wait for peers that are gone. What others registered for the end of the process still runs.
+    There, threads of torch's communication abort now and then although everything is done (see
+    :func:`runner.engine.transport_processes.destroy_process_groups`), and after a failure they may wait for peers
+    that are gone. What others registered for the end of the process still runs.
     """
     atexit._run_exitfuncs()
     for child in multiprocessing.active_children():

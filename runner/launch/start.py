@@ -13,7 +13,7 @@ from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from runner.launch.local import Launch, Outcome, run_ranks
 from runner.launch.prepare import place_of, prepare, write_request
-from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY
+from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
 from runner.launch.restart import go_on
 from runner.launch.resume import with_checkpoint
 from runner.launch.run_directory import create_run_directory
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console: Console | None = None) -> int:
     """Check, start, watch and record one run; returns the command's exit status.
 
-    Under torchrun, and as one of several tasks of srun, this process is one of the ranks, and starts none.
+    Under torchrun, and as one of several tasks of srun, this process is one of the ranks: it starts none, and ends.
 
     Args:
         config: the resolved request.
@@ -48,12 +48,12 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
     if TORCHRUN_VARIABLE in os.environ:
         from runner.launch.attach import attach
 
-        return attach(config, command=command, entry=entry)
+        leave(attach(config, command=command, entry=entry))
     step = current_step()
     if step is not None and step.num_tasks > 1:
         from runner.launch.attach import attach_step
 
-        return attach_step(config, step, command=command, entry=entry)
+        leave(attach_step(config, step, command=command, entry=entry))
     if config.launcher.name == "slurm":
         return _submit(config, command=command, entry=entry)
     try:

@@ -77,14 +77,10 @@ def test_a_host_without_room_for_what_is_offloaded_is_refused():
     assert problem.path == "hardware.host_memory_bytes"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Every run's result, by name."""
-    return train_all(tmp_path_factory.mktemp("runs"), {name: [*WIDE, *overrides] for name, overrides in RUNS.items()})
-
-
 @pytest.mark.slow
-def test_live_bytes_are_the_predicted_ones(trained):
+@pytest.mark.timeout(600)
+def test_live_and_moved_bytes_are_the_predicted_ones(tmp_path):
+    trained = train_all(tmp_path, {name: [*WIDE, *overrides] for name, overrides in RUNS.items()})
     errors, peaks = {}, {}
     for name, overrides in RUNS.items():
         found = json.loads((trained[name].run_dir / "live.json").read_text(encoding="utf-8"))
@@ -93,19 +89,21 @@ def test_live_bytes_are_the_predicted_ones(trained):
         told = trained[name].record["peak_memory_bytes"]
         peaks[name] = max(told["measured"]) / max(told["predicted"]) - 1
     assert {name: error for name, error in errors.items() if abs(error) > 0.02} == {}
-    # Now and then a rank still holds the partition of gradients of the step before: a tenth of all with stage 1.
+    # Seen now and then: with stage 1 a rank held a tenth more, maybe a partition of gradients of the step before.
     assert {name: error for name, error in peaks.items() if not -0.2 < error < 0.12} == {}
+    moved = {name: result.record["bytes_moved"] for name, result in trained.items()}
+    found = {name: (bytes_["weights"], bytes_["weight_gradients"]) for name, bytes_ in moved.items()}
+    assert found == {name: between_ranks(name, trained[name].weights.values()) for name in RUNS}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
-def test_bytes_between_ranks_are_the_formulas(trained, name):
-    """Two ranks together: an all-reduce sends 2 n, a gather or a scatter n. Two micro-batches."""
-    weights = trained[name].weights.values()
+def between_ranks(name, weights):
+    """Weights and their gradients: an all-reduce sends 2 n, a gather or a scatter n, both ranks together.
+
+    Each step has two micro-batches.
+    """
     width, stage = (2 if "bf16" in " ".join(RUNS[name]) else 4), int(name.split("_")[1])
     elements = sum(weight.numel() for weight in weights)
     flat = -(-elements // 4) * 4  # the partitions of two replicas, each of an even number of elements
     apart = sum(-(-weight.numel() // 2) * 2 for weight in weights)  # each weight's own partitions
-    expected = {1: (flat, 2 * elements), 2: (flat, 2 * 2 * elements), 3: (2 * apart, 2 * apart)}[stage]
-    moved = trained[name].record["bytes_moved"]
-    assert (moved["weights"], moved["weight_gradients"]) == tuple(width * count for count in expected)
+    sent = {1: (flat, 2 * elements), 2: (flat, 2 * 2 * elements), 3: (2 * apart, 2 * apart)}[stage]
+    return tuple(width * count for count in sent)
