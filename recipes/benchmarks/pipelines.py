@@ -7,7 +7,6 @@ arguments and calls :meth:`step` with the same batch.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -31,6 +30,7 @@ from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.registry import build
 from runner.schedule.values import Schedule
+from runner.strategy.deepspeed_stage import start_deepspeed
 
 __all__ = ["DeepSpeedPipeline", "LossFunction", "OneProcess", "Pipeline", "RunnerPipeline", "TorchPipeline"]
 
@@ -201,11 +201,9 @@ class DeepSpeedPipeline:
         *,
         samples: int,
     ) -> None:
-        os.environ["DS_ACCELERATOR"] = "cpu"
-        import deepspeed
+        deepspeed = start_deepspeed(torch.device("cpu"), {}, dist.get_rank())
         from deepspeed.pipe import PipelineModule
 
-        deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
         module = PipelineModule(
             layers=list(layers), num_stages=dist.get_world_size(), loss_fn=loss, partition_method="uniform"
         )

@@ -44,7 +44,7 @@ _SHOWN_LINES = 3
 
 def needed_operators(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The operators that a run with this DeepSpeed configuration uses, its optimizer's aside."""
-    zero = settings["zero_optimization"]
+    zero = settings.get("zero_optimization", {})
     places = [zero.get(part, {}).get("device") for part in ("offload_optimizer", "offload_param")]
     return ("async_io",) if "nvme" in places else ()
 

@@ -52,7 +52,6 @@ def test_adam_decays_weights_as_told():
 
 def test_adam8bit_is_near_adamw_and_keeps_a_byte_per_moment():
     """The deviation of its 8-bit blocks from fp32 moments: a few hundredths, as published for 200 steps."""
-    pytest.importorskip("bitsandbytes")
     weights, optimizer = trained(ours("adam8bit"))
     expected, start = trained(torchs(torch.optim.AdamW))[0], trained(torchs(torch.optim.AdamW), steps=0)[0]
     moved = torch.cat([(a - b).flatten() for a, b in zip(expected, start, strict=True)])

@@ -93,6 +93,7 @@ def until(found, process: subprocess.Popen[bytes]) -> None:
 
 
 def test_the_parts_are_built_by_classes_that_deepspeed_has():
-    builders = pytest.importorskip("deepspeed.ops.op_builder")
+    from deepspeed.ops import op_builder as builders
+
     for parts in operators._PARTS.values():
         assert [hasattr(builders, builder) for builder in parts.values()] == [True] * len(parts)
