@@ -60,7 +60,7 @@ def profile_model(config: RunConfig) -> ModelProfile:
 
 
 def _profile_model(config: RunConfig) -> ModelProfile:
-    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
+    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
     inputs, targets = example_batch(config.data, samples)
     try:
         profile = _on_fake_tensors(config, inputs, targets)

@@ -186,7 +186,7 @@ def _assemble(
 ) -> RunPlan:
     """The plan for a schedule, without advice. One replica is planned; the others are alike."""
     layout = _layout(config)
-    data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.microbatches
+    data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.computed_microbatches
     replica_samples = batches.split_sizes(batch, data)[0]
     profile = for_samples(profile, batches.largest_microbatch(batch, data, microbatches))
     temporaries = optimizer_temporaries(config.optimizer.name)

@@ -8,7 +8,7 @@ its ranks waiting for it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from runner.schedule.simulate import Costs, StageCosts, play
 from runner.schedule.values import Action, Op, Payload, Program, Schedule
@@ -72,12 +72,12 @@ def add_send_recv(schedule: Schedule, order: Order) -> Order:
     def extended() -> Iterator[tuple[int, Action]]:
         for rank, action in order:
             yield rank, action
-            yield from _message(schedule, rank, action)
+            yield from _messages(schedule, rank, action)
 
     return tuple(extended())
 
 
-def _message(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
+def _messages(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
     if action.op is Op.F:
         payload, to_stage = Payload.ACTIVATION, action.stage + 1
     elif action.op is Op.B or action.op is Op.I:
@@ -87,10 +87,16 @@ def _message(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[in
     assert action.microbatch is not None  # compute always has one
     if not 0 <= to_stage < schedule.stages:
         return
-    peer = schedule.rank_of(to_stage, action.microbatch)
-    if peer != rank:
-        yield rank, Action(Op.SEND, action.stage, action.microbatch, payload, peer)
-        yield peer, Action(Op.RECV, to_stage, action.microbatch, payload, rank)
+    leaving: Sequence[int] = (action.microbatch,)
+    if action.op is Op.F:
+        leaving = schedule.joined_with(action.microbatch)
+        if action.microbatch != leaving[-1]:
+            return  # what is joined leaves together
+    for microbatch in leaving:
+        peer = schedule.rank_of(to_stage, microbatch)
+        if peer != rank:
+            yield rank, Action(Op.SEND, action.stage, microbatch, payload, peer)
+            yield peer, Action(Op.RECV, to_stage, microbatch, payload, rank)
 
 
 def add_reduce(schedule: Schedule, order: Order) -> Order:

@@ -20,7 +20,8 @@ class ScheduleRequest:
         ranks: pipeline ranks, D.
         microbatches: per optimizer step and data replica, T.
         chunks: model chunks per rank, v; None means the schedule's own.
-        variant: of ``chimera``: what follows a unit of D micro-batches; None means ``concatenation``.
+        variant: of ``chimera``: how its units follow each other: as they are (``concatenation``, which None means),
+            with forwards of two micro-batches (``doubling``), with backwards of half a one (``halving``).
         pipes: of ``chimera``: pipelines, half of them in each direction; None means 2.
         file: of ``from_file``.
         memory_limit: of ``zb_auto``: micro-batches of its whole share that a rank may keep between F and W; None

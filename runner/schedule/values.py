@@ -112,6 +112,9 @@ class Schedule:
         window_of_microbatch: micro-batch -> optimizer step of the stream; empty means that all are of
             window 0.
         backward: False for validation: forwards only.
+        joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
+            hands all of its outputs on together. Their backwards are each their own.
+        parts: so many neighbouring micro-batches are the parts of one that was asked for.
     """
 
     name: str
@@ -121,6 +124,8 @@ class Schedule:
     chunks: int = 1
     window_of_microbatch: tuple[int, ...] = ()
     backward: bool = True
+    joined: int = 1
+    parts: int = 1
 
     @property
     def ranks(self) -> int:
@@ -145,6 +150,11 @@ class Schedule:
     def rank_of(self, stage: int, microbatch: int) -> int:
         """The pipeline rank that holds ``stage`` for ``microbatch``."""
         return self.placement[self.pipeline_of_microbatch[microbatch]][stage]
+
+    def joined_with(self, microbatch: int) -> range:
+        """The micro-batches, itself among them, whose forwards are one."""
+        first = microbatch - microbatch % self.joined
+        return range(first, first + self.joined)
 
     def window_of(self, microbatch: int) -> int:
         """The optimizer step that ``microbatch`` belongs to."""
