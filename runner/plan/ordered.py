@@ -20,6 +20,7 @@ __all__ = [
     "resolve_request",
     "schedule_of",
     "schedule_problems",
+    "statistics_problems",
     "twin_problems",
 ]
 
@@ -64,12 +65,28 @@ def schedule_of(config: RunConfig) -> Schedule:
     return registry.generate(config.schedule.name, _asked(config))
 
 
-def twin_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
-    """What does not go with a schedule of several pipelines, whose stages are on several ranks each."""
-    if len(schedule.placement) > 1 and config.schedule.post_validation:
+def twin_problems(config: RunConfig, schedule: Schedule, statistics: Sequence[str]) -> Iterator[Problem]:
+    """What does not go with a schedule of several pipelines, whose stages are on several ranks each.
+
+    Args:
+        statistics: names of the layers with running statistics.
+    """
+    if len(schedule.placement) == 1:
+        return
+    yield from statistics_problems(schedule.name, statistics)
+    if config.schedule.post_validation:
         why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
         fix = "schedule.post_validation=false"
         yield Problem("schedule.post_validation", True, "must be false", why, fix)
+
+
+def statistics_problems(schedule: str, names: Sequence[str]) -> list[Problem]:
+    """What stands against layers with running statistics whose stages are on several ranks of one pipeline."""
+    if not names:
+        return []
+    rule = f"must be a schedule of one pipeline with running statistics ({names[0]})"
+    why = "The copies of a stage would each see the micro-batches of one direction, and remember other averages"
+    return [Problem("schedule.name", schedule, rule, why, "schedule=1f1b")]
 
 
 def is_chosen_by_plan(config: RunConfig) -> bool:

@@ -12,7 +12,6 @@ from runner.schedule.values import Schedule
 
 __all__ = ["BIDIRECTIONAL"]
 
-_VARIANTS = ("concatenation", "doubling", "halving")
 _EVEN_RANKS = Legal("even", lambda _, ranks: ranks % 2 == 0)
 _MULTIPLE = Legal("a multiple of D", lambda ranks, microbatches: microbatches % ranks == 0)
 
@@ -21,6 +20,14 @@ def _formulas(idle: str, peak: str, inner_idle: str | None = None, when: str = "
     """Of a schedule that takes ``idle`` beyond its compute."""
     work = "T * (F + B)"
     return Formulas(f"{work} + {idle}", f"{idle} / ({work} + {idle})", peak, inner_idle or idle, when)
+
+
+_CHIMERA_PEAK = "D / 2 + 1 + min(r, D - 1 - r)"
+_CHIMERA = {
+    "concatenation": _formulas("(D - 2) * (T / D * B - (T / D - 1) * F)", _CHIMERA_PEAK, when="B >= F"),
+    "doubling": _formulas("2 * (D - 2) * F", f"2 * ({_CHIMERA_PEAK})", when="B == 2 * F"),
+    "halving": _formulas("(D - 2) * F", _CHIMERA_PEAK, when="B == 2 * F"),
+}
 
 
 def _chimera(request: ScheduleRequest) -> Schedule:
@@ -32,10 +39,10 @@ def _chimera(request: ScheduleRequest) -> Schedule:
 
 def _chimera_problems(request: ScheduleRequest) -> list[Problem]:
     problems = []
-    if request.variant not in (None, *_VARIANTS):
+    if request.variant not in (None, *_CHIMERA):
         why = "It says how units follow each other: as they are, with doubled forwards, or with halved backwards"
-        rule = f"must be one of {', '.join(_VARIANTS)}"
-        problems.append(Problem("schedule.variant", request.variant, rule, why, f"schedule.variant={_VARIANTS[0]}"))
+        rule = f"must be one of {', '.join(_CHIMERA)}"
+        problems.append(Problem("schedule.variant", request.variant, rule, why, "schedule.variant=concatenation"))
     pipes, ranks = request.pipes or 2, request.ranks
     if request.variant == "doubling" and request.microbatches % (2 * ranks):
         why = "A unit is 2 D micro-batches, of which each forward takes two"
@@ -66,7 +73,8 @@ BIDIRECTIONAL: tuple[ScheduleSpec, ...] = (
         name="chimera",
         description="pipelines down and up fill each other's bubble, for schedule.pipes times the weights",
         source="Li and Hoefler, Chimera, 2021",
-        formulas=_formulas("(D - 2) * (T / D * B - (T / D - 1) * F)", "D / 2 + 1 + min(r, D - 1 - r)", when="B >= F"),
+        formulas=_CHIMERA["concatenation"],
+        variants=_CHIMERA,
         generate=_chimera,
         ranks=_EVEN_RANKS,
         microbatches=_MULTIPLE,

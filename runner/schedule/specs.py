@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from runner.errors import Problem
@@ -83,6 +83,7 @@ class ScheduleSpec:
         description: one line.
         source: the paper, or where the order comes from.
         formulas: None where the order is found by search or is the user's own.
+        variants: formulas of what ``schedule.variant`` may name; the empty name is none of them.
         generate: called with a request without problems.
         default_chunks: model chunks per rank; None where a file says it.
         ranks: which D there are.
@@ -109,10 +110,15 @@ class ScheduleSpec:
     one_rank: bool = False
     constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)
     keys: frozenset[str] = frozenset()
+    variants: Mapping[str, Formulas] = field(default_factory=dict)
     kind: str = "synchronous"
     data_unit: str = "micro-batch"
     by_costs: bool = False
     by_plan: bool = False
+
+    def formulas_of(self, variant: str | None) -> Formulas | None:
+        """Of a variant; None means the schedule's own."""
+        return self.formulas if variant is None else self.variants[variant]
 
     def accepts(self, request: ScheduleRequest) -> bool:
         """Whether there is such an order for the request, whose chunks are a number."""
