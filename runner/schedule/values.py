@@ -112,6 +112,8 @@ class Schedule:
         window_of_microbatch: micro-batch -> optimizer step of the stream; empty means that all are of
             window 0.
         backward: False for validation: forwards only.
+        ahead: where it is not 0, a rank takes its next forward in place of a backward whose gradient is late, as long
+            as it holds fewer than so many micro-batches between F and B; see :mod:`runner.schedule.opportunistic`.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Schedule:
     chunks: int = 1
     window_of_microbatch: tuple[int, ...] = ()
     backward: bool = True
+    ahead: int = 0
 
     @property
     def ranks(self) -> int:
