@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
 
 from runner.config.resolve import resolve
 from runner.config.schema import CostConfig, RunConfig
@@ -23,17 +22,6 @@ __all__ = [
     "schedule_problems",
     "twin_problems",
 ]
-
-
-class _Asked(TypedDict):
-    ranks: int
-    microbatches: int
-    chunks: int | None
-    file: str | None
-    memory_limit: int | None
-    costs: Costs | StageCosts
-    variant: str | None
-    pipes: int | None
 
 
 def resolve_request(overrides: Sequence[str]) -> RunConfig:
@@ -64,7 +52,7 @@ def costs_of(config: RunConfig) -> Costs:
 
 def schedule_problems(config: RunConfig) -> list[Problem]:
     """What stands against the schedule that ``config`` asks for."""
-    return registry.problems_of(config.schedule.name, **_asked(config))
+    return registry.request_problems(config.schedule.name, _asked(config))
 
 
 def schedule_of(config: RunConfig) -> Schedule:
@@ -73,7 +61,7 @@ def schedule_of(config: RunConfig) -> Schedule:
     Raises:
         RequestError: with everything that :func:`schedule_problems` finds.
     """
-    return registry.build(config.schedule.name, **_asked(config))
+    return registry.generate(config.schedule.name, _asked(config))
 
 
 def twin_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
@@ -110,18 +98,18 @@ def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Sch
     Raises:
         RequestError: as :func:`schedule_of` does.
     """
-    return fuse_backwards(registry.build(config.schedule.name, **_asked(config, costs)))
+    return fuse_backwards(registry.generate(config.schedule.name, _asked(config, costs)))
 
 
-def _asked(config: RunConfig, costs: StageCosts | None = None) -> _Asked:
+def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.ScheduleRequest:
     asked = config.schedule
-    return {
-        "ranks": config.parallelism.pipeline,
-        "microbatches": asked.microbatches,
-        "chunks": asked.chunks,
-        "file": asked.file,
-        "memory_limit": asked.memory_limit,
-        "costs": costs_of(config) if costs is None else costs,
-        "variant": asked.variant,
-        "pipes": asked.pipes,
-    }
+    return registry.ScheduleRequest(
+        ranks=config.parallelism.pipeline,
+        microbatches=asked.microbatches,
+        chunks=asked.chunks,
+        file=asked.file,
+        memory_limit=asked.memory_limit,
+        costs=costs_of(config) if costs is None else costs,
+        variant=asked.variant,
+        pipes=asked.pipes,
+    )

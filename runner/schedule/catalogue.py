@@ -177,6 +177,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         source="Qi et al., Zero Bubble Pipeline Parallelism, 2024, automatic scheduling",
         formulas=None,
         generate=_zb_auto,
+        keys=frozenset({"memory_limit"}),
         by_costs=True,
     ),
     ScheduleSpec(
@@ -233,6 +234,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         source="a search over this table and over list scheduling on one, two and V-placed chunks",
         formulas=None,
         generate=_auto,
+        keys=frozenset({"memory_limit"}),
         default_chunks=None,
         chunks=_ANY_CHUNKS,
         one_rank=True,
@@ -256,6 +258,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         chunks=Legal("the file's", lambda ranks, chunks: True),
         microbatches=Legal("the file's", lambda ranks, microbatches: True),
         constraint=_fits_file,
+        keys=frozenset({"file"}),
     ),
 )
 

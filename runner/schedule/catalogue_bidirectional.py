@@ -56,6 +56,7 @@ BIDIRECTIONAL: tuple[ScheduleSpec, ...] = (
         ranks=_EVEN_RANKS,
         microbatches=_MULTIPLE,
         constraint=_chimera_problems,
+        keys=frozenset({"variant", "pipes"}),
     ),
     ScheduleSpec(
         name="dualpipe",

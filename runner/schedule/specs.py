@@ -89,6 +89,7 @@ class ScheduleSpec:
         microbatches: which T there are.
         one_rank: whether it means something on one rank, where it accumulates gradients.
         constraint: what else a request breaks.
+        keys: fields of a request, of those that few schedules have, that it looks at.
         kind: "synchronous": every forward and backward of a step sees the same weights.
         data_unit: what passes through the pipeline as one.
         by_costs: its order follows from the request's costs.
@@ -106,6 +107,7 @@ class ScheduleSpec:
     microbatches: Legal = Legal("at least 1", lambda ranks, microbatches: True)
     one_rank: bool = False
     constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)
+    keys: frozenset[str] = frozenset()
     kind: str = "synchronous"
     data_unit: str = "micro-batch"
     by_costs: bool = False

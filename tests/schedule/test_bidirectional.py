@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from orders import assert_figures
 
 from runner.schedule import (
     Action,
@@ -109,11 +110,7 @@ def _numbered_by_direction(row: str) -> str:
 def test_four_ranks_eight_microbatches(
     name: str, span: float, idle: float, inner: float, peaks: tuple[float, ...]
 ) -> None:
-    found = simulate(build(name, ranks=4, microbatches=8), Costs())
-    assert found.makespan == span
-    assert found.bubble_ratio == pytest.approx(idle, abs=5e-4)
-    assert max(found.inner_idle) == inner
-    assert found.peak_activations == peaks
+    assert_figures(build(name, ranks=4, microbatches=8), span, idle, inner, peaks)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from orders import assert_figures
 from covering import covering
 
 from runner.schedule import (
@@ -153,11 +154,7 @@ def test_grid(name: str, microbatches: int, chunks: int | None) -> None:
 def test_four_ranks_eight_microbatches(
     name: str, chunks: int | None, span: float, idle: float, inner: float, peaks: tuple[float, ...]
 ) -> None:
-    found = simulate(build(name, ranks=4, microbatches=8, chunks=chunks), Costs())
-    assert found.makespan == span
-    assert found.bubble_ratio == pytest.approx(idle, abs=5e-4)
-    assert max(found.inner_idle) == inner
-    assert found.peak_activations == peaks
+    assert_figures(build(name, ranks=4, microbatches=8, chunks=chunks), span, idle, inner, peaks)
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,12 @@ def test_alias() -> None:
 )
 def test_refusals(request_: dict[str, object], path: str, says: str) -> None:
     asked = {"ranks": 4, "microbatches": 8, **request_}
-    problems = problems_of(**asked)  # type: ignore[arg-type]
+    name = asked.pop("name")
+    problems = problems_of(name, **asked)
     assert [problem.path for problem in problems] == [path]
     assert says in problems[0].line()
     with pytest.raises(RequestError) as caught:
-        build(**asked)  # type: ignore[arg-type]
+        build(name, **asked)
     assert caught.value.problems == tuple(problems)
 
 
