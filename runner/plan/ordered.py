@@ -17,10 +17,10 @@ __all__ = [
     "executed_schedule",
     "follows_profile",
     "is_chosen_by_plan",
+    "post_validation_problems",
     "resolve_request",
     "schedule_of",
     "schedule_problems",
-    "twin_problems",
 ]
 
 
@@ -64,12 +64,17 @@ def schedule_of(config: RunConfig) -> Schedule:
     return registry.generate(config.schedule.name, _asked(config))
 
 
-def twin_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
-    """What does not go with a schedule of several pipelines, whose stages are on several ranks each."""
-    if len(schedule.placement) > 1 and config.schedule.post_validation:
+def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """Schedules whose steps cannot be taken back."""
+    if not config.schedule.post_validation:
+        return
+    why = None
+    if len(schedule.placement) > 1:
         why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
-        fix = "schedule.post_validation=false"
-        yield Problem("schedule.post_validation", True, "must be false", why, fix)
+    elif schedule.ahead:
+        why = "What a rank has begun of the next step when one is taken back must be known before"
+    if why is not None:
+        yield Problem("schedule.post_validation", True, "must be false", why, "schedule.post_validation=false")
 
 
 def is_chosen_by_plan(config: RunConfig) -> bool:
@@ -112,4 +117,5 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         costs=costs_of(config) if costs is None else costs,
         variant=asked.variant,
         pipes=asked.pipes,
+        opportunistic=asked.opportunistic or None,
     )

@@ -8,7 +8,7 @@ a forward that waits for nothing. No order of arrivals can deadlock.
 
 Weights' gradients are added by the backwards, in their order: the result does not depend on what arrives when.
 
-Source: Athlur et al., Varuna, 2022, opportunistic scheduling; that the number of forwards ahead must be bounded is ours.
+Source: Athlur et al., Varuna, 2022, opportunistic scheduling. The bound on the forwards is ours.
 """
 
 from __future__ import annotations

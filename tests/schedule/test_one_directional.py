@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from orders import assert_figures
 from covering import covering
+from orders import assert_figures
 
 from runner.schedule import (
     SPECS,
