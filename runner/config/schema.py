@@ -95,6 +95,7 @@ class ScheduleConfig:
     file: str | None = None  # from_file: a schedule in torch's CSV form
     post_validation: bool = False  # ranks update before all have agreed to it, and take it back where one objects
     memory_limit: int | None = None  # zb_auto: micro-batches a rank may keep between F and W; null = its ranks
+    opportunistic: bool | None = None  # varuna: a forward in place of a backward whose gradient is late; null = false
     steps: int | None = None  # windows drawn by `runner schedule`
 
     @property

@@ -25,8 +25,8 @@ from runner.plan.ordered import (
     executed_schedule,
     follows_profile,
     is_chosen_by_plan,
+    post_validation_problems,
     schedule_problems,
-    twin_problems,
 )
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples
@@ -87,7 +87,8 @@ def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int, statistic
     given = config.partition
     problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
     problems += split_backward_problems(config, schedule)
-    return [*problems, *zero.schedule_problems(config, schedule), *twin_problems(config, schedule, statistics)]
+    problems += twin_problems(schedule, statistics)
+    return [*problems, *zero.schedule_problems(config, schedule), *post_validation_problems(config, schedule)]
 
 
 def make_plan(

@@ -20,6 +20,7 @@ from runner.plan.stages import LayerRanges, StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.plan.zero_memory import StateBytes, ZeroSharing
 from runner.profile import ModelProfile, SharedWeight
+from runner.schedule.opportunistic import hurried
 from runner.schedule.values import Op, Program, Schedule
 
 __all__ = [
@@ -54,7 +55,7 @@ def predict_memory(
     """Each pipeline rank's memory at its peak.
 
     Args:
-        program: one replica's lowered schedule.
+        program: one replica's lowered schedule; where its ranks may leave its order, of the order that holds most.
         profile: of the step's largest micro-batch.
         figures: of each stage, from the same profile.
         batch_samples: samples of one optimizer step on one replica.
@@ -66,7 +67,7 @@ def predict_memory(
     """
     schedule = program.schedule
     parts, host, kept = [], [], []
-    for rank, actions in enumerate(program.actions):
+    for rank, actions in enumerate(hurried(program)):
         stages = schedule.stages_of(rank)
         batch = _batch_bytes(profile, schedule, rank, batch_samples)
         held = [figures[stage] for stage in stages]
@@ -90,7 +91,7 @@ def predict_memory(
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
     """Per stage: most micro-batches between the start of their forward and the end of their backward."""
     most = [0] * schedule.stages
-    for actions in schedule.actions:
+    for actions in hurried(schedule):
         held = [0] * schedule.stages
         for action in actions:
             if action.op is Op.F:
@@ -115,7 +116,7 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
     The one that runs counts as saved.
     """
     moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
-    for actions in schedule.actions:
+    for actions in hurried(schedule):
         now = [Held(0, 0, 0)] * schedule.stages
         for action in actions:
             assert action.microbatch is not None  # a schedule holds compute only

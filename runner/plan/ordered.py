@@ -17,6 +17,7 @@ __all__ = [
     "executed_schedule",
     "follows_profile",
     "is_chosen_by_plan",
+    "post_validation_problems",
     "resolve_request",
     "schedule_of",
     "schedule_problems",
@@ -65,19 +66,26 @@ def schedule_of(config: RunConfig) -> Schedule:
     return registry.generate(config.schedule.name, _asked(config))
 
 
-def twin_problems(config: RunConfig, schedule: Schedule, statistics: Sequence[str]) -> Iterator[Problem]:
+def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """Schedules whose steps cannot be taken back."""
+    if not config.schedule.post_validation:
+        return
+    why = None
+    if len(schedule.placement) > 1:
+        why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
+    elif schedule.ahead:
+        why = "What a rank has begun of the next step when one is taken back must be known before"
+    if why is not None:
+        yield Problem("schedule.post_validation", True, "must be false", why, "schedule.post_validation=false")
+
+
+def twin_problems(schedule: Schedule, statistics: Sequence[str]) -> list[Problem]:
     """What does not go with a schedule of several pipelines, whose stages are on several ranks each.
 
     Args:
         statistics: names of the layers with running statistics.
     """
-    if len(schedule.placement) == 1:
-        return
-    yield from statistics_problems(schedule.name, statistics)
-    if config.schedule.post_validation:
-        why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
-        fix = "schedule.post_validation=false"
-        yield Problem("schedule.post_validation", True, "must be false", why, fix)
+    return statistics_problems(schedule.name, statistics) if len(schedule.placement) > 1 else []
 
 
 def statistics_problems(schedule: str, names: Sequence[str]) -> list[Problem]:
@@ -129,4 +137,5 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         costs=costs_of(config) if costs is None else costs,
         variant=asked.variant,
         pipes=asked.pipes,
+        opportunistic=asked.opportunistic or None,
     )

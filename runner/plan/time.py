@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from runner.plan.stages import StageFigures
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
+from runner.schedule.opportunistic import realised
 from runner.schedule.simulate import Simulation, StageCosts, simulate
 from runner.schedule.stream import period
 from runner.schedule.values import Op, Schedule
@@ -41,6 +42,7 @@ def predict_time(
     costs = stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link or Link())
     if stage_seconds is not None:
         costs = _measured(costs, stage_seconds, len(figures))
+    schedule = realised(schedule, costs)
     played = simulate(schedule, costs)
     source = "measured" if stage_seconds is not None else profile.seconds_source
     if post_validation:
