@@ -207,11 +207,13 @@ def _assemble(
     accelerated = on_accelerator(config, machine.device_memory_bytes)
     # The search for stages sees the layers as they would be in one stage; what counts is planned for the stages found.
     whole = (0, len(profile.layers) - 1)
+    by_itself = zero.shares_by_itself(config, schedule)
     _, rough = plan_activations(config, profile, [whole], on_accelerator=accelerated)
     needs: dict[str, Any] = {
         "batch_samples": replica_samples,
         "temporaries": temporaries,
-        "sharing": sharing_of(config, profile, temporaries),
+        "sharing": None if by_itself else sharing_of(config, profile, temporaries),
+        "states_over": data if by_itself else 1,
         "flattened": flattened_bytes(config),
         "accelerated": accelerated,
     }

@@ -49,6 +49,7 @@ def predict_memory(
     temporaries: int = _ADAM_TEMPORARIES,
     backup: bool = False,
     sharing: ZeroSharing | None = None,
+    states_over: int = 1,
     flattened: int = 0,
     accelerated: bool = True,
 ) -> MemoryPrediction:
@@ -61,6 +62,7 @@ def predict_memory(
         batch_samples: samples of one optimizer step on one replica.
         temporaries: see :func:`optimizer_temporaries`.
         sharing: how replicas share out weights, gradients and states; None: each holds all.
+        states_over: replicas that share out nothing but the optimizer's states.
         flattened: bytes of gradients, at most, that are copied together to be reduced.
         accelerated: the host's memory is another one than the device's.
         backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
@@ -75,6 +77,8 @@ def predict_memory(
             states = _states(held, profile, batch)
             step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
             step_bytes += _wide_gradients(held, profile)
+            if states_over > 1:
+                states, step_bytes = _over_replicas(states, temporaries, states_over)
             step_bytes = max(step_bytes, *(min(flattened, one.gradient_bytes) for one in held))
             kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0))
         else:
@@ -162,6 +166,7 @@ class StageMemoryLimit:
     held_bytes: tuple[int, ...]
     temporaries: int = _ADAM_TEMPORARIES
     sharing: ZeroSharing | None = None
+    states_over: int = 1
     flattened: int = 0
     accelerated: bool = True
 
@@ -179,6 +184,7 @@ class StageMemoryLimit:
         batch_samples: int,
         temporaries: int,
         sharing: ZeroSharing | None = None,
+        states_over: int = 1,
         flattened: int = 0,
         accelerated: bool = True,
     ) -> StageMemoryLimit:
@@ -192,7 +198,17 @@ class StageMemoryLimit:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
                 parts[stage] = max(parts[stage], held // len(stages))
         in_flight = held_microbatches(schedule)
-        return cls(profile, in_flight, tuple(limits), tuple(parts), temporaries, sharing, flattened, accelerated)
+        return cls(
+            profile,
+            in_flight,
+            tuple(limits),
+            tuple(parts),
+            temporaries,
+            sharing=sharing,
+            states_over=states_over,
+            flattened=flattened,
+            accelerated=accelerated,
+        )
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
@@ -240,7 +256,7 @@ class StageMemoryLimit:
     def _states(self, figures: StageFigures) -> int:
         if self.sharing is not None:
             return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
-        return figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes
+        return figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
 
 
 def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
@@ -288,6 +304,14 @@ def _shared_states(
         buffers=held.buffers + more.buffers + batch_bytes,
     )
     return states, max(0, update - more.device)
+
+
+def _over_replicas(states: MemoryParts, temporaries: int, replicas: int) -> tuple[MemoryParts, int]:
+    """The same with the optimizer's states shared out, and what a step makes and drops: a part's gradients and
+    temporaries, then the parts of all."""
+    part = -(-states.gradients // replicas)
+    shared = replace(states, optimizer=-(-states.optimizer // replicas))
+    return shared, max((1 + temporaries) * part, part * replicas)
 
 
 def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:

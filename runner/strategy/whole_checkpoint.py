@@ -69,13 +69,17 @@ class WholeCheckpointStrategy(CollectiveStrategy):
         """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere."""
         assert self.engine is not None
         self.engine.settle()
-        own = own_optimizer_state(optimizer, self.engine.first_copies) if self.replica == 0 else None
-        state = gather_optimizer_state(self.gather_objects(own))
+        state = gather_optimizer_state(self.gather_objects(self._own_optimizer_state(optimizer)))
         parts = self.gather_objects(own_errors(optimizer, self.engine.stages, self.replica))
         errors = gathered_errors(parts or [])
         state |= {_ERRORS: errors} if errors else {}
         scale = self.engine.update.scale
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
+
+    def _own_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        """Of this rank's stages, where it is the one that tells; every rank calls this."""
+        assert self.engine is not None
+        return own_optimizer_state(optimizer, self.engine.first_copies) if self.replica == 0 else None
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
@@ -122,7 +126,12 @@ class WholeCheckpointStrategy(CollectiveStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         assert self.engine is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            load_optimizer_state(optimizer, self.engine.stages, state)
+            self._load_optimizer_state(optimizer, state)
             load_errors(optimizer, self.engine.stages, self.replica, state.get(_ERRORS, {}))
             if "loss_scale" in state:
                 self.engine.update.scale.load_state_dict(state["loss_scale"])
+
+    def _load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """Put this rank's part of a whole state into its optimizer."""
+        assert self.engine is not None
+        load_optimizer_state(optimizer, self.engine.stages, state)

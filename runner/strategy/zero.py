@@ -41,20 +41,31 @@ class ZeroStrategy(PipelineStrategy):
 
     Args:
         plan, options, device, timeout_seconds: as for every layout; one stage per rank.
-        settings: DeepSpeed's configuration (:func:`runner.config.deepspeed.deepspeed_settings`).
+        settings: DeepSpeed's configuration (:func:`runner.config.deepspeed.deepspeed_settings`); whoever knows it only
+            later sets the attribute before :meth:`setup`.
     """
 
     strategy_name = "runner_zero"
 
     def __init__(
-        self, plan: Layout, options: EngineOptions, settings: Mapping[str, Any], *, device: str = "cpu", **more: Any
+        self,
+        plan: Layout,
+        options: EngineOptions,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        device: str = "cpu",
+        **more: Any,
     ) -> None:
         super().__init__(plan, options, device=device, **more)
-        self.settings = settings
+        self.settings: Mapping[str, Any] = settings or {}
         self.sharding: DeepSpeedStage | None = None
-        self._stage: int = settings["zero_optimization"]["stage"]
         self._attached = False
         self._traffic = Traffic()
+
+    @property
+    def _stage(self) -> int:
+        stage: int = self.settings["zero_optimization"]["stage"]
+        return stage
 
     @override
     def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
@@ -110,7 +121,8 @@ class ZeroStrategy(PipelineStrategy):
 
     @override
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        with self._traffic.step():
+        assert self.meter is not None
+        with self._traffic.step(settled=self.meter.will_track):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     @override

@@ -28,10 +28,12 @@ from runner.model.precision import autocast_of, dtype_of
 from runner.plan.choose import read_chosen
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
+from runner.plan.zero import shares_by_itself
 from runner.profile import ModelProfile, read_profile
 from runner.record import RunRecord, StepLog
 from runner.strategy.checkpoint_file import CheckpointError
 from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.shared import SharedStatesStrategy
 from runner.strategy.zero import ZeroStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
@@ -235,6 +237,8 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
     placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds}
     if config.zero.stage is None:
         return PipelineStrategy(plan, options, **placed)
+    if shares_by_itself(config, plan.schedule):
+        return SharedStatesStrategy(plan, options, **placed)
     return ZeroStrategy(plan, options, deepspeed_settings(config, accelerated=device == "cuda"), **placed)
 
 
