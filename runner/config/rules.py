@@ -232,6 +232,11 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.ema_decay", trainer.ema_decay, "must lie in (0, 1)", fix=fix)
     yield from at_least("checkpoint.every", config.checkpoint.every, 1)
     yield from at_least("checkpoint.keep", config.checkpoint.keep, 1)
+    yield from at_least("checkpoint.keep_best", config.checkpoint.keep_best, 0)
+    if config.checkpoint.keep_best > 0 and trainer.val_every is None:
+        why = "Checkpoints are compared by the validation at their step, and there is one at the end only"
+        rule = "must be 0 without trainer.val_every"
+        yield Problem("checkpoint.keep_best", config.checkpoint.keep_best, rule, why, "trainer.val_every=100")
 
 
 def _machine(config: RunConfig) -> Iterator[Problem]:

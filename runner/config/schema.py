@@ -201,7 +201,9 @@ class TrainerConfig:
 @dataclass
 class CheckpointConfig:
     every: int | None = None  # steps between saves; null = the last step only
-    keep: int = 1  # newest files kept
+    keep: int = 1  # newest ones kept
+    keep_best: int = 0  # kept beside them, of those at a validation: the ones with the least loss
+    asynchronous: bool = False  # every rank writes its own part while training goes on; it costs a copy in memory
 
 
 @dataclass

@@ -27,6 +27,7 @@ from runner.plan.ordered import (
     is_chosen_by_plan,
     post_validation_problems,
     schedule_problems,
+    twin_problems,
 )
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples

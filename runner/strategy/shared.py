@@ -50,7 +50,7 @@ class SharedStatesStrategy(PipelineStrategy):
     def _own_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any] | None:
         assert self.engine is not None
         states = self._shared.whole()
-        return own_optimizer_state(optimizer, self.engine.first_copies, states) if self.replica == 0 else None
+        return own_optimizer_state(optimizer, self.engine.first_copies, states) if self._saves else None
 
     @override
     def _load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:

@@ -38,12 +38,12 @@ from runner.strategy.zero import ZeroStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
     BeforeFirstStep,
-    Checkpoints,
     ProgressBar,
     StepClock,
     Validations,
     progress,
 )
+from runner.training.checkpoints import Checkpoints
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule, trainable, validates
 from runner.training.loading import close_loader, first_batch, make_loader, resume_at, steps_per_epoch
@@ -173,13 +173,13 @@ def _checkpoints(
 
     return Checkpoints(
         run_dir / "checkpoints",
-        every=config.checkpoint.every,
-        keep=config.checkpoint.keep,
+        config.checkpoint,
         validates=_validations(config, loaders[1]),
         progress=progress_of,
         resumed=resumed,
         follows_config=not brings(module, "configure_optimizers") or isinstance(module, LayersModule),
         saved=clock.start,
+        val_losses=lambda: module.val_losses,
     )
 
 
