@@ -6,8 +6,12 @@ import shlex
 
 from runner.cli.arguments import Arguments
 from runner.cli.request import checked, jobs_of
+from runner.config.schema import RunConfig
+from runner.errors import Problem, raise_problems
 
 __all__ = ["run"]
+
+_OF_SWEEPS = ("sweep_retry", "sweep_on_failure")
 
 
 def run(arguments: Arguments) -> int:
@@ -23,6 +27,16 @@ def run(arguments: Arguments) -> int:
 
         return sweep(jobs, command=command)
     config = checked(arguments.words, arguments.problems)
+    raise_problems(_of_sweeps(config))
     from runner.launch.start import train
 
     return train(config, command=command)
+
+
+def _of_sweeps(config: RunConfig) -> list[Problem]:
+    """What is said of a sweep does nothing for one run."""
+    return [
+        Problem(key, getattr(config, key), "belongs to a sweep", "This command starts one run", "-m")
+        for key in _OF_SWEEPS
+        if getattr(config, key) != getattr(RunConfig(), key)
+    ]

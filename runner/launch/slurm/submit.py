@@ -33,10 +33,11 @@ from runner.launch.slurm.requeue import job_state
 from runner.launch.slurm.script import LOG_FILE, SCRIPT_FILE, batch_script
 from runner.record import RunRecord, Status, finish_failed, write_atomically
 
-__all__ = ["print_script", "submit", "submit_in"]
+__all__ = ["follow", "print_script", "submit", "submit_in", "unfinished_job"]
 
 logger = logging.getLogger(__name__)
 
+_JOB = "slurm_job"  # the record's key for the job's number
 _POLL_SECONDS = 0.5
 _UNKNOWN_LIMIT = 30  # polls in a row without an answer of SLURM's
 _SETTLED = 3  # polls: a job that is queued again passes through some of these
@@ -93,9 +94,9 @@ def submit_in(run_dir: Path, config: RunConfig, *, command: str, entry: str, wai
         finish_failed(run_dir, "failed", str(error))
         raise
     record = RunRecord.load(run_dir)
-    record.replace(extras=record.extras | {"slurm_job": job}).save(run_dir)
+    record.replace(extras=record.extras | {_JOB: job}).save(run_dir)
     logger.info("submitted as SLURM job %s: %s", job, run_dir)
-    return _follow(job, run_dir) if wait else EXIT_OK
+    return follow(job, run_dir) if wait else EXIT_OK
 
 
 def _script(config: RunConfig, run_dir: Path, entry: str) -> str:
@@ -120,8 +121,15 @@ def _sbatch(script: Path) -> str:
     return done.stdout.strip().split(";")[0]
 
 
-def _follow(job: str, run_dir: Path) -> int:
-    """Show the job's log until it has ended; Ctrl-C cancels the job."""
+def unfinished_job(run_dir: Path) -> str | None:
+    """The job that the directory's run was submitted as, where SLURM has not ended it yet."""
+    job = RunRecord.load(run_dir).extras.get(_JOB)
+    state = job_state(job) if isinstance(job, str) else None
+    return job if state is not None and state not in _ENDED else None
+
+
+def follow(job: str, run_dir: Path) -> int:
+    """Show the job's log until it has ended; Ctrl-C cancels the job. Returns the run's exit status."""
     log = _Tail(run_dir / LOG_FILE)
     try:
         state = _wait(job, log)
