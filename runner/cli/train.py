@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from runner.cli.arguments import Arguments
 from runner.cli.request import checked, jobs_of
@@ -22,10 +23,13 @@ def run(arguments: Arguments) -> int:
     """
     command = shlex.join(["runner", "train", *arguments.words, *(["-m"] if arguments.switch("multirun") else [])])
     if arguments.switch("multirun"):
-        jobs = jobs_of(arguments)
+        from runner.launch.hydra.settings import split_words
+
+        plugins, words = split_words(arguments.words)
+        jobs = jobs_of(replace(arguments, words=tuple(words)))
         from runner.launch.sweep import sweep
 
-        return sweep(jobs, command=command)
+        return sweep(jobs, command=command, plugins=plugins)
     config = checked(arguments.words, arguments.problems)
     raise_problems(_of_sweeps(config))
     from runner.launch.start import train

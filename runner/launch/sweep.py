@@ -10,16 +10,27 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, Problem, RequestError, raise_problems
-from runner.launch.prepare import CONFIG_FILE
+from runner.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    Problem,
+    RequestError,
+    RunnerError,
+    raise_problems,
+)
+from runner.launch.failure import status_of
+from runner.launch.prepare import CONFIG_FILE, check_elsewhere
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run_directory import create_run_directory, job_directory, run_directory_problems
+from runner.launch.slurm.submit import needs_sbatch
 from runner.launch.supervise import (
     INTERRUPT_GRACE_SECONDS,
     PREEMPTING_SIGNALS,
@@ -73,6 +84,7 @@ class _Sweep:
     retry: str | None
     on_failure: str
     hides_output: bool
+    array: Mapping[str, Any] | None
 
 
 def sweep(
@@ -81,6 +93,7 @@ def sweep(
     command: str,
     entry: str = TRAIN_ENTRY,
     console: Console | None = None,
+    plugins: Sequence[str] = (),
 ) -> int:
     """Run one job per list of overrides, in ``<run_dir>/0, 1, ...``, and show the table of all.
 
@@ -92,6 +105,7 @@ def sweep(
         command: what the user typed, for the records.
         entry: see :func:`runner.launch.start.train`.
         console: where the table is shown; default standard output.
+        plugins: words about Hydra's plugins (:mod:`runner.launch.hydra`); without any, job follows job on this machine.
 
     Returns:
         1 if a job failed, 75 if the sweep was preempted, 130 if it was interrupted, else 0.
@@ -108,9 +122,10 @@ def sweep(
     continues = place.run_dir is not None and Path(place.run_dir, LEDGER_FILE).is_file()
     problems = run_directory_problems(place.name, place.run_dir, continues=continues)
     raise_problems([*problems, *_dry_problems(requests)])
+    array = _array_settings(place, requests, plugins)
     directory = create_run_directory(place.name, place.run_dir)
     console = console or Console()
-    one = _Sweep(directory, command, entry, place.sweep_retry, place.sweep_on_failure, console.is_terminal)
+    one = _Sweep(directory, command, entry, place.sweep_retry, place.sweep_on_failure, console.is_terminal, array)
     with _alone(directory):
         logger.info("sweep directory: %s", directory)
         wanted = [(request.key, shown) for request, shown in zip(requests, distinguishing(override_lists), strict=True)]
@@ -142,6 +157,20 @@ def _dry_problems(requests: Sequence[_Request]) -> list[Problem]:
         return []
     why = "A sweep submits one job after the other"
     return [Problem("launcher.dry_run", True, "belongs to a single run", why, "launcher.dry_run=false")]
+
+
+def _array_settings(place: RunConfig, requests: Sequence[_Request], plugins: Sequence[str]) -> Mapping[str, Any] | None:
+    """Of Hydra's launcher, where the sweep is an array's."""
+    if not plugins:
+        return None
+    from runner.launch.hydra.array import array_problems
+    from runner.launch.hydra.settings import LAUNCHER, plugin_settings
+
+    settings = plugin_settings(LAUNCHER, plugins, place.name)
+    if settings is not None:
+        raise_problems(array_problems(settings, [one.config for one in requests if one.config is not None]))
+        needs_sbatch("hydra/launcher", "submitit_slurm")
+    return settings
 
 
 @contextlib.contextmanager
@@ -176,6 +205,8 @@ def _run_all(one: _Sweep, jobs: Sequence[tuple[Job, _Request]]) -> int:
     due = [(job, request) for job, request in jobs if not _is_done(one, job)]
     if len(due) < len(jobs):
         logger.info("%d of %d jobs are done already", len(jobs) - len(due), len(jobs))
+    if one.array is not None:
+        return _run_array(one, due, jobs)
     for at, (job, request) in enumerate(due):
         logger.info("job %d, %d of %d to run: %s", job.number, at + 1, len(due), " ".join(job.overrides))
         interrupted_by = _run(one, job, request)
@@ -184,8 +215,43 @@ def _run_all(one: _Sweep, jobs: Sequence[tuple[Job, _Request]]) -> int:
         if _failed(one, job) and one.on_failure == "stop":
             logger.error("job %d failed, and sweep_on_failure = stop: %d are left", job.number, len(due) - at - 1)
             break
+    return _verdict(one, jobs)
+
+
+def _verdict(one: _Sweep, jobs: Sequence[tuple[Job, _Request]]) -> int:
     failed = any(_failed(one, job) for job, _ in jobs)
     return EXIT_FAILED if failed and one.on_failure != "ignore" else EXIT_OK
+
+
+def _run_array(one: _Sweep, due: Sequence[tuple[Job, _Request]], jobs: Sequence[tuple[Job, _Request]]) -> int:
+    """Submit what is due, follow it and what an earlier start has submitted; the sweep's exit status."""
+    from runner.launch.hydra.array import follow_jobs, submit_array, unfinished
+
+    assert one.array is not None
+    submitted = unfinished(one.directory)
+    new: dict[int, tuple[Path, RunConfig]] = {}
+    for job, request in due:
+        begun = _begin(one, job, request) if job.number not in submitted else None
+        if begun is not None and _may_start(*begun):
+            new[job.number] = begun
+    try:
+        if new:
+            submitted |= submit_array(one.array, new, one.directory, one.entry)
+        follow_jobs(submitted, one.directory)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return _verdict(one, jobs)
+
+
+def _may_start(job_dir: Path, config: RunConfig) -> bool:
+    """Whether a job's request is right, as far as this machine can say; its record says why where it is not."""
+    try:
+        check_elsewhere(config, place_is_made=True)
+    except RunnerError as error:
+        finish_failed(job_dir, status_of(error.exit_status), str(error))
+        logger.error("%s", error)
+        return False
+    return True
 
 
 def _record(one: _Sweep, job: Job) -> RunRecord | None:
@@ -207,8 +273,8 @@ def _failed(one: _Sweep, job: Job) -> bool:
     return record is not None and record.status not in _NO_FAILURE
 
 
-def _run(one: _Sweep, job: Job, request: _Request) -> int | None:
-    """Run a job to its end, with the details in its record; returns the signal that the sweep was stopped by."""
+def _begin(one: _Sweep, job: Job, request: _Request) -> tuple[Path, RunConfig] | None:
+    """Make a job's directory and put down its request; None where that is wrong by itself."""
     from runner.config.resolve import fingerprint, save, to_container
 
     job_dir = job_directory(one.directory, job.number)
@@ -225,6 +291,15 @@ def _run(one: _Sweep, job: Job, request: _Request) -> int | None:
     record = record.replace(status="running", reason=None, config=to_container(config), fingerprint=fingerprint(config))
     record.save(job_dir)
     save(config, job_dir / CONFIG_FILE)
+    return job_dir, config
+
+
+def _run(one: _Sweep, job: Job, request: _Request) -> int | None:
+    """Run a job to its end, with the details in its record; returns the signal that the sweep was stopped by."""
+    begun = _begin(one, job, request)
+    if begun is None:
+        return None
+    job_dir, _ = begun
     log = job_dir / "logs" / "job.log" if one.hides_output else None
     spec = ProcessSpec([sys.executable, "-m", JOB_MODULE, str(job_dir), one.entry], {}, log=log)
     ending = supervise([spec], interrupt_grace_seconds=_JOB_GRACE_SECONDS)

@@ -106,6 +106,7 @@ def test_twelve_jobs_killed_in_the_middle_and_started_again(light: Path) -> None
 
 @pytest.mark.full
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_twelve_runs_killed_in_the_middle_and_started_again(tmp_path: Path) -> None:
     """Real jobs: the one that was cut goes on from its checkpoint, and ends bit for bit as if nothing had been."""
     words = ("trainer.max_steps=400", "checkpoint.every=5")
@@ -113,14 +114,14 @@ def test_twelve_runs_killed_in_the_middle_and_started_again(tmp_path: Path) -> N
     command = [*plain, "-m", "seed=range(12)", "run_dir=s"]
     started = Started(command, tmp_path)
     steps = tmp_path / "s" / "5" / "steps.jsonl"
-    wait_for([steps], timeout=250)
+    wait_for([steps], timeout=900)
     while len(steps.read_text().splitlines()) < 12:
         time.sleep(0.01)
     started.process.send_signal(signal.SIGKILL)
     started.finish()
     assert started.left_behind() == []
     assert statuses(tmp_path) == ["ok"] * 5 + ["running"] + ["waiting"] * 6
-    status, _, err = Started(command, tmp_path).finish(timeout=280)
+    status, _, err = Started(command, tmp_path).finish(timeout=1500)
     assert status == 0, err
     records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(12)]
     assert [record.status for record in records] == ["ok"] * 12
