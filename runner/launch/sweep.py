@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.config.resolve import save
 from runner.config.schema import RunConfig
 from runner.errors import (
     EXIT_FAILED,
@@ -29,6 +30,7 @@ from runner.errors import (
 from runner.launch.failure import status_of
 from runner.launch.prepare import CONFIG_FILE, check_elsewhere
 from runner.launch.rank import TRAIN_ENTRY
+from runner.launch.restart import from_newest
 from runner.launch.run_directory import create_run_directory, job_directory, run_directory_problems
 from runner.launch.slurm.submit import needs_sbatch
 from runner.launch.supervise import (
@@ -232,8 +234,9 @@ def _run_array(one: _Sweep, due: Sequence[tuple[Job, _Request]], jobs: Sequence[
     new: dict[int, tuple[Path, RunConfig]] = {}
     for job, request in due:
         begun = _begin(one, job, request) if job.number not in submitted else None
-        if begun is not None and _may_start(*begun):
-            new[job.number] = begun
+        config = _to_submit(*begun) if begun is not None else None
+        if begun is not None and config is not None:
+            new[job.number] = begun[0], config
     try:
         if new:
             submitted |= submit_array(one.array, new, one.directory, one.entry)
@@ -243,15 +246,17 @@ def _run_array(one: _Sweep, due: Sequence[tuple[Job, _Request]], jobs: Sequence[
     return _verdict(one, jobs)
 
 
-def _may_start(job_dir: Path, config: RunConfig) -> bool:
-    """Whether a job's request is right, as far as this machine can say; its record says why where it is not."""
+def _to_submit(job_dir: Path, config: RunConfig) -> RunConfig | None:
+    """The request as its ranks start or go on; None, and the record says why, where it is wrong."""
     try:
         check_elsewhere(config, place_is_made=True)
+        config = from_newest(config)
     except RunnerError as error:
         finish_failed(job_dir, status_of(error.exit_status), str(error))
         logger.error("%s", error)
-        return False
-    return True
+        return None
+    save(config, job_dir / CONFIG_FILE)
+    return config
 
 
 def _record(one: _Sweep, job: Job) -> RunRecord | None:
@@ -275,7 +280,7 @@ def _failed(one: _Sweep, job: Job) -> bool:
 
 def _begin(one: _Sweep, job: Job, request: _Request) -> tuple[Path, RunConfig] | None:
     """Make a job's directory and put down its request; None where that is wrong by itself."""
-    from runner.config.resolve import fingerprint, save, to_container
+    from runner.config.resolve import fingerprint, to_container
 
     job_dir = job_directory(one.directory, job.number)
     record = _record(one, job) or RunRecord()

@@ -109,7 +109,7 @@ def test_twelve_jobs_killed_in_the_middle_and_started_again(light: Path) -> None
 @pytest.mark.timeout(3000)
 def test_twelve_runs_killed_in_the_middle_and_started_again(tmp_path: Path) -> None:
     """Real jobs: the one that was cut goes on from its checkpoint, and ends bit for bit as if nothing had been."""
-    words = ("trainer.max_steps=400", "checkpoint.every=5")
+    words = ("trainer.max_steps=100", "checkpoint.every=5")
     plain = [sys.executable, "-m", "runner", "train", "model=mlp", "logger=none", "data.batch_size=8", *words]
     command = [*plain, "-m", "seed=range(12)", "run_dir=s"]
     started = Started(command, tmp_path)

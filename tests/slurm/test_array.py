@@ -15,6 +15,7 @@ PIPELINE = ("parallelism.pipeline=2", "schedule.microbatches=2")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_array_is_preempted_and_ends_the_same(cluster: Cluster, reference: Path, tmp_path: Path) -> None:
     """Two jobs of two ranks over two nodes: one is told to stop, saves, is queued again; the other is cancelled."""
     command = [*RUNNER, "train", *ARRAY, "hydra.launcher.nodes=2", *SKEWED, *PIPELINE, "seed=0,1", *QUIET]
@@ -32,7 +33,9 @@ def test_an_array_is_preempted_and_ends_the_same(cluster: Cluster, reference: Pa
     assert_equal(tmp_path / "s" / "0", reference)
     assert record(tmp_path / "s" / "0")["restarts"] == 1, text
     assert record(tmp_path / "s" / "1")["status"] == "preempted", text
+    done = record(tmp_path / "s" / "1")["steps"]
     again = run(cluster, tmp_path, *command)
+    assert f"continuing after step {done} of" in again.stderr
     assert "1 of 2 jobs are done already" in again.stderr
     assert [record(tmp_path / "s" / number)["status"] for number in ("0", "1")] == ["ok", "ok"]
     assert [record(tmp_path / "s" / number)["steps"] for number in ("0", "1")] == [STEPS, STEPS]
