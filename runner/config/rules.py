@@ -69,6 +69,9 @@ def _top_level(config: RunConfig) -> Iterator[Problem]:
         yield from _target("report", config.report)
     if config.sweep_report is not None:
         yield from _target("sweep_report", config.sweep_report)
+    if config.sweep_retry is not None:
+        yield from _known("sweep_retry", config.sweep_retry, ("failed",))
+    yield from _known("sweep_on_failure", config.sweep_on_failure, ("continue", "stop", "ignore"))
 
 
 def _memory_limit(text: str) -> Iterator[Problem]:

@@ -285,6 +285,8 @@ class RunConfig:
     report: str | None = None  # package.module:function called with the finished run's directory
     sweep: dict[str, list[Any]] = field(default_factory=dict)  # what -m varies where the command does not name it
     sweep_report: str | None = None  # package.module:function that makes tables of a sweep's records
+    sweep_retry: str | None = None  # failed: a sweep that is started again tries its jobs that did not end ok once more
+    sweep_on_failure: str = "continue"  # continue, stop the sweep, or ignore: its status tells of no failure
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
