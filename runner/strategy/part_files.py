@@ -1,12 +1,12 @@
 """Checkpoints in parts: a directory with a file of every rank, each of which proves itself.
 
 A part is a safetensors file. Its header holds the plain values as JSON and a SHA-256 over these and all tensors; no
-byte of it is code. A part takes its name when it is whole and on the disk, and a directory is a checkpoint when the parts
-of all ranks are there: no rank waits for another, and a save that was cut is told from a whole one.
+byte of it is code. A part takes its name when it is whole and on the disk, and a directory is a checkpoint when the
+parts of all ranks are there: no rank waits for another, and a save that was cut is told from a whole one.
 
 torch.distributed.checkpoint has a safetensors storage, too. With every rank writing its own, its ``finish`` leaves no
-mark that the save was completed, its reader takes the files that it finds for the whole, and neither keeps sums
-(torch 2.13, ``torch/distributed/checkpoint/hf_storage.py``: ``HuggingFaceStorageWriter.finish``,
+mark that the save was completed, its reader takes the files that it finds for the whole, and neither keeps sums (torch
+2.13, ``torch/distributed/checkpoint/hf_storage.py``: ``HuggingFaceStorageWriter.finish``,
 ``HuggingFaceStorageReader.read_metadata``): a checkpoint that lost a file or a bit would be loaded.
 """
 
