@@ -25,6 +25,7 @@ from runner.plan.ordered import (
     executed_schedule,
     follows_profile,
     is_chosen_by_plan,
+    move_problems,
     post_validation_problems,
     schedule_problems,
     twin_problems,
@@ -88,8 +89,8 @@ def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int, statistic
     given = config.partition
     problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
     problems += split_backward_problems(config, schedule)
-    problems += twin_problems(schedule, statistics)
-    return [*problems, *zero.schedule_problems(config, schedule), *post_validation_problems(config, schedule)]
+    problems += [*zero.schedule_problems(config, schedule), *move_problems(config, schedule)]
+    return [*problems, *twin_problems(schedule, statistics), *post_validation_problems(config, schedule)]
 
 
 def make_plan(

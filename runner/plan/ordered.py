@@ -17,6 +17,7 @@ __all__ = [
     "executed_schedule",
     "follows_profile",
     "is_chosen_by_plan",
+    "move_problems",
     "post_validation_problems",
     "resolve_request",
     "schedule_of",
@@ -75,6 +76,8 @@ def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[
         why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
     elif schedule.ahead:
         why = "What a rank has begun of the next step when one is taken back must be known before"
+    elif schedule.moves:
+        why = f"{schedule.name} sends what autograd saved in a forward to another rank, and could not take that back"
     if why is not None:
         yield Problem("schedule.post_validation", True, "must be false", why, "schedule.post_validation=false")
 
@@ -86,6 +89,23 @@ def twin_problems(schedule: Schedule, statistics: Sequence[str]) -> list[Problem
         statistics: names of the layers with running statistics.
     """
     return statistics_problems(schedule.name, statistics) if len(schedule.placement) > 1 else []
+
+
+def move_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """What does not go with activations that other ranks keep for a while."""
+    if not schedule.moves:
+        return
+    why = f"{schedule.name} sends what autograd saved in a forward to another rank"
+    asked: tuple[tuple[str, object, object, str], ...] = (
+        ("activation_checkpoint", config.activation_checkpoint.name, "none", "which these policies make anew"),
+        ("offload.activations", config.offload.activations, "none", "which is then in the host's memory"),
+        ("compile", config.compile, False, "of layers that run as they are written"),
+        ("zero.stage", config.zero.stage, None, "and DeepSpeed runs the forward itself"),
+    )
+    for path, value, needed, because in asked:
+        if value != needed:
+            shown = "null" if needed is None else str(needed).lower()
+            yield Problem(path, value, f"must be {shown}", f"{why}, {because}", f"{path}={shown}")
 
 
 def statistics_problems(schedule: str, names: Sequence[str]) -> list[Problem]:
