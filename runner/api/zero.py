@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import optim
 from typing_extensions import override
 
 from runner.api.pipeline import PRECISIONS, PipelineStrategy, trainer_options
@@ -30,6 +31,8 @@ from runner.strategy import zero as strategy
 from runner.training.averaging import WeightAveraging
 
 __all__ = ["ZeroStrategy"]
+
+_ELEMENTWISE = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD)
 
 
 class ZeroStrategy(PipelineStrategy, strategy.ZeroStrategy):
@@ -62,6 +65,16 @@ class ZeroStrategy(PipelineStrategy, strategy.ZeroStrategy):
             why = "DeepSpeed has taken over the first one's optimizer, and Lightning makes another"
             raise_problems([Problem("Trainer.fit", "again", "must be the only one", why, "ckpt_path in a new Trainer")])
         super().setup(trainer)
+
+    @override
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        super().setup_optimizers(trainer)
+        kinds = [type(optimizer) for optimizer in self.optimizers]
+        if self._zero.stage and any(kind not in _ELEMENTWISE for kind in kinds):
+            rule = f"must be one of torch.optim's {', '.join(kind.__name__ for kind in _ELEMENTWISE)}"
+            why = "ZeRO updates flat parts of the weights, which an update that is not elementwise would see otherwise"
+            name = ", ".join(kind.__name__ for kind in kinds)
+            raise_problems([Problem("configure_optimizers", name, rule, why, "PipelineStrategy, for any optimizer")])
 
     def require_possible(self, trainer: pl.Trainer) -> RunConfig:
         """What ``runner train`` would have been asked for.

@@ -197,18 +197,8 @@ class StageMemoryLimit:
             for stage in stages:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
                 parts[stage] = max(parts[stage], held // len(stages))
-        in_flight = held_microbatches(schedule)
-        return cls(
-            profile,
-            in_flight,
-            tuple(limits),
-            tuple(parts),
-            temporaries,
-            sharing=sharing,
-            states_over=states_over,
-            flattened=flattened,
-            accelerated=accelerated,
-        )
+        kept = (tuple(limits), tuple(parts), temporaries, sharing, states_over, flattened, accelerated)
+        return cls(profile, held_microbatches(schedule), *kept)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""

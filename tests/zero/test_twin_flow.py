@@ -77,7 +77,7 @@ def test_it_equals_the_plain_loop_and_holds_the_asked_part(tmp_path):
         "elsewhere": (*WIDE, "zero.stage=1", f"resume={tmp_path / 'twin' / 'checkpoints' / 'step-2.ckpt'}"),
         "weights_too": (*WIDE, *TWIN, "offload.parameters=cpu", "precision=bf16_master"),
     }
-    found = train_all(tmp_path, runs)
+    found = train_all(tmp_path, runs, seconds=800)
     losses, state = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=Falling)
     for name in ("twin", "resumed", "elsewhere"):
         assert found[name].loss == pytest.approx(losses, rel=1e-5), name
