@@ -240,6 +240,7 @@ def _assemble(
             figures,
             **needs,
             backup=config.schedule.post_validation,
+            copied_by=data if config.checkpoint.asynchronous else None,
         ),
         time=predict_time(
             schedule,

@@ -1,8 +1,8 @@
 """Checkpoints in parts: a directory with a file of every rank, each of which proves itself.
 
 A part is a safetensors file. Its header holds the plain values as JSON and a SHA-256 over these and all tensors; no
-byte of it is code. A part takes its name when it is whole and on the disk, and a directory is a checkpoint when the parts of
-all ranks are there: no rank waits for another, and a save that was cut is told from a whole one.
+byte of it is code. A part takes its name when it is whole and on the disk, and a directory is a checkpoint when the
+parts of all ranks are there: no rank waits for another, and a save that was cut is told from a whole one.
 
 torch.distributed.checkpoint has a safetensors storage, too. With every rank writing its own, its ``finish`` leaves no
 mark that the save was completed, its reader takes the files that it finds for the whole, and neither keeps sums
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from runner.strategy.durable_file import CheckpointError, durably
 
-__all__ = ["check_parts", "read_parts", "write_part"]
+__all__ = ["check_parts", "has_parts", "read_parts", "write_part"]
 
 _NAME = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 _CONTENT, _SUM = "content", "sha256"
@@ -64,6 +64,11 @@ def read_parts(directory: Path) -> dict[str, Any]:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path.name} is no part of a checkpoint ({error!r})") from error
     return whole
+
+
+def has_parts(directory: Path) -> bool:
+    """Whether a directory is a checkpoint, good or not."""
+    return any(_NAME.fullmatch(path.name) for path in directory.iterdir())
 
 
 def check_parts(directory: Path) -> None:
