@@ -35,13 +35,13 @@ def test_a_copy_that_is_saved_in_the_background_is_counted(tmp_path):
     ]  # fmt: skip
     found = {}
     for asynchronous in ("false", "true"):
-        more = (f"checkpoint.asynchronous={asynchronous}", f"run_dir={asynchronous}")
+        more = (f"checkpoint.asynchronous={asynchronous}", f"run_dir=asynchronous_{asynchronous}")
         command = [sys.executable, "-m", "runner", "train", *words, *more]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stderr
-        found[asynchronous] = record(tmp_path / asynchronous)["peak_memory_bytes"]
+        found[asynchronous] = record(tmp_path / f"asynchronous_{asynchronous}")["peak_memory_bytes"]
     for rank in range(2):
         without, with_copy = (
             [found[which][kind][rank] for kind in ("predicted", "measured")] for which in ("false", "true")
