@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.recipes.benchmarks import one_process, prediction, sleeping_stages, two_stages, zero
+from runner.recipes.benchmarks import checkpoints, one_process, prediction, sleeping_stages, two_stages, zero
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.rounds import take_turns
@@ -70,6 +70,15 @@ def test_sleeping_stages_take_at_least_their_schedule():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_steps_beside_a_save_are_told_from_those_without():
+    measured = checkpoints.measure(SMALL, samples=4, rounds=2, every=2, asynchronous=True)
+    assert {name: len(values) for name, values in measured["seconds"].items()} == {"with a save": 2, "without": 2}
+    assert len(measured["losses"]) == 16
+    assert all(value > 0 for values in measured["seconds"].values() for value in values)
+    assert len(checkpoints.record_seconds(3)) == 3
+
+
 def test_one_process_takes_turns_with_the_command():
     measured = one_process.measure(SMALL, samples=4, rounds=2, turn=2)
     two_stages.require_equal(measured["losses"])
