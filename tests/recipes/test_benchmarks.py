@@ -70,7 +70,6 @@ def test_sleeping_stages_take_at_least_their_schedule():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_steps_beside_a_save_are_told_from_those_without():
     measured = checkpoints.measure(SMALL, samples=4, rounds=2, every=2, asynchronous=True)
     assert {name: len(values) for name, values in measured["seconds"].items()} == {"with a save": 2, "without": 2}
@@ -79,6 +78,7 @@ def test_steps_beside_a_save_are_told_from_those_without():
     assert len(checkpoints.record_seconds(3)) == 3
 
 
+@pytest.mark.slow
 def test_one_process_takes_turns_with_the_command():
     measured = one_process.measure(SMALL, samples=4, rounds=2, turn=2)
     two_stages.require_equal(measured["losses"])
