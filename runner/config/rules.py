@@ -60,7 +60,7 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 
 def _top_level(config: RunConfig) -> Iterator[Problem]:
     if config.resume == "":
-        yield Problem("resume", config.resume, "must be null, auto or a checkpoint's file", fix="resume=auto")
+        yield Problem("resume", config.resume, "must be null, auto or a checkpoint", fix="resume=auto")
     if not 0 <= config.seed < 2**32:
         yield Problem("seed", config.seed, "must lie in [0, 2^32)", "NumPy takes no other seed", "seed=0")
     if config.memory_limit is not None:

@@ -278,7 +278,7 @@ class RunConfig:
     name: str = "run"  # names the directory under outputs/
     seed: int = 0  # of the weights, the order of samples and dropout
     run_dir: str | None = None  # null = outputs/<name>/<timestamp>
-    resume: str | None = None  # auto = newest good checkpoint in run_dir, else start; a checkpoint's file
+    resume: str | None = None  # auto = newest good checkpoint in run_dir, else start; a checkpoint
     memory_limit: str | None = None  # bytes a rank may use: 80GB, 8GiB, a number
     device: str = "auto"  # auto, cpu, cuda
     compile: bool = False  # torch.compile every layer

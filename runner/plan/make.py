@@ -252,6 +252,7 @@ def _memory_needs(config: RunConfig, profile: ModelProfile, schedule: Schedule, 
         "states_over": data if by_itself else 1,
         "flattened": flattened_bytes(config),
         "accelerated": accelerated,
+        "copied_by": data if config.checkpoint.asynchronous else None,
     }
 
 

@@ -48,6 +48,7 @@ def predict_memory(
     batch_samples: int,
     temporaries: int = _ADAM_TEMPORARIES,
     backup: bool = False,
+    copied_by: int | None = None,
     sharing: ZeroSharing | None = None,
     states_over: int = 1,
     flattened: int = 0,
@@ -66,6 +67,7 @@ def predict_memory(
         flattened: bytes of gradients, at most, that are copied together to be reduced.
         accelerated: the host's memory is another one than the device's.
         backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
+        copied_by: so many replicas share out a copy of each stage's, on the host, while they save it in the background.
     """
     schedule = program.schedule
     parts, host, kept = [], [], []
@@ -87,8 +89,12 @@ def predict_memory(
         if backup:
             trained = states.gradients  # a gradient is as large as its weight
             states = replace(states, buffers=states.buffers + trained + states.optimizer)
+        copy = _copied_bytes(figures, profile, schedule, rank) // copied_by if copied_by is not None else 0
+        if not accelerated:
+            states = replace(states, buffers=states.buffers + copy)
         parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
-        host.append(sharing.held(held[0]).host if sharing is not None and accelerated else 0)
+        offloaded = sharing.held(held[0]).host if sharing is not None else 0
+        host.append(offloaded + copy if accelerated else 0)
     return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
 
 
@@ -271,6 +277,13 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
         activations=0,
         buffers=batch_bytes,
     )
+
+
+def _copied_bytes(figures: Sequence[StageFigures], profile: ModelProfile, schedule: Schedule, rank: int) -> int:
+    """Weights and optimizer states of the stages that checkpoints take from this pipeline rank; of twins, the first."""
+    saved = [figures[stage] for stage, holder in enumerate(schedule.placement[0]) if holder == rank]
+    states = _states(saved, profile, 0)
+    return states.weights + states.optimizer
 
 
 def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from runner.strategy.durable_file import CheckpointError, durably
 
-__all__ = ["check_parts", "read_parts", "write_part"]
+__all__ = ["check_parts", "has_parts", "read_parts", "write_part"]
 
 _NAME = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 _CONTENT, _SUM = "content", "sha256"
@@ -64,6 +64,11 @@ def read_parts(directory: Path) -> dict[str, Any]:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path.name} is no part of a checkpoint ({error!r})") from error
     return whole
+
+
+def has_parts(directory: Path) -> bool:
+    """Whether a directory is a checkpoint, good or not."""
+    return any(_NAME.fullmatch(path.name) for path in directory.iterdir())
 
 
 def check_parts(directory: Path) -> None:

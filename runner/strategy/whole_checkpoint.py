@@ -32,7 +32,7 @@ from runner.strategy.state import (
     tensor_problems,
 )
 
-__all__ = ["WholeCheckpointStrategy"]
+__all__ = ["WholeCheckpointStrategy", "num_bytes"]
 
 _REPLICA_BUFFERS = "replica_buffers"
 """Key of the buffers of the replicas after the first, by replica and global name: each has seen other samples."""
@@ -84,7 +84,7 @@ class WholeCheckpointStrategy(CollectiveStrategy):
         own = {}
         for name, value in named.items():
             replica = sizes.index(min(sizes))
-            sizes[replica] += _num_bytes(value)
+            sizes[replica] += num_bytes(value)
             if replica == self.replica:
                 own[name] = value
         return own
@@ -207,7 +207,9 @@ def _own_tensors(value: Any) -> Any:
     return tuple(_own_tensors(one) for one in value) if isinstance(value, tuple) else value
 
 
-def _num_bytes(value: Any) -> int:
+def num_bytes(value: Any) -> int:
+    """Of all tensors in ``value``."""
     if isinstance(value, Tensor):
         return value.nbytes
-    return sum(_num_bytes(one) for one in value.values()) if isinstance(value, Mapping) else 0
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return sum(num_bytes(one) for one in parts)

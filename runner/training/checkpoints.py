@@ -15,6 +15,7 @@ from runner.config.schema import CheckpointConfig
 from runner.strategy.checkpoint_file import checkpoint_files, checkpoint_name, remove_checkpoint, remove_leftovers
 from runner.strategy.part_files import write_part
 from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.whole_checkpoint import num_bytes
 from runner.training.random_state import set_random_state
 from runner.training.resume import ENTRY, Progress, follow_config, loop_state
 
@@ -60,6 +61,7 @@ class Checkpoints(Callback):
         self._start = resumed.step if resumed is not None else 0
         self._files = {step: path for step, path in checkpoint_files(directory).items() if step <= self._start}
         self._background = _Background()
+        self._copied = 0  # most bytes of a copy so far
 
     @property
     def newest(self) -> Path | None:
@@ -129,9 +131,15 @@ class Checkpoints(Callback):
         """Copy what is to be saved, and let it be written while the run goes on."""
         strategy = trainer.strategy
         assert isinstance(strategy, PipelineStrategy)
-        write = partial(write_part, directory=path, rank=strategy.global_rank, ranks=strategy.world_size)
-        with strategy.in_parts(lambda content: self._background.start(partial(write, content))):
+        with strategy.in_parts(partial(self._start_writing, strategy, path)):
             trainer.save_checkpoint(path, weights_only=False)
+
+    def _start_writing(self, strategy: PipelineStrategy, path: Path, content: _Content) -> None:
+        copied = num_bytes([content.get("state_dict"), content.get("optimizer_states")])
+        assert strategy.meter is not None
+        strategy.meter.hold(max(0, copied - self._copied))
+        self._copied = max(copied, self._copied)
+        self._background.start(partial(write_part, content, path, strategy.global_rank, strategy.world_size))
 
     def _wait_for_all_ranks(self, trainer: pl.Trainer) -> None:
         """Until the save that was begun last is whole, so that older ones may go."""

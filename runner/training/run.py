@@ -47,7 +47,7 @@ from runner.training.checkpoints import Checkpoints
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule, trainable, validates
 from runner.training.loading import close_loader, first_batch, make_loader, resume_at, steps_per_epoch
-from runner.training.loggers import build_logger, build_profiler
+from runner.training.loggers import build_logger, build_profiler, note_identity
 from runner.training.module import LayersModule
 from runner.training.prediction import measured_plan
 from runner.training.random_state import random_state
@@ -104,6 +104,8 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:
             heard.pass_on(strategy.engine.request_stop)
+        if rank == 0:
+            note_identity(trainer.logger, run_dir)
         clock.start()
 
     average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
@@ -116,7 +118,9 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         *progress(config.trainer.progress, rank),
         *watchers,
     ]
-    trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
+    trainer = _trainer(
+        config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None, steps_before=len(before.loss)
+    )
     try:
         trainer.fit(module, *loaders, ckpt_path=config.resume)
     finally:
@@ -308,7 +312,13 @@ def _predict(
 
 
 def _trainer(
-    config: RunConfig, run_dir: Path, strategy: PipelineStrategy, callbacks: list[Callback], *, has_validation: bool
+    config: RunConfig,
+    run_dir: Path,
+    strategy: PipelineStrategy,
+    callbacks: list[Callback],
+    *,
+    has_validation: bool,
+    steps_before: int,
 ) -> pl.Trainer:
     world_size = strategy.plan.topology.world_size
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
@@ -324,7 +334,7 @@ def _trainer(
         check_val_every_n_epoch=None,
         limit_val_batches=1.0 if has_validation else 0,
         num_sanity_val_steps=0,
-        logger=build_logger(config, run_dir, strategy.global_rank if world_size > 1 else 0),
+        logger=build_logger(config, run_dir, strategy.global_rank if world_size > 1 else 0, steps_before),
         profiler=build_profiler(config, run_dir),
         log_every_n_steps=config.trainer.log_every,
         callbacks=callbacks,

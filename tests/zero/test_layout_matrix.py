@@ -16,6 +16,7 @@ COMMON = (
     "schedule.microbatches=4", "trainer.grad_clip_norm=0.9", f"data.kwargs.samples={SAMPLES}",
     f"trainer.max_steps={STEPS}", "checkpoint.every=3", "checkpoint.keep=9",
 )  # fmt: skip
+PARTS = "checkpoint.asynchronous=true"
 LAYOUTS = {
     "single": (1, ()),
     "pipeline_2": (2, ("parallelism.pipeline=2",)),
@@ -48,12 +49,15 @@ def assert_one_process(found: Result, losses: list[float], state: dict[str, torc
 
 @pytest.mark.slow
 def test_one_run_goes_through_all_layouts(tmp_path: Path) -> None:
-    """One step in each, the last of them in the first one again: every layout is left and gone on with."""
+    """One step in each, the last of them in the first one again: every layout is left and gone on with.
+
+    Its checkpoints are in parts, and those of the whole matrix are not.
+    """
     layouts = (*CHAIN, "single")
     chain = []
     for step, layout in enumerate(layouts):
         before = (f"resume={checkpoint(tmp_path / str(step - 1), step)}",) if step else ()
-        chain.append(group(layout, str(step), f"trainer.max_steps={step + 1}", *before))
+        chain.append(group(layout, str(step), f"trainer.max_steps={step + 1}", PARTS, *before))
     found = train_groups(tmp_path, chain)
     assert_one_process(
         found[str(len(CHAIN))], *plain_result(samples=SAMPLES, steps=len(layouts), count=4, clip_norm=0.9)
