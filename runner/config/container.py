@@ -31,6 +31,9 @@ _WITHOUT_EFFECT = (
     ("profiler",),
     ("data", "workers"),
     ("model", "goes_with"),
+    ("hardware", "link_bytes_per_second"),  # measured again, they change no job's identity
+    ("hardware", "link_latency_seconds"),
+    ("hardware", "source"),
     ("schedule", "steps"),
     ("trainer", "log_every"),
     ("trainer", "progress"),

@@ -246,8 +246,11 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
     hardware, transport = config.hardware, config.transport
     for precision, flops in hardware.flops.items():
         yield from positive(f"hardware.flops.{precision}", flops, "1e12")
-    yield from positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
-    yield from positive("hardware.host_memory_bytes", hardware.host_memory_bytes, "1e12")
+    for key, fix in (("memory_bytes", "8e9"), ("host_memory_bytes", "1e12")):
+        size = getattr(hardware, key)
+        yield from positive(f"hardware.{key}", size, fix)
+        if size is not None and 0 < size < 1:
+            yield Problem(f"hardware.{key}", size, "must be at least 1 byte", fix=f"hardware.{key}={fix}")
     yield from positive("hardware.link_bytes_per_second", hardware.link_bytes_per_second, "1e9")
     yield from not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
     yield from not_negative("transport.delay_seconds", transport.delay_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from runner.config.links import with_measured_link
 from runner.config.resolve import resolve
 from runner.config.schema import CostConfig, RunConfig
 from runner.errors import Problem, RequestError
@@ -35,7 +36,7 @@ def resolve_request(overrides: Sequence[str]) -> RunConfig:
             schedule it is said here that this version does not have it.
     """
     try:
-        return resolve(overrides)
+        return with_measured_link(resolve(overrides))
     except RequestError as error:
         raise RequestError([_of_published(problem) for problem in error.problems]) from error
 
