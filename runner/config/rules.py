@@ -69,6 +69,8 @@ def _top_level(config: RunConfig) -> Iterator[Problem]:
         yield from _target("report", config.report)
     if config.sweep_report is not None:
         yield from _target("sweep_report", config.sweep_report)
+    if config.plan_report is not None:
+        yield from _target("plan_report", config.plan_report)
 
 
 def _memory_limit(text: str) -> Iterator[Problem]:
@@ -240,7 +242,10 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
         yield from positive(f"hardware.flops.{precision}", flops, "1e12")
     yield from positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
     yield from positive("hardware.host_memory_bytes", hardware.host_memory_bytes, "1e12")
-    yield from positive("hardware.link_bytes_per_second", hardware.link_bytes_per_second, "1e9")
+    for name in ("link", "memory", "network", "host_link", "host_memory"):
+        key = f"{name}_bytes_per_second"
+        yield from positive(f"hardware.{key}", getattr(hardware, key), "1e9")
+    yield from positive("hardware.devices_per_node", hardware.devices_per_node, "8")
     yield from not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
     yield from not_negative("transport.delay_seconds", transport.delay_seconds)
     yield from positive("transport.bytes_per_second", transport.bytes_per_second, "1e9")

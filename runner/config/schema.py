@@ -208,6 +208,11 @@ class HardwareConfig:
     host_memory_bytes: float | None = None  # of the machine around its devices, for what is offloaded
     link_bytes_per_second: float | None = None  # between neighbouring ranks
     link_latency_seconds: float = 0.0
+    memory_bytes_per_second: float | None = None  # of one device: what an optimizer step is bound by
+    devices_per_node: int | None = None  # behind whom replicas talk over the network
+    network_bytes_per_second: float | None = None  # of a node, out of it: all its adapters together
+    host_link_bytes_per_second: float | None = None  # between a device and its host, one direction
+    host_memory_bytes_per_second: float | None = None  # of the machine, for updates in the host
     source: str = ""
 
 
@@ -277,6 +282,7 @@ class RunConfig:
     report: str | None = None  # package.module:function called with the finished run's directory
     sweep: dict[str, list[Any]] = field(default_factory=dict)  # what -m varies where the command does not name it
     sweep_report: str | None = None  # package.module:function that makes tables of a sweep's records
+    plan_report: str | None = None  # package.module:function that makes a table of the plans of a sweep
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -29,12 +29,14 @@ from runner.plan.ordered import (
     twin_problems,
 )
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
+from runner.plan.reserved import predict_reserved
 from runner.plan.scale import for_samples
 from runner.plan.stages import stage_figures
 from runner.plan.time import predict_time, stage_costs
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
 from runner.plan.zero_memory import flattened_bytes, sharing_of
+from runner.plan.zero_time import with_sharing
 from runner.profile import ModelProfile
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule
@@ -234,12 +236,9 @@ def _assemble(
         figures=figures,
         in_flight=in_flight,
         activations=activations,
-        memory=predict_memory(
-            program,
-            profile,
-            figures,
-            **needs,
-            backup=config.schedule.post_validation,
+        memory=replace(
+            predict_memory(program, profile, figures, **needs, backup=config.schedule.post_validation),
+            reserved=predict_reserved(config, profile.trace, temporaries=temporaries),
         ),
         time=predict_time(
             schedule,
@@ -247,6 +246,7 @@ def _assemble(
             figures,
             **work,
             stage_seconds=stage_seconds,
+            adjusted=lambda costs: with_sharing(config, costs, profile, figures, link),
             post_validation=config.schedule.post_validation,
         ),
         memory_limit_bytes=limit,
