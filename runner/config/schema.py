@@ -216,6 +216,11 @@ class HardwareConfig:
     host_memory_bytes: float | None = None  # of the machine around its devices, for what is offloaded
     link_bytes_per_second: float | None = None  # between neighbouring ranks
     link_latency_seconds: float = 0.0
+    memory_bytes_per_second: float | None = None  # of one device: what an optimizer step is bound by
+    devices_per_node: int | None = None  # behind whom replicas talk over the network
+    network_bytes_per_second: float | None = None  # of a node, out of it: all its adapters together
+    host_link_bytes_per_second: float | None = None  # between a device and its host, one direction
+    host_memory_bytes_per_second: float | None = None  # of the machine, for updates in the host
     source: str = ""
 
 
@@ -287,6 +292,7 @@ class RunConfig:
     sweep_report: str | None = None  # package.module:function that makes tables of a sweep's records
     sweep_retry: str | None = None  # failed: a sweep that is started again tries its jobs that did not end ok once more
     sweep_on_failure: str = "continue"  # continue, stop the sweep, or ignore: its status tells of no failure
+    plan_report: str | None = None  # package.module:function that makes a table of the plans of a sweep
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -31,12 +31,14 @@ from runner.plan.ordered import (
     twin_problems,
 )
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
+from runner.plan.reserved import predict_reserved
 from runner.plan.scale import for_samples
 from runner.plan.stages import StageFigures, stage_figures
 from runner.plan.time import predict_time, stage_costs
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
 from runner.plan.zero_memory import flattened_bytes, sharing_of
+from runner.plan.zero_time import with_sharing
 from runner.profile import ModelProfile
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule
@@ -230,9 +232,18 @@ def _assemble(
         figures=figures,
         in_flight=in_flight,
         activations=activations,
-        memory=predict_memory(program, profile, figures, **needs, backup=validated_late),
+        memory=replace(
+            predict_memory(program, profile, figures, **needs, backup=validated_late),
+            reserved=predict_reserved(config, profile.trace, temporaries=needs["temporaries"]),
+        ),
         time=predict_time(
-            schedule, profile, figures, **work, stage_seconds=stage_seconds, post_validation=validated_late
+            schedule,
+            profile,
+            figures,
+            **work,
+            stage_seconds=stage_seconds,
+            adjusted=lambda costs: with_sharing(config, costs, profile, figures, work["link"]),
+            post_validation=validated_late,
         ),
         memory_limit_bytes=limit,
         host_limit_bytes=host_memory_bytes(config, local_ranks=machine.local_ranks or layout["world_size"]),
