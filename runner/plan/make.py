@@ -222,6 +222,7 @@ def _assemble(
     if work["link"].bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
         notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
     program, validated_late = lower(schedule), config.schedule.post_validation
+    copied_by = data if config.checkpoint.asynchronous else None
     return RunPlan(
         layout=layout,
         topology=Topology.grid(layout["pipeline"], data, layout["tensor"], placement=schedule.placement),
@@ -233,7 +234,7 @@ def _assemble(
         in_flight=in_flight,
         activations=activations,
         memory=replace(
-            predict_memory(program, profile, figures, **needs, backup=validated_late),
+            predict_memory(program, profile, figures, **needs, backup=validated_late, copied_by=copied_by),
             reserved=predict_reserved(config, profile.trace, temporaries=needs["temporaries"]),
         ),
         time=predict_time(
@@ -263,7 +264,6 @@ def _memory_needs(config: RunConfig, profile: ModelProfile, schedule: Schedule, 
         "states_over": data if by_itself else 1,
         "flattened": flattened_bytes(config),
         "accelerated": accelerated,
-        "copied_by": data if config.checkpoint.asynchronous else None,
     }
 
 
