@@ -66,9 +66,9 @@ class Stash:
         memories: dict[int, tuple[int, Tensor]] = {}
 
         def place(tensor: Tensor) -> _Place:
-            flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+            flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
             number, _ = memories.setdefault(_memory_of(tensor), (len(memories), flat))
-            return _Place(number, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+            return _Place(number, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
         self._places = [place(slot.tensor) for slot in self._slots if slot.tensor is not None]
         own = [tensor for tensor in boundary if _memory_of(tensor) not in self._stays]
@@ -88,4 +88,4 @@ class Stash:
 
 
 def _memory_of(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
