@@ -66,6 +66,8 @@ class Executor:
         self.gradients = gradients
         self.reductions: list[Handle] = []
         self.current: Action | None = None  # being executed
+        self.training = True  # whether in a training window
+        self.begun = 0  # actions so far
         self._transport = transport
         self._on_step = on_step
         self._stepped: set[int] = set()
@@ -110,10 +112,12 @@ class Executor:
         Args:
             failed: makes the error to raise when the action at an index fails.
         """
+        self.training = window.training
         self._compute.recomputed = {(a.stage, a.microbatch) for a in actions if a.op is Op.R}
         with torch.set_grad_enabled(window.training):
             for index, action in enumerate(actions):
                 self.current = action
+                self.begun += 1
                 try:
                     if action.op in COMPUTE:
                         self._messages.post_ahead(window, actions, index + 1)
