@@ -178,7 +178,7 @@ class Engine:
             return "before its first action", ""
         program = self._programs[self._executor.training]
         picture = draw_place(program, self.view, action)
-        return f"in step {self._step + 1}, last at {describe_place(self.view, action, self.stages)}", picture
+        return f"in step {self._step + 1}, last at {describe_place(action, self.stages)}", picture
 
     def request_stop(self) -> None:
         """Ask all ranks to stop at the end of the next step that begins here; safe in a signal handler."""
