@@ -88,9 +88,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
         scaling: LossScaling | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
-        wanted: dict[str, Any] = {"ranks": stages, "microbatches": microbatches, "chunks": chunks}
-        raise_problems(registry.problems_of(schedule, file=None, **wanted))
-        order = fuse_backwards(registry.build(schedule, file=None, **wanted))
+        order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
         topology = Topology.grid(stages, data, placement=order.placement)
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # what seed_everything leaves for other processes
         options = EngineOptions(microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite)

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from runner.model.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
 from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.layers import keeps_running_statistics
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.saved_scan import scan_forward
 from runner.model.split_scan import split_figures
@@ -73,6 +74,7 @@ def profile_call(
         saves=tuple(sorted(kept)),
         output_gradient_bytes=num_bytes(roots),
         chained_backward_bytes=chained,
+        has_running_statistics=module is not None and any(map(keeps_running_statistics, module.modules())),
         stopped_forward_bytes=stopped,
     )
     for parameter in trained:

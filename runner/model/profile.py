@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,12 +24,15 @@ from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.boundary import flatten, map_tensors, num_samples, shapes
-from runner.model.chain import load_model
+from runner.model.chain import LoadedModel, load_model
 from runner.model.data import LossFunction, example_batch, loss_sum
+from runner.model.device import device_memory_bytes
+from runner.model.fused_dropout import FusedDropout
 from runner.model.layer_profile import num_bytes, profile_call
 from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
+from runner.model.memory_trace import trace_memory
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
 from runner.model.ties import find_ties
@@ -37,9 +40,11 @@ from runner.model.timing import can_be_timed, with_measured_seconds
 from runner.optim.build import observed_state_ratio, state_bytes_per_gradient_byte
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
-from runner.profile import ModelProfile, SharedWeight
+from runner.plan.limits import on_accelerator
+from runner.plan.reserved import predicts_reserved
+from runner.profile import MemoryTrace, ModelProfile, SharedWeight
 
-__all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision"]
+__all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision", "trace_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +62,7 @@ def profile_model(config: RunConfig) -> ModelProfile:
 
 
 def _profile_model(config: RunConfig) -> ModelProfile:
-    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
+    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
     inputs, targets = example_batch(config.data, samples)
     try:
         profile = _on_fake_tensors(config, inputs, targets)
@@ -126,19 +131,32 @@ def _own_state_ratio(config: RunConfig) -> float | None:
         return None
 
 
-def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
+@contextmanager
+def _faked(config: RunConfig, inputs: Any, targets: Any) -> Iterator[tuple[LoadedModel, Any, Any]]:
+    """The model and a micro-batch without memory, computing as the device planned for does."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # It prints the traceback of what fails; whether that is a fake tensor's limit or an error, a real run will show.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode:
-        model = load_model(config)
-        fake_inputs = map_tensors(mode.from_tensor, inputs)
-        fake_targets = map_tensors(mode.from_tensor, targets)
+    dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode, dropout:
+        yield load_model(config), map_tensors(mode.from_tensor, inputs), map_tensors(mode.from_tensor, targets)
+
+
+def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
+    with _faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
         states = _state_bytes(config, dtype)
-        return profile_layers(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states)
+        profile = profile_layers(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states)
+    return replace(profile, trace=trace_of(config, inputs, targets)) if predicts_reserved(config) else profile
+
+
+def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
+    """What a micro-batch allocates, on fake tensors. Raises whatever the model's code does where it takes none."""
+    with _faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
+        dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+        return trace_memory(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast)
 
 
 def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:

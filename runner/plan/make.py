@@ -25,16 +25,20 @@ from runner.plan.ordered import (
     executed_schedule,
     follows_profile,
     is_chosen_by_plan,
+    move_problems,
+    post_validation_problems,
     schedule_problems,
     twin_problems,
 )
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
+from runner.plan.reserved import predict_reserved
 from runner.plan.scale import for_samples
 from runner.plan.stages import StageFigures, stage_figures
 from runner.plan.time import predict_time, stage_costs
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
 from runner.plan.zero_memory import flattened_bytes, sharing_of
+from runner.plan.zero_time import with_sharing
 from runner.profile import ModelProfile
 from runner.schedule.lower import lower
 from runner.schedule.values import Schedule
@@ -52,7 +56,12 @@ class _Machine:
 
 
 def plan_problems(
-    config: RunConfig, num_layers: int, *, world_size: int | None = None, layer_names: Sequence[str] = ()
+    config: RunConfig,
+    num_layers: int,
+    *,
+    world_size: int | None = None,
+    layer_names: Sequence[str] = (),
+    statistics: Sequence[str] = (),
 ) -> list[Problem]:
     """The rules that need a schedule or a topology. Those that need the sections alone are the configuration's.
 
@@ -61,10 +70,11 @@ def plan_problems(
         num_layers: layers of the model.
         world_size: ranks that were started already (torchrun, srun); None where the runner starts them.
         layer_names: their names; without them, names in the request are not looked up.
+        statistics: names of those with running statistics.
     """
     problems = schedule_problems(config)
     if not problems and not is_chosen_by_plan(config):
-        problems += _conflicts(config, executed_schedule(config), num_layers)
+        problems += _conflicts(config, executed_schedule(config), num_layers, statistics)
     if layer_names:
         problems += activation_problems(config, layer_names)
     wanted = _layout(config)["world_size"]
@@ -76,12 +86,13 @@ def plan_problems(
     return problems
 
 
-def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int) -> list[Problem]:
+def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int, statistics: Sequence[str]) -> list[Problem]:
     """What of the request does not go with a schedule."""
     given = config.partition
     problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
     problems += split_backward_problems(config, schedule)
-    return [*problems, *zero.schedule_problems(config, schedule), *twin_problems(config, schedule)]
+    problems += [*zero.schedule_problems(config, schedule), *move_problems(config, schedule)]
+    return [*problems, *twin_problems(schedule, statistics), *post_validation_problems(config, schedule)]
 
 
 def make_plan(
@@ -154,7 +165,11 @@ def _make(
 
 def _refuse(config: RunConfig, profile: ModelProfile) -> None:
     names = [layer.name for layer in profile.layers]
-    raise_problems(plan_problems(config, len(names), layer_names=names))
+    raise_problems(plan_problems(config, len(names), layer_names=names, statistics=_statistics(profile)))
+
+
+def _statistics(profile: ModelProfile) -> list[str]:
+    return [layer.name for layer in profile.layers if layer.has_running_statistics]
 
 
 def _planned(
@@ -171,7 +186,7 @@ def _planned(
         return _assemble(config, profile, machine, chosen, stage_seconds)
 
     def assemble(schedule: Schedule) -> RunPlan:
-        raise_problems(_conflicts(config, schedule, len(profile.layers)))
+        raise_problems(_conflicts(config, schedule, len(profile.layers), _statistics(profile)))
         return _assemble(config, profile, machine, schedule, stage_seconds)
 
     return choose(config, assemble)
@@ -186,7 +201,7 @@ def _assemble(
 ) -> RunPlan:
     """The plan for a schedule, without advice. One replica is planned; the others are alike."""
     layout = _layout(config)
-    batch, data, microbatches = config.data.batch_size, layout["data"], config.schedule.microbatches
+    batch, data, microbatches = config.data.batch_size, layout["data"], config.schedule.computed_microbatches
     profile = for_samples(profile, batches.largest_microbatch(batch, data, microbatches))
     accelerated = on_accelerator(config, machine.device_memory_bytes)
     limit = memory_limit_bytes(
@@ -207,6 +222,7 @@ def _assemble(
     if work["link"].bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
         notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
     program, validated_late = lower(schedule), config.schedule.post_validation
+    copied_by = data if config.checkpoint.asynchronous else None
     return RunPlan(
         layout=layout,
         topology=Topology.grid(layout["pipeline"], data, layout["tensor"], placement=schedule.placement),
@@ -217,9 +233,18 @@ def _assemble(
         figures=figures,
         in_flight=in_flight,
         activations=activations,
-        memory=predict_memory(program, profile, figures, **needs, backup=validated_late),
+        memory=replace(
+            predict_memory(program, profile, figures, **needs, backup=validated_late, copied_by=copied_by),
+            reserved=predict_reserved(config, profile.trace, temporaries=needs["temporaries"]),
+        ),
         time=predict_time(
-            schedule, profile, figures, **work, stage_seconds=stage_seconds, post_validation=validated_late
+            schedule,
+            profile,
+            figures,
+            **work,
+            stage_seconds=stage_seconds,
+            adjusted=lambda costs: with_sharing(config, costs, profile, figures, work["link"]),
+            post_validation=validated_late,
         ),
         memory_limit_bytes=limit,
         host_limit_bytes=host_memory_bytes(config, local_ranks=machine.local_ranks or layout["world_size"]),

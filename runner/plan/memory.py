@@ -20,6 +20,7 @@ from runner.plan.stages import LayerRanges, StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.plan.zero_memory import StateBytes, ZeroSharing
 from runner.profile import ModelProfile, SharedWeight
+from runner.schedule.opportunistic import hurried
 from runner.schedule.values import Op, Program, Schedule
 
 __all__ = [
@@ -47,6 +48,7 @@ def predict_memory(
     batch_samples: int,
     temporaries: int = _ADAM_TEMPORARIES,
     backup: bool = False,
+    copied_by: int | None = None,
     sharing: ZeroSharing | None = None,
     states_over: int = 1,
     flattened: int = 0,
@@ -55,7 +57,7 @@ def predict_memory(
     """Each pipeline rank's memory at its peak.
 
     Args:
-        program: one replica's lowered schedule.
+        program: one replica's lowered schedule; where its ranks may leave its order, of the order that holds most.
         profile: of the step's largest micro-batch.
         figures: of each stage, from the same profile.
         batch_samples: samples of one optimizer step on one replica.
@@ -65,10 +67,11 @@ def predict_memory(
         flattened: bytes of gradients, at most, that are copied together to be reduced.
         accelerated: the host's memory is another one than the device's.
         backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
+        copied_by: so many replicas share out a copy of each stage's, on the host, while they save it in the background.
     """
     schedule = program.schedule
     parts, host, kept = [], [], []
-    for rank, actions in enumerate(program.actions):
+    for rank, actions in enumerate(hurried(program)):
         stages = schedule.stages_of(rank)
         batch = _batch_bytes(profile, schedule, rank, batch_samples)
         held = [figures[stage] for stage in stages]
@@ -86,15 +89,19 @@ def predict_memory(
         if backup:
             trained = states.gradients  # a gradient is as large as its weight
             states = replace(states, buffers=states.buffers + trained + states.optimizer)
+        copy = _copied_bytes(figures, profile, schedule, rank) // copied_by if copied_by is not None else 0
+        if not accelerated:
+            states = replace(states, buffers=states.buffers + copy)
         parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
-        host.append(sharing.held(held[0]).host if sharing is not None and accelerated else 0)
+        offloaded = sharing.held(held[0]).host if sharing is not None else 0
+        host.append(offloaded + copy if accelerated else 0)
     return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
     """Per stage: most micro-batches between the start of their forward and the end of their backward."""
     most = [0] * schedule.stages
-    for actions in schedule.actions:
+    for actions in hurried(schedule):
         held = [0] * schedule.stages
         for action in actions:
             if action.op is Op.F:
@@ -119,7 +126,7 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
     The one that runs counts as saved.
     """
     moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
-    for actions in schedule.actions:
+    for actions in hurried(schedule):
         now = [Held(0, 0, 0)] * schedule.stages
         for action in actions:
             assert action.microbatch is not None  # a schedule holds compute only
@@ -270,6 +277,13 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
         activations=0,
         buffers=batch_bytes,
     )
+
+
+def _copied_bytes(figures: Sequence[StageFigures], profile: ModelProfile, schedule: Schedule, rank: int) -> int:
+    """Weights and optimizer states of the stages that checkpoints take from this pipeline rank; of twins, the first."""
+    saved = [figures[stage] for stage, holder in enumerate(schedule.placement[0]) if holder == rank]
+    states = _states(saved, profile, 0)
+    return states.weights + states.optimizer
 
 
 def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:

@@ -15,12 +15,12 @@ from runner.config.schema import RunConfig
 from runner.plan.stages import StageFigures
 from runner.profile import ModelProfile
 
-__all__ = ["StateBytes", "ZeroSharing", "flattened_bytes", "sharing_of"]
+__all__ = ["FLATTENED", "MOST_GATHERED", "StateBytes", "ZeroSharing", "flattened_bytes", "sharing_of", "weight_widths"]
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ALIGNED = 2  # elements: stage_1_and_2.py, nccl_start_alignment_factor
-_MOST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
-_FLATTENED = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
+MOST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
+FLATTENED = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
 _SWAP_BUFFERS = 4  # offload_config.py, buffer_count
 
 
@@ -125,7 +125,7 @@ class ZeroSharing:
             unreduced = figures.gradient_bytes if self.stage == 1 and self.accumulates else 0
             return StateBytes(0, max(unreduced - bucket, own + earlier), 0, 2 * bucket)
         elements = figures.gradient_bytes // self.weight_width
-        return StateBytes(min(elements, _MOST_GATHERED) * self.weight_width, 0, 0, bucket)
+        return StateBytes(min(elements, MOST_GATHERED) * self.weight_width, 0, 0, bucket)
 
     def update_extra(self, figures: StageFigures) -> int:
         """On top of what is held, on the device, while the optimizer updates."""
@@ -184,16 +184,21 @@ class ZeroSharing:
 
 def flattened_bytes(config: RunConfig) -> int:
     """Bytes of gradients that stage 0 copies together to reduce them, at most; 0 for the other stages."""
-    return _FLATTENED * _WIDTHS[PRECISIONS[config.precision.name].weights] if config.zero.stage == 0 else 0
+    return FLATTENED * weight_widths(config)[0] if config.zero.stage == 0 else 0
+
+
+def weight_widths(config: RunConfig) -> tuple[int, int]:
+    """Bytes of an element of the weights, and of what the optimizer updates."""
+    precision = PRECISIONS[config.precision.name]
+    width = _WIDTHS[precision.weights]
+    return width, 4 if precision.master_weights else width
 
 
 def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> ZeroSharing | None:
     """How a request shares out; None where each replica holds all."""
     if not config.zero.stage:
         return None
-    precision = PRECISIONS[config.precision.name]
-    width = _WIDTHS[precision.weights]
-    master = 4 if precision.master_weights else width
+    width, master = weight_widths(config)
     # The profile counts masters among the states, and states as wide as what they belong to.
     values = profile.optimizer_bytes_per_gradient_byte - profile.master_bytes_per_gradient_byte
     return ZeroSharing(
