@@ -15,6 +15,7 @@ from typing import Any, Literal
 __all__ = [
     "BoundaryTensor",
     "LayerProfile",
+    "MemoryTrace",
     "ModelProfile",
     "PROFILE_FILE",
     "Recomputation",
@@ -112,6 +113,7 @@ class LayerProfile:
         held_output_bytes: of its output, what its ``saved_bytes`` counts; None = all.
         pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
         input_gradient_seconds, weight_gradient_seconds: of I and of W; None = not known, read as half a backward each.
+        has_running_statistics: it remembers averages of what it has seen, like a batch norm.
         optimizer_bytes: states of its trainable parameters, masters and averages included; None = by the profile's
             ``optimizer_bytes_per_gradient_byte``.
     """
@@ -138,6 +140,7 @@ class LayerProfile:
     saves: tuple[int, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
+    has_running_statistics: bool = False
     stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None
     pending_output_bytes: int = 0
@@ -182,6 +185,23 @@ class SharedWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryTrace:
+    """What one micro-batch's forward and backward allocate and free, in order: what an allocator is asked for.
+
+    Args:
+        events: ``("+", storage, bytes)`` it is made; ``("-", storage, 0)`` it is freed; ``("layer", layer, 0)`` the
+            layer's forward has ended; ``("backward", 0, 0)`` the backward begins; ``("gradient", storage, parameter)``
+            the gradient of a parameter is complete, and nothing but the parameter holds it.
+        parameters: elements of each trained parameter.
+        layers: the layer of each.
+    """
+
+    events: tuple[tuple[str, int, int], ...]
+    parameters: tuple[int, ...]
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """A whole model: its layers in order, and the loss as one more layer without parameters.
 
@@ -199,6 +219,7 @@ class ModelProfile:
             A step with masters makes gradients as wide as they are, and drops them.
         shared: weights of several layers; a rank holds one for all of its layers.
         optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
+        trace: of this micro-batch through all layers; None where it was not asked for, or could not be taken.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -213,6 +234,7 @@ class ModelProfile:
     master_bytes_per_gradient_byte: float = 0.0
     shared: tuple[SharedWeight, ...] = ()
     optimizer_constant_bytes: int = 0
+    trace: MemoryTrace | None = None
 
     def to_json(self) -> str:
         """The profile as one JSON document; numbers in full precision."""
@@ -224,7 +246,15 @@ def profile_from_json(text: str) -> ModelProfile:
     document = json.loads(text)
     layers = tuple(_layer(layer) for layer in document.pop("layers"))
     shared = tuple(SharedWeight(**{**each, "layers": tuple(each["layers"])}) for each in document.pop("shared", ()))
-    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), shared=shared, **document)
+    trace = _trace(document.pop("trace", None))
+    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), shared=shared, trace=trace, **document)
+
+
+def _trace(document: dict[str, Any] | None) -> MemoryTrace | None:
+    if document is None:
+        return None
+    events = tuple((kind, number, value) for kind, number, value in document["events"])
+    return MemoryTrace(events, tuple(document["parameters"]), tuple(document["layers"]))
 
 
 def _layer(document: dict[str, Any]) -> LayerProfile:
