@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.config.schema import RunConfig
+from runner.config.units import format_bytes
 from runner.errors import Problem, raise_problems
 from runner.plan import batches, zero
 from runner.plan.activations import (
@@ -31,7 +32,7 @@ from runner.plan.ordered import (
 )
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples
-from runner.plan.stages import stage_figures
+from runner.plan.stages import StageFigures, stage_figures
 from runner.plan.time import predict_time, stage_costs
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
@@ -234,6 +235,7 @@ def _assemble(
     in_flight = in_flight_microbatches(schedule)
     notes += activation_notes(config, profile, activations, in_flight, on_accelerator=accelerated)
     program = lower(schedule)
+    notes += _move_notes(schedule, figures)
     if link.bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
         notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
     return RunPlan(
@@ -264,6 +266,17 @@ def _assemble(
         memory_limit_bytes=limit,
         host_limit_bytes=host_memory_bytes(config, local_ranks=machine.local_ranks or layout["world_size"]),
         advice=notes,
+    )
+
+
+def _move_notes(schedule: Schedule, figures: Sequence[StageFigures]) -> tuple[str, ...]:
+    """The traffic of activations that other ranks keep for a while."""
+    if not schedule.moves:
+        return ()
+    moved = sum(figures[move.stage].saved_bytes + figures[move.stage].input_bytes for move in schedule.moves)
+    return (
+        f"{schedule.name} sends {format_bytes(2 * moved)} of activations a step between ranks r and D-1-r, of "
+        f"{len(schedule.moves)} micro-batches there and back; the step's seconds do not know of these messages",
     )
 
 
