@@ -30,6 +30,7 @@ from runner.engine.step_end import Backup, StepEnd
 from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
+from runner.engine.transport_watched import WatchedTransport
 from runner.engine.twins import compare_twins
 from runner.engine.update import Update
 from runner.engine.window import StepBatch, Window, join_microbatches, split_microbatches, with_stand_ins
@@ -75,7 +76,7 @@ class Engine:
         self.view = view
         self.stages = dict(stages)
         self.options = options
-        self.transport = transport
+        self.transport = transport = WatchedTransport(transport) if training.schedule.ahead else transport
         shared = {id(weight.parameter) for weight in tied}
         self._sharding = sharding
         self.gradients = {stage: keep(_named_parameters(module, shared)) for stage, module in stages.items()}
@@ -244,10 +245,10 @@ class Engine:
     # One window
 
     def _run(self, window: Window, actions: Sequence[Action]) -> None:
-        def failed(index: int, action: Action, error: Exception) -> Exception:
+        def failed(action: Action, error: Exception) -> Exception:
             program = self._programs[window.training]
             shapes = self._executor.describe(action)
-            return explain_failure(error, program, self.view, index, actions, shapes, self.stages)
+            return explain_failure(error, program, self.view, action, shapes, self.stages)
 
         for gradients in self.gradients.values():
             gradients.claim()

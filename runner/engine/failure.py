@@ -23,8 +23,7 @@ def explain_failure(
     error: Exception,
     program: Program,
     view: RankView,
-    index: int,
-    actions: Sequence[Action],
+    action: Action,
     buffers: str,
     stages: Mapping[int, StageModule],
 ) -> Exception:
@@ -38,7 +37,6 @@ def explain_failure(
 
     if isinstance(error, RunnerError | torch.OutOfMemoryError | MemoryError):
         return error
-    action = actions[index]
     module = stages.get(action.stage)
     first = module.first_layer if module else 0
     last = first + len(module.layers) - 1 if module else 0

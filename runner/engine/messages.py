@@ -37,6 +37,9 @@ class Incoming:
     tensors: list[Tensor]
     spec: BoundarySpec | None = None
 
+    def has_arrived(self) -> bool:
+        return all(handle.is_completed() for handle in self.handles)
+
     def wait(self, timeline: Timeline) -> None:
         """Until they are there; the time counts as waiting."""
         start = time.perf_counter()
@@ -75,13 +78,18 @@ class Messages:
         """
         for index in range(start, len(actions)):
             action = actions[index]
-            if action.op in COMPUTE or (action.op is Op.RECV and not self._may_post(window, action)):
+            if action.op in COMPUTE or (action.op is Op.RECV and not self.may_post(window, action)):
                 return
             if action.op is Op.RECV:
-                self.receive(window, action)
-                self._posted.add(action)
+                self.post(window, action)
 
-    def _may_post(self, window: Window, action: Action) -> bool:
+    def post(self, window: Window, action: Action) -> None:
+        """Receive before its turn, at which :meth:`was_posted` tells of it."""
+        if action not in self._posted:
+            self.receive(window, action)
+            self._posted.add(action)
+
+    def may_post(self, window: Window, action: Action) -> bool:
         """Whether the shapes of what an action receives are known, and it makes no room for itself first."""
         stage, microbatch = action.stage, number_of(action)
         if not window.sizes[microbatch]:

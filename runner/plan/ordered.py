@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from runner.config.links import with_measured_link
 from runner.config.resolve import resolve
 from runner.config.schema import CostConfig, RunConfig
 from runner.errors import Problem, RequestError
@@ -18,6 +19,7 @@ __all__ = [
     "follows_profile",
     "is_chosen_by_plan",
     "move_problems",
+    "post_validation_problems",
     "resolve_request",
     "schedule_of",
     "schedule_problems",
@@ -34,7 +36,7 @@ def resolve_request(overrides: Sequence[str]) -> RunConfig:
             schedule it is said here that this version does not have it.
     """
     try:
-        return resolve(overrides)
+        return with_measured_link(resolve(overrides))
     except RequestError as error:
         raise RequestError([_of_published(problem) for problem in error.problems]) from error
 
@@ -66,19 +68,28 @@ def schedule_of(config: RunConfig) -> Schedule:
     return registry.generate(config.schedule.name, _asked(config))
 
 
-def twin_problems(config: RunConfig, schedule: Schedule, statistics: Sequence[str]) -> Iterator[Problem]:
+def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """Schedules whose steps cannot be taken back."""
+    if not config.schedule.post_validation:
+        return
+    why = None
+    if len(schedule.placement) > 1:
+        why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
+    elif schedule.ahead:
+        why = "What a rank has begun of the next step when one is taken back must be known before"
+    elif schedule.moves:
+        why = f"{schedule.name} sends what autograd saved in a forward to another rank, and could not take that back"
+    if why is not None:
+        yield Problem("schedule.post_validation", True, "must be false", why, "schedule.post_validation=false")
+
+
+def twin_problems(schedule: Schedule, statistics: Sequence[str]) -> list[Problem]:
     """What does not go with a schedule of several pipelines, whose stages are on several ranks each.
 
     Args:
         statistics: names of the layers with running statistics.
     """
-    if len(schedule.placement) == 1:
-        return
-    yield from statistics_problems(schedule.name, statistics)
-    if config.schedule.post_validation:
-        why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
-        fix = "schedule.post_validation=false"
-        yield Problem("schedule.post_validation", True, "must be false", why, fix)
+    return statistics_problems(schedule.name, statistics) if len(schedule.placement) > 1 else []
 
 
 def move_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
@@ -91,7 +102,6 @@ def move_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
         ("offload.activations", config.offload.activations, "none", "which is then in the host's memory"),
         ("compile", config.compile, False, "of layers that run as they are written"),
         ("zero.stage", config.zero.stage, None, "and DeepSpeed runs the forward itself"),
-        ("schedule.post_validation", config.schedule.post_validation, False, "and could not take that back"),
     )
     for path, value, needed, because in asked:
         if value != needed:
@@ -148,4 +158,5 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         costs=costs_of(config) if costs is None else costs,
         variant=asked.variant,
         pipes=asked.pipes,
+        opportunistic=asked.opportunistic or None,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runner.errors import Problem, RequestError
 from runner.schedule.catalogue_bidirectional import BIDIRECTIONAL
 from runner.schedule.generators.bpipe import bpipe
@@ -55,6 +57,21 @@ def _zb_auto(request: ScheduleRequest) -> Schedule:
     costs, ranks = request.costs, request.ranks
     per_stage = costs.per_stage(ranks, 1) if isinstance(costs, Costs) else costs
     return zb_auto(ranks, request.microbatches, per_stage, request.memory_limit or ranks)
+
+
+def _varuna(request: ScheduleRequest) -> Schedule:
+    """A rank that takes forwards before their turn holds at most a step's."""
+    order = varuna(request.ranks, request.microbatches)
+    return replace(order, ahead=request.memory_limit or request.microbatches) if request.opportunistic else order
+
+
+def _varuna_problems(request: ScheduleRequest) -> list[Problem]:
+    if request.memory_limit is None or request.opportunistic:
+        return []
+    why = "Without it the order is fixed, and with it what a rank keeps"
+    fix = "schedule.memory_limit=null"
+    rule = "needs schedule.opportunistic=true"
+    return [Problem("schedule.memory_limit", request.memory_limit, rule, why, fix)]
 
 
 def _auto(request: ScheduleRequest) -> Schedule:
@@ -252,9 +269,11 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="varuna",
         description="every rank but the last recomputes its forward just before the backward: one activation at a time",
-        source="Athlur et al., Varuna, 2022, its static order",
+        source="Athlur et al., Varuna, 2022: its static order, and its run-time rule with schedule.opportunistic",
         formulas=None,
-        generate=lambda request: varuna(request.ranks, request.microbatches),
+        generate=_varuna,
+        keys=frozenset({"opportunistic", "memory_limit"}),
+        constraint=_varuna_problems,
     ),
     *BIDIRECTIONAL,
     ScheduleSpec(

@@ -117,6 +117,7 @@ _OWN_KEYS = {
     "file": "The order of the other schedules is generated",
     "memory_limit": "The order of the other schedules is fixed",
     "variant": "The other schedules have one form",
+    "opportunistic": "The other schedules are run in their order",
     "pipes": "The other schedules have as many pipelines as they need",
 }
 """Keys that some schedules look at, and why the others do not."""

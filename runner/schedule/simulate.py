@@ -7,6 +7,7 @@ the action that needs it waits; the REDUCEs of one rank follow each other beside
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,7 +15,7 @@ from itertools import accumulate
 from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, Walk, walk
 
-__all__ = ["Costs", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
+__all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,23 @@ class StageCosts:
 
 
 @dataclass(frozen=True)
+class Jitter:
+    """Chance: everything takes its cost times 1 + ``amount`` times an exponential number of mean 1.
+
+    Every action, and every message, has a number of its own, which depends on nothing but it and the seed, so that
+    two orders of the same work meet the same chance.
+    """
+
+    amount: float
+    seed: int = 0
+
+    def factor(self, action: Action, *, message: bool = False) -> float:
+        """Of an action, or of the message that carries what it made."""
+        kind = "message" if message else "work"
+        return 1.0 + self.amount * random.Random(f"{self.seed} {kind} {action}").expovariate(1.0)
+
+
+@dataclass(frozen=True)
 class Simulation:
     """When everything happens, in the unit of the costs.
 
@@ -84,16 +102,21 @@ class Simulation:
     peak_activations: tuple[float, ...]
 
 
-def simulate(view: Schedule | Program, costs: Costs | StageCosts) -> Simulation:
+def simulate(view: Schedule | Program, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Simulation:
     """Play ``view``. Linear in its number of actions.
+
+    Args:
+        view: in the order of its lists; see :func:`runner.schedule.opportunistic.realised` where ranks may leave it.
+        costs: durations.
+        jitter: what they are multiplied by.
 
     Raises:
         ValueError: if it cannot run to its end, or ``costs`` does not cover its stages.
     """
-    return play(view, walk(view), costs)
+    return play(view, walk(view), costs, jitter)
 
 
-def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts) -> Simulation:
+def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Simulation:
     """:func:`simulate` for who has walked ``view`` already."""
     schedule = view.schedule if isinstance(view, Program) else view
     if walked.stuck:
@@ -101,7 +124,7 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts) -> S
         raise ValueError(f"{schedule.name} hangs: rank {rank} waits at action {index} ({action}) for {missing}")
     if isinstance(costs, Costs):
         costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts)
-    clock = _Clock(schedule, durations(costs, view))
+    clock = _Clock(schedule, durations(costs, view), jitter)
     start = [[0.0] * len(row) for row in view.actions]
     end = [[0.0] * len(row) for row in view.actions]
     for step in walked.steps:
@@ -134,8 +157,9 @@ def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[flo
 class _Clock:
     """Every rank's time, and when each action ended."""
 
-    def __init__(self, schedule: Schedule, durations: dict[Op, tuple[float, ...]]) -> None:
+    def __init__(self, schedule: Schedule, durations: dict[Op, tuple[float, ...]], jitter: Jitter | None) -> None:
         self._schedule = schedule
+        self._jitter = jitter
         self._durations = durations
         self._latency = durations[Op.SEND]
         self._free = [0.0] * schedule.ranks
@@ -154,15 +178,16 @@ class _Clock:
                 ready = arrived
         start = self._free[rank]
         if op is Op.SEND:
-            end = start + (0.0 if action.payload is Payload.STASH else self._latency[_edge(action)])
+            sent = 0.0 if action.payload is Payload.STASH else self._latency[_edge(action)]
+            end = start + sent * self._chance(action)
         elif op is Op.RECV:
             end = max(start, ready)
         elif op is Op.REDUCE:
             start = max(start, ready, self._reduce_free[rank])
-            end = self._reduce_free[rank] = start + self._durations[op][action.stage]
+            end = self._reduce_free[rank] = start + self._durations[op][action.stage] * self._chance(action)
         else:
             start = max(start, ready)
-            end = self._free[rank] = start + self._durations[op][action.stage]
+            end = self._free[rank] = start + self._durations[op][action.stage] * self._chance(action)
         self._ended[action] = end
         return start, end
 
@@ -171,7 +196,10 @@ class _Clock:
         assert needed.microbatch is not None  # compute waits for compute and messages only
         if self._schedule.rank_of(needed.stage, needed.microbatch) == rank:
             return 0.0
-        return self._latency[min(needed.stage, stage)]
+        return self._latency[min(needed.stage, stage)] * self._chance(needed, message=True)
+
+    def _chance(self, action: Action, *, message: bool = False) -> float:
+        return 1.0 if self._jitter is None else self._jitter.factor(action, message=message)
 
 
 def _edge(send: Action) -> int:

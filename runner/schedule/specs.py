@@ -25,7 +25,9 @@ class ScheduleRequest:
         pipes: of ``chimera``: pipelines, half of them in each direction; None means 2.
         file: of ``from_file``.
         memory_limit: of ``zb_auto``: micro-batches of its whole share that a rank may keep between F and W; None
-            means D, as many as 1F1B keeps on its first rank.
+            means D, as many as 1F1B keeps on its first rank. Of an opportunistic ``varuna``: those between F and B up
+            to which a rank takes a forward before its turn; None means all.
+        opportunistic: of ``varuna``: a forward in place of a backward whose gradient is late; None means not.
         costs: of ``zb_auto``: the durations from which it finds its order.
     """
 
@@ -37,6 +39,7 @@ class ScheduleRequest:
     costs: Costs | StageCosts = Costs()
     variant: str | None = None
     pipes: int | None = None
+    opportunistic: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
