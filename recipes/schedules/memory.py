@@ -1,4 +1,4 @@
-"""Bytes: the formulas times a rank's share, what the plan predicts, and what the engine holds."""
+"""What a step takes: bytes by formula, by the plan and as the engine holds them; FLOPs and bytes sent, as counted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from runner.engine.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.model.layers import layers_of
@@ -76,7 +77,9 @@ def predict(row: Row, ranks: int, microbatches: int) -> dict[str, Any]:
 
 
 def measure(ranks: int, microbatches: int, rows: Sequence[Row] = ROWS) -> dict[str, list[dict[str, int]]]:
-    """Each rank's :class:`RankBytes` by row, from processes that train.
+    """Each rank's :class:`RankBytes`, ``flops`` and bytes ``sent`` of a step by row, from processes that train.
+
+    Counted as sent are messages, and for each sum over twins what a ring sends: 2 (R - 1) / R of the gradients.
 
     Raises:
         RuntimeError: two schedules do not compute the same losses.
@@ -149,12 +152,24 @@ def _as_rank(*, microbatches: int, rows: Sequence[Row]) -> dict[str, list[dict[s
             with meter.step(part):
                 (finished,) = pipeline.engine.submit(part)
             losses.setdefault(row.label, []).extend(shared_losses(finished.loss))
+        before = sum(pipeline.engine.bytes_sent.values())
+        with FlopCounterMode(display=False) as counter:
+            pipeline.engine.submit(part)
         pipeline.engine.drain()
+        sent = sum(pipeline.engine.bytes_sent.values()) - before + _reduced_bytes(pipeline)
         own = sum(p.nbytes for stage in pipeline.engine.stages.values() for p in stage.parameters())
         gradients = sum(gradients.num_bytes for gradients in pipeline.engine.gradients.values())
         held = RankBytes(own, meter.peak_bytes - own - gradients - _batch_bytes(schedule, rank))
         gathered: list[Any] = [None] * ranks
-        dist.all_gather_object(gathered, asdict(held))
+        counted = {"flops": counter.get_total_flops(), "sent": sent}
+        dist.all_gather_object(gathered, asdict(held) | counted)
         found[row.label] = gathered
     require_equal(losses)
     return found
+
+
+def _reduced_bytes(pipeline: RunnerPipeline) -> int:
+    """What a ring sends from this rank to sum its stages' gradients over their twins."""
+    engine = pipeline.engine
+    copies = {stage: len(holders) for stage, holders in engine.view.holders.items()}
+    return sum(2 * (n - 1) * engine.gradients[stage].num_bytes // n for stage, n in copies.items())

@@ -15,6 +15,7 @@ from runner.schedule.values import Schedule
 __all__ = ["ROWS", "Row"]
 
 _SPLIT = "F = I = W"
+_NOTHING = (False, False, False)
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Row:
         printed: bubble ratio and activations in the survey's table; empty where it has no such row.
         condition: when the printed or the closed form holds.
         variant: ``schedule.variant``.
+        ticks: where the survey's table sees extra memory (besides activations), computation, communication; None
+            where it has no such row.
     """
 
     schedule: str
@@ -34,6 +37,7 @@ class Row:
     printed: tuple[str, str] | tuple[()] = ()
     condition: str = ""
     variant: str | None = None
+    ticks: tuple[bool, bool, bool] | None = None
 
     @property
     def label(self) -> str:
@@ -48,13 +52,14 @@ class Row:
 
 ROWS = (
     Row("naive", 1, ("(D-1)/D", "Ma"), "The survey's baseline: one micro-batch at a time; holds for any F : B."),
-    Row("gpipe", 1, ("(D-1)/(T+D-1)", "T Ma"), "Exact for any F : B where messages take no time."),
+    Row("gpipe", 1, ("(D-1)/(T+D-1)", "T Ma"), "Exact for any F : B where messages take no time.", ticks=_NOTHING),
     Row(
         "1f1b",
         1,
         ("(D-1)/(D+T-1)", "[Ma, D Ma]"),
         "DAPPLE's row. Exact for any F : B, also for T < D; rank r holds min(T, D-r) Ma, so that the printed range is "
         "over the ranks where T >= D.",
+        ticks=_NOTHING,
     ),
     Row(
         "bpipe",
@@ -71,6 +76,7 @@ ROWS = (
         "Megatron's row. The printed ratio is idle / ideal, unlike the other rows; as idle / total it is "
         "(D-1)/(vT+D-1). The printed T Ma is right for T = D alone; else rank 0 holds (D + (D-1)/v) Ma. The schedule "
         "is in Megatron's paper of 2021, the survey cites that of 2019.",
+        ticks=(False, False, True),
     ),
     Row("looped_bfs", 2, (), "(D-1)/(vT+D-1) for T >= D; T Ma on every rank."),
     Row("zb_h1", 1, (), "T >= D, W <= F and W <= I; 1f1b's peak on rank 0."),
@@ -80,6 +86,7 @@ ROWS = (
         ("~0 %", "(2D-1) Ma"),
         f"The printed 0 needs {_SPLIT}, T >= 2D-1 and no barrier before the optimizer step (the columns of steps in a "
         "row); with a barrier it takes zb_h1's time with almost twice its memory. Activations exact on rank 0.",
+        ticks=(False, True, False),
     ),
     Row("zb_auto", 1, (), "Found by search under a limit of D micro-batches per rank: no closed form."),
     Row("zb_v", 2, (), f"{_SPLIT}, B = I + W and T >= 2D-1; no idle time between a rank's first and last action."),
@@ -94,6 +101,7 @@ ROWS = (
         ("~(D-1)/(D+1/2)", "Ma"),
         "Micro-batches down and up in turn, one at a time; weights 2 Mw. The printed ratio is the limit for many "
         "micro-batches and B = 2 F; with B = F it is (D-1)/(D+1).",
+        ticks=(True, False, True),
     ),
     Row(
         "chimera",
@@ -101,6 +109,7 @@ ROWS = (
         ("(D-2)/(2T+D-2)", "[(D/2+1) Ma, D Ma]"),
         "Two pipelines, T / D units one after the other; weights 2 Mw. The printed ratio is that of B = F; with "
         "B = 2 F the units leave gaps between them, (T/D + 1) (D-2) F in all. Activations exact.",
+        ticks=(True, False, True),
     ),
     Row(
         "chimera",

@@ -11,13 +11,15 @@ from typing import Any
 __all__ = ["heading", "markdown", "replace_block", "to_csv"]
 
 _MISSING = ""
+_MORE = 1.005  # above it something is extra
 
 
 def markdown(document: Mapping[str, Any]) -> str:
     """Everything, as it stands in the README."""
     settings = document["settings"]
     bubbles = [_bubbles(ranks, rows, settings) for ranks, rows in document["bubbles"].items()]
-    parts = [heading(document), *bubbles, _memory(document["memory"], settings), _conditions(document["rows"])]
+    parts = [heading(document), *bubbles, _memory(document["memory"], settings)]
+    parts += [_extra(document["memory"], settings), _conditions(document["rows"])]
     return "\n\n".join(parts)
 
 
@@ -74,6 +76,36 @@ def _memory(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> s
         for row in rows
     ]
     return f"{title}\n\n{_table(header, lines)}"
+
+
+def _extra(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+    """What a step takes besides activations, over that of the survey's baseline, beside the survey's ticks."""
+    title = (
+        f"**Over naive, D = {settings['memory_ranks']}, T = {settings['microbatches']}, all ranks together**: bytes of "
+        "weights, FLOPs of a step, bytes sent in it; and whether that confirms the survey's tick or its absence"
+    )
+    header = ("schedule", "weights", "survey", "FLOPs", "survey", "sent", "survey")
+    first = rows[0].get("measured")
+    lines = []
+    for row in rows:
+        cells = []
+        for key, tick in zip(("weights", "flops", "sent"), row["ticks"] or (None,) * 3, strict=True):
+            ratio = _total(row.get("measured"), key) / _total(first, key) if first and row.get("measured") else None
+            cells += [_ratio(ratio), _verdict(tick, ratio)]
+        lines.append((row["label"], *cells))
+    return f"{title}\n\n{_table(header, lines)}"
+
+
+def _total(ranks: Sequence[Mapping[str, Any]] | None, key: str) -> float:
+    return float(sum(rank[key] for rank in ranks or ()))
+
+
+def _verdict(tick: bool | None, ratio: float | None) -> str:
+    """The survey's tick (yes or no), and what the count says of it."""
+    if tick is None:
+        return _MISSING
+    said = "yes" if tick else "no"
+    return said if ratio is None else f"{said}: {'confirmed' if tick == (ratio > _MORE) else 'contradicted'}"
 
 
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.config.schema import RunConfig
+from runner.config.units import format_bytes
 from runner.errors import Problem, raise_problems
 from runner.plan import batches, zero
 from runner.plan.activations import (
@@ -219,6 +220,7 @@ def _assemble(
     schedule = _ordered_by_profile(config, profile, figures, schedule, **work)
     in_flight = in_flight_microbatches(schedule)
     notes += activation_notes(config, profile, activations, in_flight, on_accelerator=accelerated)
+    notes += _move_notes(schedule, figures)
     if work["link"].bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
         notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
     program, validated_late = lower(schedule), config.schedule.post_validation
@@ -249,6 +251,17 @@ def _assemble(
         memory_limit_bytes=limit,
         host_limit_bytes=host_memory_bytes(config, local_ranks=machine.local_ranks or layout["world_size"]),
         advice=notes,
+    )
+
+
+def _move_notes(schedule: Schedule, figures: Sequence[StageFigures]) -> tuple[str, ...]:
+    """The traffic of activations that other ranks keep for a while."""
+    if not schedule.moves:
+        return ()
+    moved = sum(figures[move.stage].saved_bytes + figures[move.stage].input_bytes for move in schedule.moves)
+    return (
+        f"{schedule.name} sends {format_bytes(2 * moved)} of activations a step between ranks r and D-1-r, of "
+        f"{len(schedule.moves)} micro-batches there and back; the step's seconds do not know of these messages",
     )
 
 

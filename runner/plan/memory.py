@@ -10,6 +10,7 @@ and targets.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -21,7 +22,7 @@ from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.plan.zero_memory import StateBytes, ZeroSharing
 from runner.profile import ModelProfile, SharedWeight
 from runner.schedule.opportunistic import hurried
-from runner.schedule.values import Op, Program, Schedule
+from runner.schedule.values import Action, Op, Program, Schedule
 
 __all__ = [
     "StageMemoryLimit",
@@ -123,8 +124,12 @@ class Held(NamedTuple):
 def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
     """Per stage, what is held at its forwards, recomputations and backwards; a moment that another exceeds is left out.
 
-    The one that runs counts as saved.
+    The one that runs counts as saved. What a rank lends is not there meanwhile; what it hosts is of none of its stages.
     """
+    lent: dict[Action, int] = defaultdict(int)  # after it, micro-batches of its stage more or fewer
+    for move in schedule.moves:
+        lent[move.leaves] -= 1
+        lent[move.returns] += 1
     moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
     for actions in hurried(schedule):
         now = [Held(0, 0, 0)] * schedule.stages
@@ -142,6 +147,8 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
                 now[at] = Held(saved, deferred - 1, dropped)
             else:
                 now[at] = Held(saved - 1, deferred + (action.op is Op.I), dropped - again)
+            if action in lent:
+                now[at] = now[at]._replace(saved=now[at].saved + lent[action])
     return tuple(tuple(_largest(found)) for found in moments)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from runner.schedule.check import check, check_program
+from runner.schedule.check import check
+from runner.schedule.check_program import check_program
 from runner.schedule.dependencies import dependencies
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower

@@ -15,7 +15,7 @@ from runner.engine.stash import Stash
 from runner.engine.transport_threads import ThreadTransport, run_ranks
 from runner.model.layers import layers_of
 from runner.model.profile import profile_layers
-from runner.plan.memory import predict_memory
+from runner.plan.memory import held_microbatches, predict_memory
 from runner.plan.stages import stage_figures
 from runner.schedule import build, lower
 from runner.schedule.values import Op, Payload
@@ -97,6 +97,11 @@ def test_the_plans_peak_is_that_of_half_the_pipeline_and_one() -> None:
         peaks[name] = [part.activations + part.buffers for part in parts]
     assert peaks["bpipe"][0] == peaks["1f1b"][0] - (ranks // 2 - 1) * figures[0].saved_bytes
     assert max(peaks["bpipe"]) == peaks["bpipe"][0]
+
+
+def test_the_search_for_stages_knows_what_is_lent() -> None:
+    held = held_microbatches(build("bpipe", ranks=8, microbatches=16))
+    assert [max(each.saved for each in moments) for moments in held] == [5, 5, 5, 5, 4, 3, 2, 1]
 
 
 def test_a_stash_gives_back_what_it_took() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.recipes.benchmarks import (
+    auto,
     checkpoints,
     jitter,
     one_process,
@@ -21,6 +22,7 @@ from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.rounds import take_turns
 from runner.recipes.benchmarks.workload import GptSize
+from runner.schedule.registry import build
 
 SMALL = GptSize(layers=2, width=16, sequence_length=8, vocab_size=20, heads=2)
 
@@ -60,6 +62,30 @@ def test_time_above_compute():
     above, _, ratio = sleeping_stages.figures(taken, compute=2.5, schedules=["1f1b"], delayed=False)
     assert above.median == pytest.approx(0.4)
     assert ratio.median == pytest.approx(0.8)
+
+
+def test_chimeras_bubble_above_its_theory():
+    """One unit of doubled forwards on two ranks has no bubble; 1f1b has no closed form to compare here."""
+    taken = {"runner 1f1b": [3.5], "runner chimera_doubling": [4.0]}
+    (found,) = sleeping_stages.above_theory(taken, 3.0, ["1f1b", "chimera_doubling"], ranks=2, microbatches=4)
+    assert found.median == pytest.approx(0.25)
+    assert found.verdict == "missed"
+    (found,) = sleeping_stages.above_theory(taken, 3.0, ["chimera_doubling"], ranks=4, microbatches=8)
+    assert found.median == pytest.approx(0.25 - 2 / 14)
+
+
+def test_auto_is_judged_by_the_shortest_of_the_others():
+    first, second = auto.figures({"auto": [1.0, 1.1], "gpipe": [3.0, 3.0], "1f1b": [1.0, 1.0]})
+    assert (first.name, first.target, first.verdict) == ("auto / 1f1b", 1.0, "missed")
+    assert (second.name, second.target) == ("auto / gpipe", None)
+
+
+@pytest.mark.slow
+def test_auto_and_the_others_compute_the_same():
+    schedules = {name: build(name, ranks=2, microbatches=4) for name in ("zb_v", "1f1b")}
+    schedules = {"auto": schedules.pop("zb_v"), **schedules}
+    measured = run_ranks(2, partial(auto.compare, SMALL, schedules, samples=8, rounds=1, steps=1))
+    assert measured["seconds"].keys() == schedules.keys()
 
 
 @pytest.mark.slow
