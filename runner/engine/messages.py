@@ -22,7 +22,7 @@ __all__ = ["Incoming", "Messages", "Outgoing"]
 _Boundary = tuple[int, int, bool, int, int]
 """Stage, global rank on the other side, and the window's key."""
 
-_CHANNELS = {Payload.ACTIVATION: Channel.ACTIVATION, Payload.GRADIENT: Channel.GRADIENT}
+_CHANNELS = {payload: Channel[payload.name] for payload in Payload}
 
 
 @dataclass
@@ -60,10 +60,11 @@ class Messages:
     """
 
     def __init__(self, rank: RankContext) -> None:
-        self.bytes_sent = dict.fromkeys(Payload, 0)
+        self.bytes_sent = {Payload.ACTIVATION: 0, Payload.GRADIENT: 0}
         self._rank = rank
         self._specs: dict[_Boundary, BoundarySpec] = {}  # of each stage's input
         self._announced: dict[_Boundary, BoundarySpec] = {}  # of each stage's output
+        self._gradients: dict[_Boundary, BoundarySpec] = {}  # sent and received, where no activation went before them
         self._sends: deque[tuple[Handle, Tensor]] = deque()
         self._posted: set[Action] = set()  # receives that were posted before their turn
 
@@ -90,7 +91,9 @@ class Messages:
         stage, microbatch = action.stage, number_of(action)
         if not window.sizes[microbatch]:
             return True
-        known = self._specs if action.payload is Payload.ACTIVATION else self._announced
+        known = self._announced if action.payload is Payload.GRADIENT else self._specs
+        if action.payload is Payload.GRADIENT and self._rank.recomputes_elsewhere(window, stage):
+            known = self._gradients
         return (stage, self._peer(action), *window.key(microbatch)) in known
 
     def was_posted(self, action: Action) -> bool:
@@ -120,41 +123,54 @@ class Messages:
         if not window.sizes[microbatch]:
             return
         peer = self._peer(action)
-        if payload is Payload.ACTIVATION:
-            value = (
-                self._rank.buffers.peek("graph", stage, microbatch)[1]
-                if window.training
-                else (self._rank.buffers.take("output", stage, microbatch))
-            )
-            tensors = self._announce((stage, peer, *window.key(microbatch)), value, peer)
-        else:
+        key = (stage, peer, *window.key(microbatch))
+        if payload is Payload.GRADIENT:
             tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
+            if self._rank.recomputes_elsewhere(window, stage - 1):  # no activation of this shape went the other way
+                tensors = self._announce(self._gradients, key, tensors)
+        else:
+            tensors = self._announce(self._announced, key, self._output(action))
         assert payload is not None
         sent = Outgoing()
         for tensor in tensors:
             message = tensor.contiguous()
             if window.training:
-                self.bytes_sent[payload] += message.numel() * message.element_size()
+                counted = Payload.GRADIENT if payload is Payload.GRADIENT else Payload.ACTIVATION
+                self.bytes_sent[counted] += message.numel() * message.element_size()
             sent.append((self._rank.transport.send(message, peer, _CHANNELS[payload]), message))
         self._keep_until_sent(window, action, sent)
+
+    def _output(self, action: Action) -> Any:
+        """The output of a stage that keeps its graph, or that was put aside to be sent."""
+        place = action.stage, number_of(action)
+        if self._rank.buffers.has("graph", *place):
+            return self._rank.buffers.peek("graph", *place)[1]
+        return self._rank.buffers.take("copy" if action.payload is Payload.INPUT else "output", *place)
 
     def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
         """Own messages until they have left, without waiting for a peer that is still computing.
 
-        An activation has arrived when its gradient comes back: its backward lets it go. Gradients go when they have
-        left. Where a transport does not tell, all but the last one are waited for: they were due before it was made.
+        An activation has arrived when its gradient comes back: its backward lets it go, if it is here. Others go when
+        they have left. Where a transport does not tell, all but the last one are waited for: they were due before it
+        was made.
         """
-        if action.payload is Payload.ACTIVATION and window.training:
+        elsewhere = self._rank.recomputes_elsewhere(window, action.stage)
+        if action.payload is Payload.ACTIVATION and window.training and not elsewhere:
             self._rank.buffers.put("sent", action.stage, number_of(action), sent)
             return
         lengths = (message.nbytes for _, message in sent)
-        waits = action.payload is Payload.GRADIENT and not all(map(self._rank.transport.tells_completion, lengths))
+        waits = window.training and not all(map(self._rank.transport.tells_completion, lengths))
         while self._sends and (waits or self._sends[0][0].is_completed()):
             self._sends.popleft()[0].wait()
         self._sends += sent
 
-    def _announce(self, key: _Boundary, value: Any, peer: int) -> list[Tensor]:
+    def _announce(self, announced: dict[_Boundary, BoundarySpec], key: _Boundary, value: Any) -> list[Tensor]:
         """Tell the receiver a boundary's shapes the first time; later they must be the same.
+
+        Args:
+            announced: what was told of its like before.
+            key: with the receiver.
+            value: the boundary.
 
         Returns:
             the boundary's tensors, without their history.
@@ -163,11 +179,11 @@ class Messages:
             RuntimeError: the same input shapes gave another output shape.
         """
         tensors, structure = flatten(value)
-        known = self._announced.get(key)
+        known = announced.get(key)
         if known is None:
             known = BoundarySpec.of(tensors, structure)
-            self._rank.transport.send_bytes(known.to_bytes(), peer, Channel.SPEC)
-            self._announced[key] = known
+            self._rank.transport.send_bytes(known.to_bytes(), key[1], Channel.SPEC)
+            announced[key] = known
         elif not known.describes(tensors, structure):
             raise RuntimeError(
                 f"stage {key[0]} gave {BoundarySpec.of(tensors, structure).tensors} where inputs of the same shape "
@@ -181,19 +197,24 @@ class Messages:
         if not window.sizes[microbatch]:
             return
         peer, spec = self._peer(action), None
-        if payload is Payload.ACTIVATION:
-            key = (stage, peer, *window.key(microbatch))
-            if key not in self._specs:
-                self._specs[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(peer, Channel.SPEC))
-            spec = self._specs[key]
+        key = (stage, peer, *window.key(microbatch))
+        if payload is not Payload.GRADIENT:
+            spec = self._told(self._specs, key)
             tensors = spec.allocate(self._rank.transport.device)
+        elif self._rank.recomputes_elsewhere(window, stage):
+            tensors = self._told(self._gradients, key).allocate(self._rank.transport.device)
         else:
-            known = self._announced[stage, peer, *window.key(microbatch)]
-            tensors = known.allocate_gradients(self._rank.transport.device)
+            tensors = self._announced[key].allocate_gradients(self._rank.transport.device)
         assert payload is not None
         handles = [self._rank.transport.receive(tensor, peer, _CHANNELS[payload]) for tensor in tensors]
-        kind = "input" if payload is Payload.ACTIVATION else "gradient"
+        kind = "gradient" if payload is Payload.GRADIENT else "input"
         self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
+
+    def _told(self, known: dict[_Boundary, BoundarySpec], key: _Boundary) -> BoundarySpec:
+        """The shapes of a boundary, which its sender announces the first time."""
+        if key not in known:
+            known[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(key[1], Channel.SPEC))
+        return known[key]
 
     def _peer(self, action: Action) -> int:
         assert action.peer is not None

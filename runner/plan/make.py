@@ -226,7 +226,7 @@ def _assemble(
         notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
     return RunPlan(
         layout=layout,
-        topology=Topology.grid(layout["pipeline"], data, layout["tensor"], placement=schedule.placement),
+        topology=Topology.grid(layout["pipeline"], data, layout["tensor"], placement=schedule.rows),
         schedule=schedule,
         program=program,
         partition=layers,

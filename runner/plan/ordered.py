@@ -69,7 +69,7 @@ def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[
     if not config.schedule.post_validation:
         return
     why = None
-    if len(schedule.placement) > 1:
+    if len(schedule.rows) > 1:
         why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
     elif schedule.ahead:
         why = "What a rank has begun of the next step when one is taken back must be known before"

@@ -20,7 +20,7 @@ def schedule_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem
         return
     path, name, fix = "schedule.name", schedule.name, "schedule=1f1b"
     rule = f"must be another with zero.stage={config.zero.stage}"
-    if any(len(schedule.stages_of(rank)) != 1 for rank in range(schedule.ranks)) or len(schedule.placement) > 1:
+    if any(len(schedule.stages_of(rank)) != 1 for rank in range(schedule.ranks)) or len(schedule.rows) > 1:
         why = f"A rank would hold several stages or replicas ({_ONE_STAGE})"
         yield Problem(path, name, rule, why, fix)
     elif any(action.op in (Op.I, Op.W, Op.R) for actions in schedule.actions for action in actions):

@@ -51,7 +51,7 @@ def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
     """
     walked = walk(schedule)
     times = play(schedule, walked, costs)
-    has_copies = len(schedule.placement) > 1
+    has_copies = len(schedule.rows) > 1
 
     def moment(step: Step) -> tuple[int, float]:
         window = schedule.window_of(step.action.microbatch or 0) if has_copies else 0
@@ -78,23 +78,27 @@ def add_send_recv(schedule: Schedule, order: Order) -> Order:
 
 
 def _message(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
-    if action.op is Op.F:
-        payload, to_stage = Payload.ACTIVATION, action.stage + 1
-    elif action.op is Op.B or action.op is Op.I:
-        payload, to_stage = Payload.GRADIENT, action.stage - 1
-    else:
+    for payload, to_stage, peer in _made(schedule, action):
+        if peer != rank:
+            yield rank, Action(Op.SEND, action.stage, action.microbatch, payload, peer)
+            yield peer, Action(Op.RECV, to_stage, action.microbatch, payload, rank)
+
+
+def _made(schedule: Schedule, action: Action) -> Iterator[tuple[Payload, int, int]]:
+    """What an action makes for other stages: payload, the stage that it is for, and the rank of that stage."""
+    stage, microbatch = action.stage, action.microbatch
+    if microbatch is None:
         return
-    assert action.microbatch is not None  # compute always has one
-    if not 0 <= to_stage < schedule.stages:
-        return
-    peer = schedule.rank_of(to_stage, action.microbatch)
-    if peer != rank:
-        yield rank, Action(Op.SEND, action.stage, action.microbatch, payload, peer)
-        yield peer, Action(Op.RECV, to_stage, action.microbatch, payload, rank)
+    if action.op is Op.F and stage + 1 < schedule.stages:
+        yield Payload.ACTIVATION, stage + 1, schedule.rank_of(stage + 1, microbatch)
+        if schedule.backward and schedule.is_moved(stage + 1):
+            yield Payload.INPUT, stage + 1, schedule.rank_of(stage + 1, microbatch, Op.R)
+    elif action.op in (Op.B, Op.I) and stage > 0:
+        yield Payload.GRADIENT, stage - 1, schedule.rank_of(stage - 1, microbatch, Op.B)
 
 
 def add_reduce(schedule: Schedule, order: Order) -> Order:
-    """After the last weight gradient of each stage and window, on each rank that holds it: its REDUCE.
+    """After the last compute of each stage and window, on each rank that holds it: its REDUCE.
 
     Ranks that have several stages in common reduce these in one order, as collectives must: a stage whose turn has not
     come waits for the stages before it. Run before :func:`add_send_recv`, so that the gradient another rank waits for
@@ -102,7 +106,7 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
     """
     last: dict[tuple[int, int, int], int] = {}
     for position, (rank, action) in enumerate(order):
-        if action.op in (Op.B, Op.W) and action.microbatch is not None:
+        if action.microbatch is not None:
             last[rank, action.stage, schedule.window_of(action.microbatch)] = position
     ends: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> when its last copy has its gradients
     for (_, stage, window), position in last.items():

@@ -36,7 +36,6 @@ NOT_AVAILABLE = frozenset(
     {
         "bpipe",
         "pipefisher",
-        "pipefb",
         "ampnet",
         "pipedream",
         "pipedream_vsync",

@@ -97,6 +97,7 @@ class ScheduleSpec:
         data_unit: what passes through the pipeline as one.
         by_costs: its order follows from the request's costs.
         by_plan: a plan chooses it, by the seconds and bytes of the stages.
+        searched: ``auto`` considers it.
     """
 
     name: str
@@ -115,6 +116,7 @@ class ScheduleSpec:
     data_unit: str = "micro-batch"
     by_costs: bool = False
     by_plan: bool = False
+    searched: bool = True
 
     def accepts(self, request: ScheduleRequest) -> bool:
         """Whether there is such an order for the request, whose chunks are a number."""

@@ -33,6 +33,7 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
         "microbatches": schedule.microbatches,
         "chunks": schedule.chunks,
         "placement": [list(row) for row in schedule.placement],
+        **({"backward_placement": list(schedule.backward_placement)} if schedule.backward_placement else {}),
         "pipeline_of_microbatch": list(schedule.pipeline_of_microbatch),
         "window_of_microbatch": [schedule.window_of(m) for m in range(schedule.microbatches)],
         "actions": [[str(action) for action in row] for row in schedule.actions],
