@@ -83,6 +83,7 @@ class RunnerPipeline:
         if isinstance(schedule, str):
             schedule = build(schedule, ranks=ranks, microbatches=microbatches)
         order = fuse_backwards(schedule)
+        microbatches = order.microbatches  # as they are computed
         sources = layers_of(nn.Sequential(*layers), seed=0)
         stages = {
             stage: build_stage(sources, *_layers_of_stage(stage, order.stages, len(layers)))

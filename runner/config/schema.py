@@ -89,7 +89,7 @@ class ScheduleConfig:
     name: str = "1f1b"
     microbatches: int = 1  # per optimizer step and data replica
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
-    variant: str | None = None  # chimera: concatenation; null = that
+    variant: str | None = None  # chimera: concatenation, doubling, halving; null = concatenation
     pipes: int | None = None  # chimera: pipelines, half of them down and half up; null = 2
     twin_check_every: int = 100  # several pipelines: steps between two comparisons of the copies of a stage
     file: str | None = None  # from_file: a schedule in torch's CSV form
@@ -97,6 +97,11 @@ class ScheduleConfig:
     memory_limit: int | None = None  # zb_auto: micro-batches a rank may keep between F and W; null = its ranks
     opportunistic: bool | None = None  # varuna: a forward in place of a backward whose gradient is late; null = false
     steps: int | None = None  # windows drawn by `runner schedule`
+
+    @property
+    def computed_microbatches(self) -> int:
+        """What ``microbatches`` are computed as: backward halving computes the halves of each."""
+        return self.microbatches * (2 if self.variant == "halving" else 1)
 
 
 @dataclass

@@ -28,7 +28,7 @@ from runner.model.backward_scan import as_leaf, chained_backward_bytes, stopped_
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
 from runner.model.chain import load_model
 from runner.model.data import LossFunction, example_batch, loss_sum
-from runner.model.layers import LayerSource
+from runner.model.layers import LayerSource, keeps_running_statistics
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
@@ -60,7 +60,7 @@ def profile_model(config: RunConfig) -> ModelProfile:
 
 
 def _profile_model(config: RunConfig) -> ModelProfile:
-    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
+    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
     inputs, targets = example_batch(config.data, samples)
     try:
         profile = _on_fake_tensors(config, inputs, targets)
@@ -335,6 +335,7 @@ def _profile_call(
         saves=tuple(sorted(kept)),
         output_gradient_bytes=_num_bytes(roots),
         chained_backward_bytes=chained,
+        has_running_statistics=module is not None and any(map(keeps_running_statistics, module.modules())),
         stopped_forward_bytes=stopped,
     )
     for parameter in trained:

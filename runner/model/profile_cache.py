@@ -57,7 +57,7 @@ def _key(config: RunConfig) -> str:
         "data": [config.data.target, config.data.kwargs, config.data.collate, config.data.shuffle],
         "loss": [config.loss.name, config.loss.target, config.loss.kwargs],
         "own": _beside_its_own(config),
-        "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],
+        "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
         "precision": config.precision.name,
         "optimizer": [config.optimizer.name, config.optimizer.momentum, config.trainer.ema_decay is not None],
         "seed": config.seed,

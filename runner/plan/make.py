@@ -27,6 +27,7 @@ from runner.plan.ordered import (
     is_chosen_by_plan,
     post_validation_problems,
     schedule_problems,
+    twin_problems,
 )
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.scale import for_samples
@@ -52,7 +53,12 @@ class _Machine:
 
 
 def plan_problems(
-    config: RunConfig, num_layers: int, *, world_size: int | None = None, layer_names: Sequence[str] = ()
+    config: RunConfig,
+    num_layers: int,
+    *,
+    world_size: int | None = None,
+    layer_names: Sequence[str] = (),
+    statistics: Sequence[str] = (),
 ) -> list[Problem]:
     """The rules that need a schedule or a topology. Those that need the sections alone are the configuration's.
 
@@ -61,10 +67,11 @@ def plan_problems(
         num_layers: layers of the model.
         world_size: ranks that were started already (torchrun, srun); None where the runner starts them.
         layer_names: their names; without them, names in the request are not looked up.
+        statistics: names of those with running statistics.
     """
     problems = schedule_problems(config)
     if not problems and not is_chosen_by_plan(config):
-        problems += _conflicts(config, executed_schedule(config), num_layers)
+        problems += _conflicts(config, executed_schedule(config), num_layers, statistics)
     if layer_names:
         problems += activation_problems(config, layer_names)
     wanted = _layout(config)["world_size"]
@@ -76,12 +83,13 @@ def plan_problems(
     return problems
 
 
-def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int) -> list[Problem]:
+def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int, statistics: Sequence[str]) -> list[Problem]:
     """What of the request does not go with a schedule."""
     given = config.partition
     problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
     problems += split_backward_problems(config, schedule)
-    return [*problems, *zero.schedule_problems(config, schedule), *post_validation_problems(config, schedule)]
+    problems += [*zero.schedule_problems(config, schedule), *post_validation_problems(config, schedule)]
+    return [*problems, *twin_problems(schedule, statistics)]
 
 
 def make_plan(
@@ -154,7 +162,11 @@ def _make(
 
 def _refuse(config: RunConfig, profile: ModelProfile) -> None:
     names = [layer.name for layer in profile.layers]
-    raise_problems(plan_problems(config, len(names), layer_names=names))
+    raise_problems(plan_problems(config, len(names), layer_names=names, statistics=_statistics(profile)))
+
+
+def _statistics(profile: ModelProfile) -> list[str]:
+    return [layer.name for layer in profile.layers if layer.has_running_statistics]
 
 
 def _planned(
@@ -171,7 +183,7 @@ def _planned(
         return _assemble(config, profile, machine, chosen, stage_seconds)
 
     def assemble(schedule: Schedule) -> RunPlan:
-        raise_problems(_conflicts(config, schedule, len(profile.layers)))
+        raise_problems(_conflicts(config, schedule, len(profile.layers), _statistics(profile)))
         return _assemble(config, profile, machine, schedule, stage_seconds)
 
     return choose(config, assemble)
@@ -186,7 +198,7 @@ def _assemble(
 ) -> RunPlan:
     """The plan for a schedule, without advice. One replica is planned; the others are alike."""
     layout = _layout(config)
-    data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.microbatches
+    data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.computed_microbatches
     replica_samples = batches.split_sizes(batch, data)[0]
     profile = for_samples(profile, batches.largest_microbatch(batch, data, microbatches))
     temporaries = optimizer_temporaries(config.optimizer.name)

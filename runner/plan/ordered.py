@@ -21,6 +21,8 @@ __all__ = [
     "resolve_request",
     "schedule_of",
     "schedule_problems",
+    "statistics_problems",
+    "twin_problems",
 ]
 
 
@@ -75,6 +77,25 @@ def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[
         why = "What a rank has begun of the next step when one is taken back must be known before"
     if why is not None:
         yield Problem("schedule.post_validation", True, "must be false", why, "schedule.post_validation=false")
+
+
+def twin_problems(schedule: Schedule, statistics: Sequence[str]) -> list[Problem]:
+    """What does not go with stages that are on several ranks of one pipeline.
+
+    Args:
+        schedule: any.
+        statistics: names of the layers with running statistics.
+    """
+    return statistics_problems(schedule.name, statistics) if len(schedule.rows) > 1 else []
+
+
+def statistics_problems(schedule: str, names: Sequence[str]) -> list[Problem]:
+    """What stands against layers with running statistics whose stages are on several ranks of one pipeline."""
+    if not names:
+        return []
+    rule = f"must be a schedule of one pipeline with running statistics ({names[0]})"
+    why = "The copies of a stage would each see the micro-batches of one direction, and remember other averages"
+    return [Problem("schedule.name", schedule, rule, why, "schedule=1f1b")]
 
 
 def is_chosen_by_plan(config: RunConfig) -> bool:

@@ -102,7 +102,7 @@ def _fits_file(request: ScheduleRequest) -> list[Problem]:
     chunks = found.chunks if request.chunks is None else request.chunks
     pairs = (
         ("parallelism.pipeline", request.ranks, found.ranks, "ranks"),
-        ("schedule.microbatches", request.microbatches, found.microbatches, "micro-batches"),
+        ("schedule.microbatches", request.microbatches, found.microbatches // found.parts, "micro-batches"),
         ("schedule.chunks", chunks, found.chunks, "chunks per rank"),
     )
     why = f"{request.file} is written for so many"

@@ -19,13 +19,14 @@ def check(schedule: Schedule) -> list[str]:
     """All defects of a compute-only schedule; empty means that it is valid.
 
     Shape: rows and tables agree, every cell is compute of a stage that lives on this rank. Bijection: each stage
-    and micro-batch has exactly one F and exactly one of B, or I with W. Order: F before B or I before W. Versions:
-    a rank starts no window before it has ended the one before. Deadlock: all ranks reach their end.
+    and micro-batch has exactly one F and exactly one of B, or I with W. Order: F before B or I before W; forwards
+    that are one stand together. Versions: a rank starts no window before it has ended the one before. Deadlock: all
+    ranks reach their end.
     """
     defects = [*_shape(schedule)]
     if defects:
         return defects  # the rest would look up stages and micro-batches that do not exist
-    defects += [*_bijection(schedule), *_local_order(schedule), *_windows(schedule)]
+    defects += [*_bijection(schedule), *_local_order(schedule), *_joined(schedule), *_windows(schedule)]
     return defects or [*_hangs(schedule)]  # what is missing or misplaced would hang anyway
 
 
@@ -73,6 +74,9 @@ def _shape(schedule: Schedule) -> Iterator[str]:
             return
     if not all(0 <= row < len(schedule.placement) for row in schedule.pipeline_of_microbatch):
         yield f"pipeline_of_microbatch must name rows of the placement, below {len(schedule.placement)}"
+        return
+    if schedule.microbatches % schedule.joined or schedule.joined % schedule.parts:
+        yield f"{schedule.microbatches} micro-batches must be whole groups of {schedule.joined}, of whole ones"
         return
     if schedule.window_of_microbatch and len(schedule.window_of_microbatch) != schedule.microbatches:
         yield f"window_of_microbatch must have one entry for each of {schedule.microbatches} micro-batches"
@@ -131,6 +135,20 @@ def _local_order(schedule: Schedule) -> Iterator[str]:
                 first = action._replace(op=op)
                 if position.get(first, -1) > index:
                     yield f"{_cell(rank, index, action)}: must come after {first} (cell {position[first]})"
+
+
+def _joined(schedule: Schedule) -> Iterator[str]:
+    """Forwards that are one stand together, in order, on one way through the ranks."""
+    for rank, row in enumerate(schedule.actions):
+        for index, action in enumerate(row):
+            if action.op is not Op.F or action.microbatch is None:
+                continue
+            together = schedule.joined_with(action.microbatch)
+            if action.microbatch != together[0]:
+                continue
+            expected = tuple(action._replace(microbatch=microbatch) for microbatch in together)
+            if row[index : index + len(together)] != expected:
+                yield f"{_cell(rank, index, action)}: must be followed by {', '.join(map(str, expected[1:]))}"
 
 
 def _windows(schedule: Schedule) -> Iterator[str]:

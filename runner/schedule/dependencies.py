@@ -58,7 +58,7 @@ def _input(schedule: Schedule, action: Action, lowered: bool) -> Action:
         if source != schedule.rank_of(stage, microbatch, op):
             payload = Payload.ACTIVATION if op is Op.F else Payload.INPUT
             return Action(Op.RECV, stage, microbatch, payload, source)
-    return Action(Op.F, stage - 1, microbatch)
+    return _joined_forward(schedule, stage - 1, microbatch)
 
 
 def _output_gradient(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> Action:
@@ -73,8 +73,13 @@ def _output_gradient(schedule: Schedule, stage: int, microbatch: int, lowered: b
 def _produced(schedule: Schedule, stage: int, microbatch: int, payload: Payload | None) -> Action:
     """What computes the content of a message that ``stage`` sends."""
     if payload is not Payload.GRADIENT:
-        return Action(Op.F, stage, microbatch)
+        return _joined_forward(schedule, stage, microbatch)
     return _input_gradient(schedule, stage, microbatch)
+
+
+def _joined_forward(schedule: Schedule, stage: int, microbatch: int) -> Action:
+    """The last of the forwards that hand on together."""
+    return Action(Op.F, stage, schedule.joined_with(microbatch)[-1])
 
 
 def _input_gradient(schedule: Schedule, stage: int, microbatch: int) -> Action:

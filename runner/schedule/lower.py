@@ -8,7 +8,7 @@ its ranks waiting for it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from runner.schedule.simulate import Costs, StageCosts, play
 from runner.schedule.values import Action, Op, Payload, Program, Schedule
@@ -72,23 +72,30 @@ def add_send_recv(schedule: Schedule, order: Order) -> Order:
     def extended() -> Iterator[tuple[int, Action]]:
         for rank, action in order:
             yield rank, action
-            yield from _message(schedule, rank, action)
+            yield from _messages(schedule, rank, action)
 
     return tuple(extended())
 
 
-def _message(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
-    for payload, to_stage, peer in _made(schedule, action):
-        if peer != rank:
-            yield rank, Action(Op.SEND, action.stage, action.microbatch, payload, peer)
-            yield peer, Action(Op.RECV, to_stage, action.microbatch, payload, rank)
+def _messages(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
+    if action.microbatch is None:
+        return
+    leaving: Sequence[int] = (action.microbatch,)
+    if action.op is Op.F:
+        leaving = schedule.joined_with(action.microbatch)
+        if action.microbatch != leaving[-1]:
+            return  # what is joined leaves together
+    for microbatch in leaving:
+        for payload, to_stage, peer in _made(schedule, action._replace(microbatch=microbatch)):
+            if peer != rank:
+                yield rank, Action(Op.SEND, action.stage, microbatch, payload, peer)
+                yield peer, Action(Op.RECV, to_stage, microbatch, payload, rank)
 
 
 def _made(schedule: Schedule, action: Action) -> Iterator[tuple[Payload, int, int]]:
     """What an action makes for other stages: payload, the stage that it is for, and the rank of that stage."""
     stage, microbatch = action.stage, action.microbatch
-    if microbatch is None:
-        return
+    assert microbatch is not None  # compute always has one
     if action.op is Op.F and stage + 1 < schedule.stages:
         yield Payload.ACTIVATION, stage + 1, schedule.rank_of(stage + 1, microbatch)
         if schedule.backward and schedule.is_moved(stage + 1):

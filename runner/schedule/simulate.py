@@ -32,11 +32,11 @@ class Costs:
     W: float = 1.0
     comm: float = 0.0
 
-    def per_stage(self, stages: int, chunks: int) -> StageCosts:
-        """The same durations stage by stage, ``chunks`` of them to a rank."""
+    def per_stage(self, stages: int, chunks: int, parts: int = 1) -> StageCosts:
+        """The same durations stage by stage, ``chunks`` of them to a rank, of one of a micro-batch's ``parts``."""
 
         def each(cost: float) -> tuple[float, ...]:
-            return (cost / chunks,) * stages
+            return (cost / (chunks * parts),) * stages
 
         return StageCosts(each(self.F), each(self.B), each(self.I), each(self.W), comm=(self.comm,) * (stages - 1))
 
@@ -121,8 +121,9 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitt
     if walked.stuck:
         rank, index, action, missing = walked.stuck[0]
         raise ValueError(f"{schedule.name} hangs: rank {rank} waits at action {index} ({action}) for {missing}")
-    stage_costs = costs.per_stage(schedule.stages, schedule.chunks) if isinstance(costs, Costs) else costs
-    clock = _Clock(schedule, durations(stage_costs, view), jitter)
+    if isinstance(costs, Costs):
+        costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts)
+    clock = _Clock(schedule, durations(costs, view), jitter)
     start = [[0.0] * len(row) for row in view.actions]
     end = [[0.0] * len(row) for row in view.actions]
     for step in walked.steps:
@@ -245,4 +246,4 @@ def _peak_of_rank(schedule: Schedule, row: Sequence[Action]) -> float:
             held -= 1
         elif op is Op.F and microbatch is not None:
             held -= not schedule.backward or schedule.is_recomputed(action.stage, microbatch)
-    return peak / schedule.chunks
+    return peak / (schedule.chunks * schedule.parts)

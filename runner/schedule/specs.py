@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from runner.errors import Problem
@@ -20,7 +20,8 @@ class ScheduleRequest:
         ranks: pipeline ranks, D.
         microbatches: per optimizer step and data replica, T.
         chunks: model chunks per rank, v; None means the schedule's own.
-        variant: of ``chimera``: what follows a unit of D micro-batches; None means ``concatenation``.
+        variant: of ``chimera``: how its units follow each other: as they are (``concatenation``, which None means),
+            with forwards of two micro-batches (``doubling``), with backwards of half a one (``halving``).
         pipes: of ``chimera``: pipelines, half of them in each direction; None means 2.
         file: of ``from_file``.
         memory_limit: of ``zb_auto``: micro-batches of its whole share that a rank may keep between F and W; None
@@ -85,6 +86,7 @@ class ScheduleSpec:
         description: one line.
         source: the paper, or where the order comes from.
         formulas: None where the order is found by search or is the user's own.
+        variants: formulas of what ``schedule.variant`` may name; the empty name is none of them.
         generate: called with a request without problems.
         default_chunks: model chunks per rank; None where a file says it.
         ranks: which D there are.
@@ -112,11 +114,16 @@ class ScheduleSpec:
     one_rank: bool = False
     constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)
     keys: frozenset[str] = frozenset()
+    variants: Mapping[str, Formulas] = field(default_factory=dict)
     kind: str = "synchronous"
     data_unit: str = "micro-batch"
     by_costs: bool = False
     by_plan: bool = False
     searched: bool = True
+
+    def formulas_of(self, variant: str | None) -> Formulas | None:
+        """Of a variant; None means the schedule's own."""
+        return self.formulas if variant is None else self.variants[variant]
 
     def accepts(self, request: ScheduleRequest) -> bool:
         """Whether there is such an order for the request, whose chunks are a number."""

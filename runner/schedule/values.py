@@ -117,6 +117,9 @@ class Schedule:
             Every stage whose two ranks differ is recomputed.
         ahead: where it is not 0, a rank takes its next forward in place of a backward whose gradient is late, as long
             as it holds fewer than so many micro-batches between F and B; see :mod:`runner.schedule.opportunistic`.
+        joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
+            hands all of its outputs on together. Their backwards are each their own.
+        parts: so many neighbouring micro-batches are the parts of one that was asked for.
     """
 
     name: str
@@ -128,6 +131,8 @@ class Schedule:
     backward: bool = True
     ahead: int = 0
     backward_placement: tuple[int, ...] = ()
+    joined: int = 1
+    parts: int = 1
 
     @property
     def ranks(self) -> int:
@@ -163,6 +168,11 @@ class Schedule:
     def is_moved(self, stage: int) -> bool:
         """Whether the backward of a stage is on another rank than its forward."""
         return bool(self.backward_placement) and self.backward_placement[stage] != self.placement[0][stage]
+
+    def joined_with(self, microbatch: int) -> range:
+        """The micro-batches, itself among them, whose forwards are one."""
+        first = microbatch - microbatch % self.joined
+        return range(first, first + self.joined)
 
     def window_of(self, microbatch: int) -> int:
         """The optimizer step that ``microbatch`` belongs to."""

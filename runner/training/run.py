@@ -217,7 +217,7 @@ def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:
 
 def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
     options = EngineOptions(
-        microbatches=config.schedule.microbatches,
+        microbatches=config.schedule.computed_microbatches,
         dtype=dtype_of(config.precision.name),
         seed=config.seed,
         clip_norm=config.trainer.grad_clip_norm,

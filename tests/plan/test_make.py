@@ -224,6 +224,17 @@ def test_a_partition_by_memory_lowers_the_highest_predicted_peak() -> None:
     assert "4 micro-batches in flight" in to_table(plans["memory"])
 
 
+def test_running_statistics_have_no_twins() -> None:
+    """Their averages would be those of one direction: refused before a rank starts, and auto keeps to one pipeline."""
+    layers = model([layer(name="norm", has_running_statistics=True), *[layer()] * 7])
+    with pytest.raises(RequestError) as caught:
+        planned(layers, **TWINS)
+    assert "must be a schedule of one pipeline with running statistics (norm)" in str(caught.value)
+    assert planned(**TWINS).schedule.name == "chimera"
+    asked = {"parallelism__pipeline": 2, "schedule__microbatches": 4, "data__batch_size": 4}
+    assert len(planned(layers, schedule="auto", **asked).schedule.placement) == 1
+
+
 def _zb_auto(layers: ModelProfile, **overrides: Any) -> RunPlan:
     asked: dict[str, Any] = {"parallelism__pipeline": 4, "schedule__microbatches": 6, "data__batch_size": 6}
     return planned(layers, schedule="zb_auto", **asked, **overrides)

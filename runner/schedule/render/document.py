@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runner.schedule.render.table import cells
 from runner.schedule.simulate import Costs, simulate
 from runner.schedule.stream import updates, weight_versions
 from runner.schedule.values import Schedule
@@ -25,18 +26,19 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
     """
     times = simulate(schedule, costs)
     busy = sum(times.busy) / schedule.windows
-    seen = [[schedule.window_of(m)] * schedule.stages for m in range(schedule.microbatches)]
+    asked = range(0, schedule.microbatches, schedule.parts)  # the first part of each micro-batch
+    seen = [[schedule.window_of(m)] * schedule.stages for m in asked]
     return {
         "schedule": schedule.name,
         "ranks": schedule.ranks,
         "stages": schedule.stages,
-        "microbatches": schedule.microbatches,
+        "microbatches": len(asked),
         "chunks": schedule.chunks,
         "placement": [list(row) for row in schedule.placement],
         **({"backward_placement": list(schedule.backward_placement)} if schedule.backward_placement else {}),
-        "pipeline_of_microbatch": list(schedule.pipeline_of_microbatch),
-        "window_of_microbatch": [schedule.window_of(m) for m in range(schedule.microbatches)],
-        "actions": [[str(action) for action in row] for row in schedule.actions],
+        "pipeline_of_microbatch": [schedule.pipeline_of_microbatch[m] for m in asked],
+        "window_of_microbatch": [schedule.window_of(m) for m in asked],
+        "actions": [cells(schedule, row) for row in schedule.actions],
         "costs": {"F": costs.F, "B": costs.B, "I": costs.I, "W": costs.W, "comm": costs.comm},
         "makespan": times.makespan,
         "bubble_ratio": times.bubble_ratio,
