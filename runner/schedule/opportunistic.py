@@ -83,9 +83,8 @@ def realised(schedule: Schedule, costs: Costs | StageCosts, jitter: Jitter | Non
     """
     if not schedule.ahead:
         return schedule
-    stage_costs = (
-        costs.per_stage(schedule.stages, schedule.chunks, schedule.parts) if isinstance(costs, Costs) else costs
-    )
+    if isinstance(costs, Costs):
+        costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts)
     rows = schedule.actions
     forwards = [[action for action in row if action.op is Op.F] for row in rows]
     turn = [0] * schedule.ranks
