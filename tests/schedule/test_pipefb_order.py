@@ -7,7 +7,7 @@ import json
 import pytest
 from plan_profiles import layer, model
 
-from runner.plan.memory import predict_memory
+from runner.plan.memory import Held, held_microbatches, in_flight_microbatches, predict_memory
 from runner.plan.ordered import post_validation_problems, resolve_request
 from runner.plan.stages import stage_figures
 from runner.schedule import Costs, Op, build, check, check_program, lower, problems_of, simulate
@@ -86,6 +86,8 @@ def test_what_is_planned_of_memory():
         program = lower(build("pipefb", ranks=4, microbatches=microbatches))
         return predict_memory(program, profile, figures, batch_samples=1).parts
 
+    assert in_flight_microbatches(build("pipefb", ranks=4, microbatches=12)) == (1, 1, 1, 1)
+    assert held_microbatches(build("pipefb", ranks=4, microbatches=12)) == ((Held(1, 0, 0),),) * 4
     assert [part.weights for part in parts(4)] == [80, 80, 80, 40]
     most = max(figures[0].saved_bytes + max(figures[0].forward_peak_bytes, figures[0].backward_peak_bytes), 52)
     assert all(part.activations <= most for part in parts(12))
