@@ -56,6 +56,13 @@ ROWS = (
         "DAPPLE's row. Exact for any F : B, also for T < D; rank r holds min(T, D-r) Ma, so that the printed range is "
         "over the ranks where T >= D.",
     ),
+    Row(
+        "bpipe",
+        1,
+        (),
+        "1f1b's order; with T >= D no rank keeps more than D/2 + 1 micro-batches: ranks of the first half lend some to "
+        "their partners, and take each back one action before its backward.",
+    ),
     Row("1f1b_eager", 1, (), "DAPPLE's policy B; the same bubble as 1f1b, less of it where messages take time."),
     Row(
         "interleaved_1f1b",

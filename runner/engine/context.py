@@ -92,7 +92,7 @@ class RankContext:
     def recomputes_elsewhere(self, window: Window, stage: int) -> bool:
         """Whether the backward of a stage is on another rank than its forward."""
         schedule = self.schedules[window.training]
-        return 0 <= stage < schedule.stages and window.training and schedule.is_moved(stage)
+        return 0 <= stage < schedule.stages and window.training and schedule.has_other_backward(stage)
 
 
 def number_of(action: Action) -> int:

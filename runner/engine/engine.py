@@ -39,7 +39,7 @@ from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.plan.batches import split_sizes
 from runner.schedule.speculate import speculation
-from runner.schedule.values import Action, Op, Program
+from runner.schedule.values import Action, Op, Payload, Program
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]
 
@@ -137,8 +137,10 @@ class Engine:
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes of activations and of their gradients that this rank sent in training steps so far."""
-        return {payload.name.lower(): count for payload, count in self._executor.bytes_sent.items()}
+        """Bytes of activations, on their way or lent, and of gradients that this rank sent in training steps so far."""
+        sent = self._executor.bytes_sent
+        activations = sent[Payload.ACTIVATION] + sent[Payload.STASH]
+        return {"activation": activations, "gradient": sent[Payload.GRADIENT]}
 
     def attach_optimizer(
         self,

@@ -112,6 +112,8 @@ class Executor:
         """
         actions = list(actions)
         self._compute.recomputed = {(a.stage, a.microbatch) for a in actions if a.op is Op.R}
+        stashes = (a for a in actions if a.payload is Payload.STASH and a.stage in self.stages)
+        self._compute.moved = {(a.stage, a.microbatch) for a in stashes}
         with torch.set_grad_enabled(window.training):
             for index in range(len(actions)):
                 self.current = action = actions[index]

@@ -22,7 +22,12 @@ __all__ = ["Incoming", "Messages", "Outgoing"]
 _Boundary = tuple[int, int, bool, int, int]
 """Stage, global rank on the other side, and the window's key."""
 
-_CHANNELS = {payload: Channel[payload.name] for payload in Payload}
+_CHANNELS = {
+    Payload.ACTIVATION: Channel.ACTIVATION,
+    Payload.GRADIENT: Channel.GRADIENT,
+    Payload.INPUT: Channel.INPUT,
+    Payload.STASH: Channel.ACTIVATION,
+}
 
 
 @dataclass
@@ -53,7 +58,7 @@ class Outgoing(list[tuple[Handle, Tensor]]):
 
 
 class Messages:
-    """SEND and RECV; the actions that need a message wait for it.
+    """SEND and RECV, of a stash too; the actions that need a message wait for it.
 
     Args:
         rank: what the parts of the executor share.
@@ -75,7 +80,7 @@ class Messages:
         """
         for index in range(start, len(actions)):
             action = actions[index]
-            if action.op in COMPUTE or (action.op is Op.RECV and not self.is_known(window, action)):
+            if action.op in COMPUTE or (action.op is Op.RECV and not self.may_post(window, action)):
                 return
             if action.op is Op.RECV:
                 self.post(window, action)
@@ -86,11 +91,13 @@ class Messages:
             self.receive(window, action)
             self._posted.add(action)
 
-    def is_known(self, window: Window, action: Action) -> bool:
-        """Whether the shapes of what an action receives are known."""
+    def may_post(self, window: Window, action: Action) -> bool:
+        """Whether the shapes of what an action receives are known, and it makes no room for itself first."""
         stage, microbatch = action.stage, number_of(action)
         if not window.sizes[microbatch]:
             return True
+        if action.payload is Payload.STASH and stage in self._rank.stages:
+            return False  # another micro-batch leaves before this one is back
         known = self._announced if action.payload is Payload.GRADIENT else self._specs
         if action.payload is Payload.GRADIENT and self._rank.recomputes_elsewhere(window, stage):
             known = self._gradients
@@ -124,7 +131,9 @@ class Messages:
             return
         peer = self._peer(action)
         key = (stage, peer, *window.key(microbatch))
-        if payload is Payload.GRADIENT:
+        if payload is Payload.STASH:
+            tensors = self._leaving(window, action, peer)
+        elif payload is Payload.GRADIENT:
             tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
             if self._rank.recomputes_elsewhere(window, stage - 1):  # no activation of this shape went the other way
                 tensors = self._announce(self._gradients, key, tensors)
@@ -147,6 +156,22 @@ class Messages:
             return self._rank.buffers.peek("graph", *place)[1]
         return self._rank.buffers.take("copy" if action.payload is Payload.INPUT else "output", *place)
 
+    def _leaving(self, window: Window, action: Action, peer: int) -> list[Tensor]:
+        """What a rank keeps of a micro-batch, on its way to the rank that hosts it, or back from there."""
+        stage, microbatch = action.stage, number_of(action)
+        if stage not in self._rank.stages:
+            hosted: Incoming = self._rank.buffers.take("hosted", stage, microbatch)
+            hosted.wait(self._rank.timeline)
+            return hosted.tensors
+        sent: Outgoing = self._rank.buffers.peek("sent", stage, microbatch)
+        sent.wait()
+        sent.clear()  # its output has arrived, and leaves with the rest
+        boundary = (
+            tensor for part in self._rank.buffers.peek("graph", stage, microbatch) for tensor in flatten(part)[0]
+        )
+        memories = self._rank.buffers.peek("stash", stage, microbatch).leave(boundary)
+        return self._announce(self._announced, (stage, peer, *window.key(microbatch)), memories)
+
     def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
         """Own messages until they have left, without waiting for a peer that is still computing.
 
@@ -154,6 +179,9 @@ class Messages:
         they have left. Where a transport does not tell, all but the last one are waited for: they were due before it
         was made.
         """
+        if action.payload is Payload.STASH:
+            sent.wait()  # its memory is needed for what comes next
+            return
         elsewhere = self._rank.recomputes_elsewhere(window, action.stage)
         if action.payload is Payload.ACTIVATION and window.training and not elsewhere:
             self._rank.buffers.put("sent", action.stage, number_of(action), sent)
@@ -198,7 +226,10 @@ class Messages:
             return
         peer, spec = self._peer(action), None
         key = (stage, peer, *window.key(microbatch))
-        if payload is not Payload.GRADIENT:
+        returns = payload is Payload.STASH and stage in self._rank.stages
+        if returns:
+            tensors = self._announced[key].allocate(self._rank.transport.device)
+        elif payload is not Payload.GRADIENT:
             spec = self._told(self._specs, key)
             tensors = spec.allocate(self._rank.transport.device)
         elif self._rank.recomputes_elsewhere(window, stage):
@@ -207,7 +238,8 @@ class Messages:
             tensors = self._announced[key].allocate_gradients(self._rank.transport.device)
         assert payload is not None
         handles = [self._rank.transport.receive(tensor, peer, _CHANNELS[payload]) for tensor in tensors]
-        kind = "gradient" if payload is Payload.GRADIENT else "input"
+        kinds = {Payload.GRADIENT: "gradient", Payload.STASH: "hosted"}
+        kind = "returned" if returns else kinds.get(payload, "input")
         self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
 
     def _told(self, known: dict[_Boundary, BoundarySpec], key: _Boundary) -> BoundarySpec:

@@ -69,7 +69,7 @@ class Opportunist:
         if not self._rank.buffers.has("input", stage, microbatch):
             brings = Action(Op.RECV, stage, microbatch, Payload.ACTIVATION)
             receive = next(action for action in actions if action._replace(peer=None) == brings)
-            if not self._messages.is_known(window, receive):
+            if not self._messages.may_post(window, receive):
                 return None
             self._messages.post(window, receive)
         value: Incoming = self._rank.buffers.peek("input", stage, microbatch)

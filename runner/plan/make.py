@@ -25,6 +25,7 @@ from runner.plan.ordered import (
     executed_schedule,
     follows_profile,
     is_chosen_by_plan,
+    move_problems,
     post_validation_problems,
     schedule_problems,
     twin_problems,
@@ -89,7 +90,7 @@ def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int, statistic
     problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
     problems += split_backward_problems(config, schedule)
     problems += [*zero.schedule_problems(config, schedule), *post_validation_problems(config, schedule)]
-    return [*problems, *twin_problems(schedule, statistics)]
+    return [*problems, *move_problems(config, schedule), *twin_problems(schedule, statistics)]
 
 
 def make_plan(

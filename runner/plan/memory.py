@@ -97,7 +97,7 @@ def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
     for actions in hurried(schedule):
         held = [0] * schedule.stages
         for action in actions:
-            if action.op is (Op.R if schedule.is_moved(action.stage) else Op.F):
+            if action.op is (Op.R if schedule.has_other_backward(action.stage) else Op.F):
                 held[action.stage] += 1
                 most[action.stage] = max(most[action.stage], held[action.stage])
             elif action.op in (Op.B, Op.W):
@@ -124,7 +124,7 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
         for action in actions:
             assert action.microbatch is not None  # a schedule holds compute only
             at, (saved, deferred, dropped) = action.stage, now[action.stage]
-            moved = schedule.is_moved(at)
+            moved = schedule.has_other_backward(at)
             again = schedule.is_recomputed(at, action.microbatch) and not moved
             if action.op is Op.F and moved:
                 moments[at].add(Held(saved + 1, deferred, dropped))  # and keeps nothing

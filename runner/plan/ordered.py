@@ -17,6 +17,7 @@ __all__ = [
     "executed_schedule",
     "follows_profile",
     "is_chosen_by_plan",
+    "move_problems",
     "post_validation_problems",
     "resolve_request",
     "schedule_of",
@@ -87,6 +88,24 @@ def twin_problems(schedule: Schedule, statistics: Sequence[str]) -> list[Problem
         statistics: names of the layers with running statistics.
     """
     return statistics_problems(schedule.name, statistics) if len(schedule.rows) > 1 else []
+
+
+def move_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """What does not go with activations that other ranks keep for a while."""
+    if not schedule.moves:
+        return
+    why = f"{schedule.name} sends what autograd saved in a forward to another rank"
+    asked: tuple[tuple[str, object, object, str], ...] = (
+        ("activation_checkpoint", config.activation_checkpoint.name, "none", "which these policies make anew"),
+        ("offload.activations", config.offload.activations, "none", "which is then in the host's memory"),
+        ("compile", config.compile, False, "of layers that run as they are written"),
+        ("zero.stage", config.zero.stage, None, "and DeepSpeed runs the forward itself"),
+        ("schedule.post_validation", config.schedule.post_validation, False, "and could not take that back"),
+    )
+    for path, value, needed, because in asked:
+        if value != needed:
+            shown = "null" if needed is None else str(needed).lower()
+            yield Problem(path, value, f"must be {shown}", f"{why}, {because}", f"{path}={shown}")
 
 
 def statistics_problems(schedule: str, names: Sequence[str]) -> list[Problem]:

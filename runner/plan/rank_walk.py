@@ -66,7 +66,9 @@ class RankWalk:
             if action.op in COMPUTE:
                 break
             if action.op is Op.RECV:
-                known = _place(action) in self._forwarded or self._schedule.is_moved(action.stage)
+                if action.payload is Payload.STASH and self._is_here(action.stage, action):
+                    break  # another micro-batch leaves before this one is back
+                known = _place(action) in self._forwarded or self._schedule.has_other_backward(action.stage)
                 if action.payload is Payload.GRADIENT and not known:
                     break
                 self._play(action)
@@ -77,7 +79,7 @@ class RankWalk:
         figures = self._figures[action.stage]
         if action.op is Op.F:
             self._forwarded.add(_place(action))
-        if action.op is Op.F and self._schedule.is_moved(action.stage):
+        if action.op is Op.F and self._schedule.has_other_backward(action.stage):
             self._forward_for_others(action, figures)
         elif action.op is Op.F and self._is_recomputed(action):
             self._see(figures.unsaved_forward_peak_bytes)
@@ -91,6 +93,8 @@ class RankWalk:
             self._see(figures.largest_parameter_bytes)
             self._activations -= figures.deferred_bytes
             self._held -= self._inputs.pop(_place(action), 0)
+        elif action.payload is Payload.STASH:
+            self._move(action, figures)
         elif action.op is Op.RECV:
             is_gradient = action.payload is Payload.GRADIENT
             self._held += figures.output_gradient_bytes if is_gradient else figures.input_bytes
@@ -108,17 +112,26 @@ class RankWalk:
         if action.stage > 0:
             self._held -= figures.input_bytes
         following = action._replace(stage=action.stage + 1)
-        if self._schedule.is_moved(following.stage) and self._is_here(following.stage, following, Op.B):
+        if self._schedule.has_other_backward(following.stage) and self._is_here(following.stage, following, Op.B):
             self._held += figures.output_bytes  # for the recomputation of the next stage
+
+    def _move(self, action: Action, figures: StageFigures) -> None:
+        """What a stage keeps of a micro-batch leaves or is back on its rank, comes to its host or leaves that."""
+        sign = 1 if action.op is Op.RECV else -1
+        if self._is_here(action.stage, action):
+            self._activations += sign * figures.saved_bytes
+            self._held += sign * figures.input_bytes
+        else:
+            self._held += sign * (figures.saved_bytes + figures.input_bytes)
 
     def _backward(self, action: Action, figures: StageFigures) -> None:
         """B, or I, after which some of it stays for W. Both make the gradient of the input and use the output's."""
         split = action.op is Op.I
         self._see(figures.input_backward_peak_bytes if split else figures.backward_peak_bytes)
         self._held += figures.input_gradient_bytes - figures.output_gradient_bytes
-        kept = self._is_recomputed(action) and not self._schedule.is_moved(action.stage)
+        kept = self._is_recomputed(action) and not self._schedule.has_other_backward(action.stage)
         self._activations -= figures.saved_bytes + (figures.output_bytes if kept else 0)
-        if self._schedule.is_moved(action.stage) or not self._is_here(action.stage - 1, action):
+        if self._schedule.has_other_backward(action.stage) or not self._is_here(action.stage - 1, action):
             self._held -= figures.input_bytes
         if split:
             self._activations += figures.deferred_bytes

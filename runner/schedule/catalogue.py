@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from runner.errors import Problem, RequestError
 from runner.schedule.catalogue_bidirectional import BIDIRECTIONAL
+from runner.schedule.generators.bpipe import bpipe
 from runner.schedule.generators.building_blocks import v_half, v_min
 from runner.schedule.generators.dualpipe_v import dualpipe_v
 from runner.schedule.generators.from_file import read_schedule
@@ -36,9 +37,9 @@ _V_MIN_IDLE = "(4 * D - (5 if D % 3 else 3)) * F / 2"
 _EQUAL = "F == I == W and B == I + W"
 
 
-def _pipeline(peak: str) -> Formulas:
+def _pipeline(peak: str, when: str = "True") -> Formulas:
     """Of gpipe, 1f1b and its relatives, which differ in memory alone."""
-    return Formulas("(T + D - 1) * (F + B)", "(D - 1) / (T + D - 1)", peak, "(D - 1) * (F + B)")
+    return Formulas("(T + D - 1) * (F + B)", "(D - 1) / (T + D - 1)", peak, "(D - 1) * (F + B)", when)
 
 
 def _looped(peak: str) -> Formulas:
@@ -144,6 +145,14 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         formulas=_pipeline("min(T, D - r)"),
         generate=lambda request: one_f_one_b(request.ranks, request.microbatches),
         one_rank=True,
+    ),
+    ScheduleSpec(
+        name="bpipe",
+        description="1f1b whose first ranks lend micro-batches to the last ones: half of the peak, for messages",
+        source="Kim et al., BPipe, 2023",
+        formulas=_pipeline("min(D // 2 + 1, D - r) if r < D // 2 else D // 2", when="T >= D"),
+        generate=lambda request: bpipe(request.ranks, request.microbatches),
+        ranks=Legal("even", lambda _, ranks: ranks % 2 == 0),
     ),
     ScheduleSpec(
         name="1f1b_eager",

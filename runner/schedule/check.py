@@ -26,7 +26,13 @@ def check(schedule: Schedule) -> list[str]:
     defects = [*_shape(schedule)]
     if defects:
         return defects  # the rest would look up stages and micro-batches that do not exist
-    defects += [*_bijection(schedule), *_local_order(schedule), *_joined(schedule), *_windows(schedule)]
+    defects += [
+        *_bijection(schedule),
+        *_local_order(schedule),
+        *_joined(schedule),
+        *_moves(schedule),
+        *_windows(schedule),
+    ]
     return defects or [*_hangs(schedule)]  # what is missing or misplaced would hang anyway
 
 
@@ -108,7 +114,7 @@ def _bijection(schedule: Schedule) -> Iterator[str]:
 
 def _incomplete(schedule: Schedule, stage: int, microbatch: int, have: set[Op]) -> Iterator[str]:
     where = f"rank {schedule.rank_of(stage, microbatch)}, stage {stage}, micro-batch {microbatch}"
-    if schedule.backward and schedule.is_moved(stage) and Op.R not in have:
+    if schedule.backward and schedule.has_other_backward(stage) and Op.R not in have:
         yield f"{where}: no recomputation ({stage}R{microbatch}) where the backward is on another rank"
     if Op.F not in have:
         yield f"{where}: no forward ({stage}F{microbatch})"
@@ -151,6 +157,18 @@ def _joined(schedule: Schedule) -> Iterator[str]:
                 yield f"{_cell(rank, index, action)}: must be followed by {', '.join(map(str, expected[1:]))}"
 
 
+def _moves(schedule: Schedule) -> Iterator[str]:
+    """What leaves is there by then, and is back before its backward."""
+    position = {action: index for row in schedule.actions for index, action in enumerate(row)}
+    for move in schedule.moves:
+        rank = schedule.rank_of(move.stage, move.microbatch)
+        forward, backward = (Action(op, move.stage, move.microbatch) for op in (Op.F, Op.B))
+        steps = [position.get(action, -1) for action in (forward, move.leaves, move.returns, backward)]
+        own = all(action in schedule.actions[rank] for action in (move.leaves, move.returns))
+        if move.host == rank or not own or steps != sorted(steps) or steps[2] == steps[3]:
+            yield f"rank {rank}: what {forward} keeps must leave it after that and be back before {backward}"
+
+
 def _windows(schedule: Schedule) -> Iterator[str]:
     """The optimizer step between two windows must not fall between an F and its B."""
     for rank, row in enumerate(schedule.actions):
@@ -189,15 +207,22 @@ def _messages(program: Program) -> Iterator[str]:
 
 
 def _receiver(send: Action) -> int:
-    """The stage that a SEND is for: activations and inputs go up, gradients down."""
+    """The stage that a SEND is for: activations and inputs go up, gradients down, a stash stays the stage's."""
+    if send.payload is Payload.STASH:
+        return send.stage
     return send.stage - 1 if send.payload is Payload.GRADIENT else send.stage + 1
 
 
 def _expected_messages(schedule: Schedule) -> Iterator[tuple[int, Action]]:
+    for move in schedule.moves:
+        owner = schedule.rank_of(move.stage, move.microbatch)
+        for rank, peer in ((owner, move.host), (move.host, owner)):
+            for op in (Op.SEND, Op.RECV):
+                yield rank, Action(op, move.stage, move.microbatch, Payload.STASH, peer)
     for microbatch, stage in itertools.product(range(schedule.microbatches), range(schedule.stages - 1)):
         low = schedule.rank_of(stage, microbatch)
         wanted = [(Payload.ACTIVATION, schedule.rank_of(stage + 1, microbatch))]
-        if schedule.backward and schedule.is_moved(stage + 1):
+        if schedule.backward and schedule.has_other_backward(stage + 1):
             wanted.append((Payload.INPUT, schedule.rank_of(stage + 1, microbatch, Op.R)))
         for payload, high in wanted:
             if low != high:

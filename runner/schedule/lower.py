@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from runner.schedule.simulate import Costs, StageCosts, play
-from runner.schedule.values import Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, walk
 
-__all__ = ["Order", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
+__all__ = ["Order", "add_moves", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
 
 Order = tuple[tuple[int, Action], ...]
 """One global order of ``(rank, action)``."""
@@ -33,7 +33,7 @@ def lower(schedule: Schedule, costs: Costs | StageCosts | None = None) -> Progra
     order = simulated_order(schedule, costs or Costs())
     if schedule.backward:
         order = add_reduce(schedule, order)
-    order = add_send_recv(schedule, order)
+    order = add_moves(schedule, add_send_recv(schedule, order))
     if schedule.backward:
         order = add_step(schedule, order)
     lists: list[list[Action]] = [[] for _ in range(schedule.ranks)]
@@ -98,10 +98,36 @@ def _made(schedule: Schedule, action: Action) -> Iterator[tuple[Payload, int, in
     assert microbatch is not None  # compute always has one
     if action.op is Op.F and stage + 1 < schedule.stages:
         yield Payload.ACTIVATION, stage + 1, schedule.rank_of(stage + 1, microbatch)
-        if schedule.backward and schedule.is_moved(stage + 1):
+        if schedule.backward and schedule.has_other_backward(stage + 1):
             yield Payload.INPUT, stage + 1, schedule.rank_of(stage + 1, microbatch, Op.R)
     elif action.op in (Op.B, Op.I) and stage > 0:
         yield Payload.GRADIENT, stage - 1, schedule.rank_of(stage - 1, microbatch, Op.B)
+
+
+def add_moves(schedule: Schedule, order: Order) -> Order:
+    """After the actions that a :class:`Move` names: SEND and RECV of what leaves, then of what comes back."""
+    if not schedule.moves:
+        return order
+    due: dict[Action, list[tuple[int, Action]]] = defaultdict(list)
+    for moment in ("leaves", "returns"):
+        for move in schedule.moves:
+            owner = schedule.rank_of(move.stage, move.microbatch)
+            source, target = (owner, move.host) if moment == "leaves" else (move.host, owner)
+            ends = ((source, Op.SEND, target), (target, Op.RECV, source))
+            due[getattr(move, moment)] += [
+                (rank, Action(op, move.stage, move.microbatch, Payload.STASH, peer)) for rank, op, peer in ends
+            ]
+
+    def extended() -> Iterator[tuple[int, Action]]:
+        after: Sequence[tuple[int, Action]] = ()  # messages of the action itself leave first
+        for rank, action in order:
+            if action.op in COMPUTE:
+                yield from after
+                after = due.get(action, ())
+            yield rank, action
+        yield from after
+
+    return tuple(extended())
 
 
 def add_reduce(schedule: Schedule, order: Order) -> Order:
@@ -135,7 +161,7 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
 
 
 def add_step(schedule: Schedule, order: Order) -> Order:
-    """After a rank's last REDUCE of a window: the STEP of each of its stages, together.
+    """After a rank's last REDUCE of a window, and what it lends or hosts: the STEP of each of its stages, together.
 
     They stand together because the gradient norm that clips them is known only when all are reduced.
     """
@@ -143,6 +169,9 @@ def add_step(schedule: Schedule, order: Order) -> Order:
     for position, (rank, action) in enumerate(order):
         if action.op is Op.REDUCE:
             last[rank, action.window] = position
+        elif action.payload is Payload.STASH and action.microbatch is not None:
+            window = schedule.window_of(action.microbatch)
+            last[rank, window] = position  # others wait for what it still hosts, and it for them at STEP
     due = {position: window for (_, window), position in last.items()}
 
     def extended() -> Iterator[tuple[int, Action]]:

@@ -34,7 +34,6 @@ ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 
 NOT_AVAILABLE = frozenset(
     {
-        "bpipe",
         "pipefisher",
         "ampnet",
         "pipedream",

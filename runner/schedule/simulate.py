@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, Walk, walk
 
 __all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
@@ -177,7 +178,8 @@ class _Clock:
                 ready = arrived
         start = self._free[rank]
         if op is Op.SEND:
-            end = start + self._latency[_edge(action)] * self._chance(action)
+            length = 0.0 if action.payload is Payload.STASH else self._latency[_edge(action)]
+            end = start + length * self._chance(action)
         elif op is Op.RECV:
             end = max(start, ready)
         elif op is Op.REDUCE:
@@ -224,13 +226,40 @@ def _summary(
         busy=tuple(busy),
         bubble_ratio=1.0 - sum(busy) / total if total else 0.0,
         inner_idle=tuple(inner_idle),
-        peak_activations=peak_activations(view),
+        peak_activations=_peaks_with_moves(view, start, end) if schedule.moves else peak_activations(view),
     )
+
+
+def _peaks_with_moves(
+    view: Schedule | Program, start: Sequence[Sequence[float]], end: Sequence[Sequence[float]]
+) -> tuple[float, ...]:
+    """:func:`peak_activations` where ranks keep others' micro-batches for a while, of full backwards.
+
+    A micro-batch leaves its rank, and is back on it, at the end of the actions that say so.
+    """
+    schedule = view.schedule if isinstance(view, Program) else view
+    changes: list[list[tuple[float, int]]] = [[] for _ in view.actions]
+    ended: dict[Action, float] = {}
+    for rank, row in enumerate(view.actions):
+        for action, begun, done in zip(row, start[rank], end[rank], strict=True):
+            ended[action] = done
+            if action.op is Op.F:
+                changes[rank].append((begun, 1))
+            elif action.op is Op.B:
+                changes[rank].append((done, -1))
+    for move in schedule.moves:
+        owner = schedule.rank_of(move.stage, move.microbatch)
+        leaves, returns = ended[move.leaves], ended[move.returns]
+        changes[owner] += [(leaves, -1), (returns, 1)]
+        changes[move.host] += [(leaves, 1), (returns, -1)]
+    return tuple(max(accumulate(step for _, step in sorted(each))) / schedule.chunks for each in changes)
 
 
 def peak_activations(view: Schedule | Program) -> tuple[float, ...]:
     """Per rank, most micro-batches of its whole share held at once, as in :class:`Simulation`."""
     schedule = view.schedule if isinstance(view, Program) else view
+    if schedule.moves:  # what a rank keeps of others' depends on when these move it
+        return simulate(view, Costs()).peak_activations
     return tuple(_peak_of_rank(schedule, row) for row in view.actions)
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["COMPUTE", "Action", "Op", "Payload", "Program", "Schedule", "parse_action"]
+__all__ = ["COMPUTE", "Action", "Move", "Op", "Payload", "Program", "Schedule", "parse_action"]
 
 
 class Op(StrEnum):
@@ -35,6 +35,7 @@ class Payload(StrEnum):
     ACTIVATION = "F"
     GRADIENT = "B"
     INPUT = "R"  # a stage's input, for the rank that computes it again where another ran its forward
+    STASH = "S"  # what a stage keeps of a micro-batch for its backward
 
 
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
@@ -42,7 +43,7 @@ COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
 
 _NUMBER = "(0|[1-9][0-9]*)"
 _COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
-_MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FBR]){_NUMBER}>{_NUMBER}|(RECV)_([FBR]){_NUMBER}<{_NUMBER})")
+_MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FBRS]){_NUMBER}>{_NUMBER}|(RECV)_([FBRS]){_NUMBER}<{_NUMBER})")
 _WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?::([1-9][0-9]*))?(?:@([1-9][0-9]*))?")
 
 
@@ -54,6 +55,7 @@ class Action(NamedTuple):
         stage: the stage on this rank. A SEND of an activation carries this stage's output, a RECV of an
             activation, or of an input, its input; a SEND of a gradient carries the gradient of its input, a RECV
             of a gradient that of its output. A SEND of an input is of the stage before, whose output that is.
+            A stash is the stage's, on whichever rank.
         microbatch: number over the whole stream; None for REDUCE and STEP.
         payload: of SEND and RECV, else None.
         peer: pipeline rank on the other side of a SEND or RECV, else None.
@@ -100,6 +102,22 @@ def parse_action(text: str) -> Action:
     raise ValueError(f"{text!r} is no action; the forms are 2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE and 3STEP")
 
 
+class Move(NamedTuple):
+    """What a stage keeps of a micro-batch is on another rank for a while.
+
+    Args:
+        stage, microbatch: whose.
+        host: the rank that keeps it meanwhile.
+        leaves, returns: compute of the stage's own rank, directly after which it is sent and taken back.
+    """
+
+    stage: int
+    microbatch: int
+    host: int
+    leaves: Action
+    returns: Action
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Who computes what, in order.
@@ -120,6 +138,7 @@ class Schedule:
         joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
             hands all of its outputs on together. Their backwards are each their own.
         parts: so many neighbouring micro-batches are the parts of one that was asked for.
+        moves: what is kept for a backward on another rank, and when.
     """
 
     name: str
@@ -133,6 +152,7 @@ class Schedule:
     backward_placement: tuple[int, ...] = ()
     joined: int = 1
     parts: int = 1
+    moves: tuple[Move, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -165,7 +185,7 @@ class Schedule:
             return self.backward_placement[stage]
         return self.placement[self.pipeline_of_microbatch[microbatch]][stage]
 
-    def is_moved(self, stage: int) -> bool:
+    def has_other_backward(self, stage: int) -> bool:
         """Whether the backward of a stage is on another rank than its forward."""
         return bool(self.backward_placement) and self.backward_placement[stage] != self.placement[0][stage]
 
@@ -198,6 +218,10 @@ class Schedule:
         """Whether this forward is recomputed before its backward."""
         return (stage, microbatch) in self._recomputed
 
+    def host_of(self, stage: int, microbatch: int) -> int | None:
+        """The rank that keeps what this backward needs for a while; None where it stays."""
+        return self._hosts.get((stage, microbatch))
+
     def microbatches_of_window(self, window: int) -> tuple[int, ...]:
         """The micro-batches of one optimizer step, ascending."""
         return self._by_window.get(window, ())
@@ -227,6 +251,10 @@ class Schedule:
             for stage, rank in enumerate(owners):
                 first[stage].setdefault(rank, row)
         return tuple(tuple(rows.values()) for rows in first)
+
+    @cached_property
+    def _hosts(self) -> dict[tuple[int, int], int]:
+        return {(move.stage, move.microbatch): move.host for move in self.moves}
 
     @cached_property
     def _split(self) -> frozenset[tuple[int, int | None]]:

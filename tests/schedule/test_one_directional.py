@@ -139,6 +139,7 @@ def test_grid(name: str, microbatches: int, chunks: int | None) -> None:
     ("name", "chunks", "span", "idle", "inner", "peaks"),
     [
         ("1f1b_eager", None, 33, 0.273, 9, (7, 5, 3, 1)),
+        ("bpipe", None, 33, 0.273, 9, (3, 3, 2, 2)),
         ("interleaved_1f1b", 2, 28.5, 0.158, 4.5, (5.5, 4.5, 3.5, 2.5)),
         ("looped_bfs", 2, 28.5, 0.158, 4.5, (8, 8, 8, 8)),
         ("hanayo", 2, 32.5, 0.262, 8.5, (4, 4.5, 5, 5.5)),

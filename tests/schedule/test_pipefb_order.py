@@ -47,7 +47,7 @@ def test_every_size_is_valid_and_moves_every_backward_but_the_last_stages(ranks,
     assert schedule.sums_in_order
     for stage in range(ranks):
         middle = stage == ranks - 1 - stage
-        assert schedule.is_moved(stage) == (stage < ranks - 1 and not middle)
+        assert schedule.has_other_backward(stage) == (stage < ranks - 1 and not middle)
         for microbatch in range(microbatches):
             assert schedule.is_recomputed(stage, microbatch) == (stage < ranks - 1)
             assert schedule.rank_of(stage, microbatch) == stage % (ranks - 1)

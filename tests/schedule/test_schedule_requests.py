@@ -62,6 +62,7 @@ def test_alias() -> None:
             "schedule.microbatches",
             "must be a multiple of 2 D for schedule.variant=doubling. A unit is 2 D micro-batches",
         ),
+        ({"name": "bpipe", "ranks": 3}, "parallelism.pipeline", "must be even. There is no bpipe of 3 ranks"),
         ({"name": "gems", "pipes": 2}, "schedule.pipes", "applies to schedule=chimera only"),
         ({"name": "1f1b", "variant": "x"}, "schedule.variant", "applies to schedule=chimera only"),
         ({"name": "v_min", "chunks": 4}, "schedule.chunks", "nearest is 2. Try schedule.chunks=2."),

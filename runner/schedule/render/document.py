@@ -16,7 +16,8 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
     """Everything about ``schedule`` that a program might ask, in plain lists and numbers.
 
     An entry ``[stage, window, index]`` of ``updates`` is an optimizer step that comes before ``index`` of the rank's
-    actions. ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
+    actions. A move ``[stage, micro-batch, rank]`` is a micro-batch whose activations that rank keeps for a while.
+    ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
     ``steady_bubble_ratio`` is null where ``period`` is not given.
 
     Args:
@@ -39,6 +40,7 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
         "pipeline_of_microbatch": [schedule.pipeline_of_microbatch[m] for m in asked],
         "window_of_microbatch": [schedule.window_of(m) for m in asked],
         "actions": [cells(schedule, row) for row in schedule.actions],
+        "moves": [[move.stage, move.microbatch, move.host] for move in schedule.moves],
         "costs": {"F": costs.F, "B": costs.B, "I": costs.I, "W": costs.W, "comm": costs.comm},
         "makespan": times.makespan,
         "bubble_ratio": times.bubble_ratio,

@@ -104,7 +104,7 @@ def _lanes(schedule: Schedule, rank: int) -> dict[_Lane, str]:
 def _held(schedule: Schedule, row: int, rank: int) -> list[int]:
     """The stages with a lane of their own: backwards only where they are on another rank than their forwards."""
     stages = [stage for stage, owner in enumerate(schedule.rows[row]) if owner == rank]
-    return [stage for stage in stages if row < len(schedule.placement) or schedule.is_moved(stage)]
+    return [stage for stage in stages if row < len(schedule.placement) or schedule.has_other_backward(stage)]
 
 
 def _pipe_name(schedule: Schedule, row: int) -> str:
@@ -123,7 +123,7 @@ def _draw(
     for index, action in enumerate(view.actions[rank]):
         if action.op in COMPUTE:
             row = schedule.pipeline_of_microbatch[action.microbatch or 0]
-            if action.op is not Op.F and schedule.is_moved(action.stage):
+            if action.op is not Op.F and schedule.has_other_backward(action.stage):
                 row = len(schedule.placement)
             lane = row, action.stage
             first, last = _span(times, rank, index, unit)
