@@ -65,7 +65,7 @@ class Messages:
     """
 
     def __init__(self, rank: RankContext) -> None:
-        self.bytes_sent = {Payload.ACTIVATION: 0, Payload.GRADIENT: 0}
+        self.bytes_sent = dict.fromkeys(Payload, 0)
         self._rank = rank
         self._specs: dict[_Boundary, BoundarySpec] = {}  # of each stage's input
         self._announced: dict[_Boundary, BoundarySpec] = {}  # of each stage's output
@@ -144,8 +144,7 @@ class Messages:
         for tensor in tensors:
             message = tensor.contiguous()
             if window.training:
-                counted = Payload.GRADIENT if payload is Payload.GRADIENT else Payload.ACTIVATION
-                self.bytes_sent[counted] += message.numel() * message.element_size()
+                self.bytes_sent[payload] += message.numel() * message.element_size()
             sent.append((self._rank.transport.send(message, peer, _CHANNELS[payload]), message))
         self._keep_until_sent(window, action, sent)
 
