@@ -15,6 +15,7 @@ from typing import Any, Literal
 __all__ = [
     "BoundaryTensor",
     "LayerProfile",
+    "MemoryTrace",
     "ModelProfile",
     "PROFILE_FILE",
     "Recomputation",
@@ -184,6 +185,23 @@ class SharedWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryTrace:
+    """What one micro-batch's forward and backward allocate and free, in order: what an allocator is asked for.
+
+    Args:
+        events: ``("+", storage, bytes)`` it is made; ``("-", storage, 0)`` it is freed; ``("layer", layer, 0)`` the
+            layer's forward has ended; ``("backward", 0, 0)`` the backward begins; ``("gradient", storage, parameter)``
+            the gradient of a parameter is complete, and nothing but the parameter holds it.
+        parameters: elements of each trained parameter.
+        layers: the layer of each.
+    """
+
+    events: tuple[tuple[str, int, int], ...]
+    parameters: tuple[int, ...]
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """A whole model: its layers in order, and the loss as one more layer without parameters.
 
@@ -201,6 +219,7 @@ class ModelProfile:
             A step with masters makes gradients as wide as they are, and drops them.
         shared: weights of several layers; a rank holds one for all of its layers.
         optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
+        trace: of this micro-batch through all layers; None where it was not asked for, or could not be taken.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -215,6 +234,7 @@ class ModelProfile:
     master_bytes_per_gradient_byte: float = 0.0
     shared: tuple[SharedWeight, ...] = ()
     optimizer_constant_bytes: int = 0
+    trace: MemoryTrace | None = None
 
     def to_json(self) -> str:
         """The profile as one JSON document; numbers in full precision."""
@@ -226,7 +246,15 @@ def profile_from_json(text: str) -> ModelProfile:
     document = json.loads(text)
     layers = tuple(_layer(layer) for layer in document.pop("layers"))
     shared = tuple(SharedWeight(**{**each, "layers": tuple(each["layers"])}) for each in document.pop("shared", ()))
-    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), shared=shared, **document)
+    trace = _trace(document.pop("trace", None))
+    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), shared=shared, trace=trace, **document)
+
+
+def _trace(document: dict[str, Any] | None) -> MemoryTrace | None:
+    if document is None:
+        return None
+    events = tuple((kind, number, value) for kind, number, value in document["events"])
+    return MemoryTrace(events, tuple(document["parameters"]), tuple(document["layers"]))
 
 
 def _layer(document: dict[str, Any]) -> LayerProfile:

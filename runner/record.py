@@ -40,7 +40,8 @@ __all__ = [
 RECORD_FILE = "record.json"
 STEPS_FILE = "steps.jsonl"
 
-Status = Literal["running", "ok", "failed", "out_of_memory", "unsupported", "preempted", "interrupted"]
+Status = Literal["waiting", "running", "ok", "failed", "out_of_memory", "unsupported", "preempted", "interrupted"]
+"""``waiting`` is a sweep's job that has not begun: it stands in reports, and in no record's file."""
 
 
 def _no_step_seconds() -> dict[str, Any]:

@@ -7,6 +7,7 @@ Parameter names are those of the released weights (ai-forever/ru-dalle, Apache-2
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ __all__ = ["Attention", "Embedding", "Head", "KeyValues", "MalevichConfig", "San
 _PB_RELAX = 32.0  # CogView 2.4 (arXiv 2105.13290): scores are shifted while scaled down, for fp16's sake
 _FP16_MAX = 65504.0
 _MASKED = -10000.0
+_GELU_SCALE = 0.7978845608028654  # the square root of 2 / pi
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class MalevichConfig:
         masks: sparse masks; off = every layer sees everything before it.
         conv_wraps: the convolution mask of the second release.
         init: ``reference`` = PyTorch's defaults, as published; ``scratch`` = what learns from random weights.
+        gelu: ``fused`` = torch's kernel, which keeps its input; ``formula`` = the published code's products one by
+            one, of which autograd keeps seven tensors, compiled by TorchScript or not.
         gradient_shrink: factor on the embeddings' gradient (CogView's trick).
     """
 
@@ -58,6 +62,7 @@ class MalevichConfig:
     masks: bool = True
     conv_wraps: bool = False
     init: str = "reference"
+    gelu: str = "fused"
     gradient_shrink: float = 0.1
 
     @property
@@ -172,15 +177,18 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Four times wider in between, tanh-GELU."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, gelu: str = "fused") -> None:
         super().__init__()
+        self.gelu = _gelu_formula if gelu == "formula" else partial(functional.gelu, approximate="tanh")
         self.dense_h_to_4h = nn.Linear(width, 4 * width)
         self.dense_4h_to_h = nn.Linear(4 * width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.dense_4h_to_h(  # type: ignore[no-any-return]
-            functional.gelu(self.dense_h_to_4h(hidden), approximate="tanh")
-        )
+        return self.dense_4h_to_h(self.gelu(self.dense_h_to_4h(hidden)))  # type: ignore[no-any-return]
+
+
+def _gelu_formula(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(_GELU_SCALE * x * (1.0 + 0.044715 * x * x)))
 
 
 class SandwichLayer(nn.Module):
@@ -194,7 +202,7 @@ class SandwichLayer(nn.Module):
         self.attention = Attention(config, kind)
         self.before_first_addition_layernorm = nn.LayerNorm(config.width)
         self.post_attention_layernorm = nn.LayerNorm(config.width)
-        self.mlp = FeedForward(config.width)
+        self.mlp = FeedForward(config.width, config.gelu)
         self.before_second_addition_layernorm = nn.LayerNorm(config.width)
         if config.init == "scratch":
             _init_linears(self)

@@ -14,7 +14,7 @@ from runner.recipes.rudalle.masks import MaskKind, layer_kinds
 
 __all__ = ["Malevich", "assemble", "build"]
 
-_CHOICES = {"attention": ("eager", "sdpa"), "init": ("reference", "scratch")}
+_CHOICES = {"attention": ("eager", "sdpa"), "init": ("reference", "scratch"), "gelu": ("fused", "formula")}
 
 
 class Malevich(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.recipes.rudalle.table5 import OPTIMIZERS, PUBLISHED, Cell, Key
 
-__all__ = ["claims_table"]
+__all__ = ["claims_table", "ordering_rows"]
 
 Figures = Mapping[Key, float]
 _EARLY_STEPS = 50
@@ -15,19 +15,25 @@ _EARLY_STEPS = 50
 
 def claims_table(cells: Mapping[Key, Cell]) -> dict[str, Any]:
     """One row per claim: whether it holds in the paper and here, ``-`` where a figure is missing, and why."""
-    memory = {key: figures[0] for key, figures in PUBLISHED.items()}
-    times = {key: figures[1] for key, figures in PUBLISHED.items()}
-    losses = {key: figures[2] for key, figures in PUBLISHED.items()}
-    states = _present(cells, "state_bytes")
-    seconds, ours = _present(cells, "seconds"), _present(cells, "loss")
-    of_memory = [(name, _holds(claim, memory), _holds(claim, states), why) for name, claim, why in _MEMORY]
-    of_time = [(name, _holds(claim, times), _holds(claim, seconds), why) for name, claim, why in _TIME]
-    of_loss = [(name, _holds(claim, losses), _holds(claim, ours), why) for name, claim, why in _LOSS]
-    early = ("one optimizer: the first 50 losses equal across stages within 1e-3", "-", _early(cells), "same numbers")
-    rows = [*of_memory, *of_time, *of_loss, early]
+    rows = [
+        *ordering_rows("memory", _present(cells, "state_bytes")),
+        *ordering_rows("time", _present(cells, "seconds")),
+        *ordering_rows("loss", _present(cells, "loss")),
+        ("one optimizer: the first 50 losses equal across stages within 1e-3", "-", _early(cells), "same numbers"),
+    ]
     header = ("claim", "paper", "here", "why")
     title = "orderings; memory is model states here, all that is reserved in the paper"
     return {"name": "table5_claims", "title": title, "header": header, "rows": rows, "values": rows, "notes": []}
+
+
+def ordering_rows(kind: str, figures: Figures) -> list[tuple[str, str, str, str]]:
+    """Of claims about ``memory``, ``time`` or ``loss``: name, whether it holds in the paper, in ``figures``, and why.
+
+    ``-`` stands where a figure is missing.
+    """
+    column = list(_CLAIMS).index(kind)
+    published = {key: values[column] for key, values in PUBLISHED.items()}
+    return [(name, _holds(claim, published), _holds(claim, figures), why) for name, claim, why in _CLAIMS[kind]]
 
 
 def _present(cells: Mapping[Key, Cell], name: str) -> dict[Key, float]:
@@ -127,6 +133,10 @@ _LOSS: tuple[tuple[str, Callable[[Figures], bool], str], ...] = (
         "errors are fed back; without bias correction early steps are longer",
     ),
 )
+
+
+# In the order of the published figures.
+_CLAIMS = {"memory": _MEMORY, "time": _TIME, "loss": _LOSS}
 
 
 def _spread(f: Figures, optimizer: str) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.arguments import Arguments
@@ -63,6 +64,7 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool) -> int:
     from runner.plan.render import to_table
 
     documents: list[dict[str, Any]] = []
+    target = _plan_report(jobs)
     for overrides in jobs:
         title = " ".join(overrides)
         try:
@@ -77,7 +79,29 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool) -> int:
             print(f"{title}\n{text}\n")
     if as_json:
         print(json.dumps(documents, indent=2))
+    elif target is not None:
+        print(_reported(target, documents))
     return EXIT_OK
+
+
+def _plan_report(jobs: Sequence[Sequence[str]]) -> str | None:
+    """The function that a sweep's plans are handed to: the first that a job names."""
+    from runner.config.resolve import resolve
+
+    for overrides in jobs:
+        with suppress(RequestError):
+            return resolve(overrides).plan_report
+    return None
+
+
+def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
+    """What the function makes of them, as text."""
+    from runner.model.targets import import_target
+    from runner.report.tables import TextTable
+
+    made = import_target("plan_report", target)(documents)
+    rows = tuple(tuple(row) for row in made["rows"])
+    return TextTable(made["title"], tuple(made["header"]), rows, (), (), tuple(made["notes"])).markdown()
 
 
 def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:

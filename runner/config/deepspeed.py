@@ -8,7 +8,10 @@ from runner.config.deepspeed_file import tuning_of
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 
-__all__ = ["deepspeed_settings"]
+__all__ = ["MOST_PREFETCHED", "deepspeed_settings"]
+
+MOST_PREFETCHED = 50_000_000
+"""Elements of weights gathered ahead of their use with zero.stage=3, at most: DeepSpeed's own default."""
 
 _NEVER = 2**31 - 1
 
@@ -77,7 +80,7 @@ def _zero(config: RunConfig, accelerated: bool) -> dict[str, Any]:
     if stage == 3:
         settings |= {
             "stage3_param_persistence_threshold": 0,  # every weight is shared out, as planned
-            "stage3_prefetch_bucket_size": zero.bucket_elements,
+            "stage3_prefetch_bucket_size": min(zero.bucket_elements, MOST_PREFETCHED),
         }
     for part, where in (("offload_optimizer", offload.optimizer), ("offload_param", offload.parameters)):
         if where != "none":
@@ -86,4 +89,5 @@ def _zero(config: RunConfig, accelerated: bool) -> dict[str, Any]:
                 settings[part]["nvme_path"] = offload.nvme_path
     if offload.optimizer != "none" and offload.ratio != 1.0:
         settings["offload_optimizer"]["ratio"] = offload.ratio
+        settings["sub_group_size"] = 1  # so that every weight goes to either side for itself
     return settings

@@ -201,7 +201,9 @@ class TrainerConfig:
 @dataclass
 class CheckpointConfig:
     every: int | None = None  # steps between saves; null = the last step only
-    keep: int = 1  # newest files kept
+    keep: int = 1  # newest ones kept
+    keep_best: int = 0  # kept beside them, of those at a validation: the ones with the least loss
+    asynchronous: bool = False  # every rank writes its own part while training goes on; it costs a copy in memory
 
 
 @dataclass
@@ -214,6 +216,11 @@ class HardwareConfig:
     host_memory_bytes: float | None = None  # of the machine around its devices, for what is offloaded
     link_bytes_per_second: float | None = None  # between neighbouring ranks
     link_latency_seconds: float = 0.0
+    memory_bytes_per_second: float | None = None  # of one device: what an optimizer step is bound by
+    devices_per_node: int | None = None  # behind whom replicas talk over the network
+    network_bytes_per_second: float | None = None  # of a node, out of it: all its adapters together
+    host_link_bytes_per_second: float | None = None  # between a device and its host, one direction
+    host_memory_bytes_per_second: float | None = None  # of the machine, for updates in the host
     source: str = ""
 
 
@@ -276,13 +283,16 @@ class RunConfig:
     name: str = "run"  # names the directory under outputs/
     seed: int = 0  # of the weights, the order of samples and dropout
     run_dir: str | None = None  # null = outputs/<name>/<timestamp>
-    resume: str | None = None  # auto = newest good checkpoint in run_dir, else start; a checkpoint's file
+    resume: str | None = None  # auto = newest good checkpoint in run_dir, else start; a checkpoint
     memory_limit: str | None = None  # bytes a rank may use: 80GB, 8GiB, a number
     device: str = "auto"  # auto, cpu, cuda
     compile: bool = False  # torch.compile every layer
     report: str | None = None  # package.module:function called with the finished run's directory
     sweep: dict[str, list[Any]] = field(default_factory=dict)  # what -m varies where the command does not name it
     sweep_report: str | None = None  # package.module:function that makes tables of a sweep's records
+    sweep_retry: str | None = None  # failed: a sweep that is started again tries its jobs that did not end ok once more
+    sweep_on_failure: str = "continue"  # continue, stop the sweep, or ignore: its status tells of no failure
+    plan_report: str | None = None  # package.module:function that makes a table of the plans of a sweep
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from runner.launch.local import Launch, Outcome, run_ranks
+from runner.launch.mpi import become_rank, num_ranks
 from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
 from runner.launch.restart import go_on
@@ -34,7 +35,8 @@ logger = logging.getLogger(__name__)
 def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console: Console | None = None) -> int:
     """Check, start, watch and record one run; returns the command's exit status.
 
-    Under torchrun, and as one of several tasks of srun, this process is one of the ranks: it starts none, and ends.
+    Under torchrun, and as one of several tasks of srun or mpirun, this process is one of the ranks: it starts none, and
+    ends.
 
     Args:
         config: the resolved request.
@@ -45,7 +47,9 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
     Raises:
         RequestError, DoesNotFitError: before anything is written or started.
     """
-    if TORCHRUN_VARIABLE in os.environ:
+    if num_ranks() > 1:
+        become_rank(os.environ)
+    if TORCHRUN_VARIABLE in os.environ or num_ranks() > 1:
         from runner.launch.attach import attach
 
         leave(attach(config, command=command, entry=entry))

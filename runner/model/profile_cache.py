@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from runner.config.links import cache_root
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
 from runner.model.chain import num_stages
 from runner.model.targets import import_target
@@ -47,8 +48,7 @@ def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile])
 
 
 def _folder() -> Path:
-    root = os.environ.get("RUNNER_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "runner") / "profiles"
+    return cache_root() / "profiles"
 
 
 def _key(config: RunConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from runner.config.links import with_measured_link
 from runner.config.resolve import resolve
 from runner.config.schema import CostConfig, RunConfig
 from runner.errors import Problem, RequestError
@@ -35,7 +36,7 @@ def resolve_request(overrides: Sequence[str]) -> RunConfig:
             schedule it is said here that this version does not have it.
     """
     try:
-        return resolve(overrides)
+        return with_measured_link(resolve(overrides))
     except RequestError as error:
         raise RequestError([_of_published(problem) for problem in error.problems]) from error
 
@@ -76,6 +77,8 @@ def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[
         why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
     elif schedule.ahead:
         why = "What a rank has begun of the next step when one is taken back must be known before"
+    elif schedule.moves:
+        why = f"{schedule.name} sends what autograd saved in a forward to another rank, and could not take that back"
     if why is not None:
         yield Problem("schedule.post_validation", True, "must be false", why, "schedule.post_validation=false")
 
@@ -100,7 +103,6 @@ def move_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
         ("offload.activations", config.offload.activations, "none", "which is then in the host's memory"),
         ("compile", config.compile, False, "of layers that run as they are written"),
         ("zero.stage", config.zero.stage, None, "and DeepSpeed runs the forward itself"),
-        ("schedule.post_validation", config.schedule.post_validation, False, "and could not take that back"),
     )
     for path, value, needed, because in asked:
         if value != needed:

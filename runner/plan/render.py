@@ -77,10 +77,18 @@ def _closing(plan: RunPlan) -> list[str]:
     verdict = "fits" if plan.fits else "does not fit"
     return [
         f"{verdict}: at most {format_bytes(max(plan.memory.peak_bytes))} of {format_bytes(plan.memory_limit_bytes)}",
+        *_reserved(plan),
         f"step {format_seconds(time.step_seconds)} ({time.source}), bubble {time.bubble_ratio:.1%}",
         *(f"note: {line}" for line in plan.advice),
         *(problem.line() for problem in plan.problems),
     ]
+
+
+def _reserved(plan: RunPlan) -> list[str]:
+    reserved = plan.memory.reserved
+    return (
+        [] if reserved is None else [f"torch's allocator reserves {format_bytes(reserved)}, with what it cannot reuse"]
+    )
 
 
 def _word(plan: RunPlan) -> str:

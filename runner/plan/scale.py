@@ -31,6 +31,7 @@ def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
         samples=samples,
         input_bytes=_bytes(profile.input_bytes, ratio),
         target_bytes=_bytes(profile.target_bytes, ratio),
+        trace=None,  # gradients and activations in it grow apart
     )
 
 

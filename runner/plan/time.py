@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runner.plan.stages import StageFigures
 from runner.plan.values import Link, StageSeconds, TimePrediction
@@ -25,6 +25,7 @@ def predict_time(
     link: Link | None = None,
     stage_seconds: StageSeconds | None = None,
     post_validation: bool = False,
+    adjusted: Callable[[StageCosts], StageCosts] | None = None,
 ) -> TimePrediction:
     """One optimizer step of one replica's pipeline; replicas run alike.
 
@@ -37,9 +38,12 @@ def predict_time(
         link: between neighbouring ranks; none = messages and reductions cost nothing.
         stage_seconds: whole stages measured in place; they win over the profile's layers.
         post_validation: a step begins while others end the one before; predicted is one of many.
+        adjusted: what else is known of the costs that layers and link make.
     """
     copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
     costs = stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link or Link())
+    if adjusted is not None:
+        costs = adjusted(costs)
     if stage_seconds is not None:
         costs = _measured(costs, stage_seconds, len(figures))
     schedule = realised(schedule, costs)

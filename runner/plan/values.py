@@ -59,11 +59,13 @@ class MemoryPrediction:
         parts: on the device.
         host: what is offloaded from a device with memory of its own to the host's.
         states: weights, gradients and optimizer states, as they are held between backwards.
+        reserved: what torch's allocator reserves of a device, at its peak; None where that is not predicted.
     """
 
     parts: tuple[MemoryParts, ...]
     host: tuple[int, ...] = ()
     states: tuple[StateBytes, ...] = ()
+    reserved: int | None = None
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
@@ -206,6 +208,7 @@ class RunPlan:
             "fits": self.fits,
             "memory_limit_bytes": self.memory_limit_bytes,
             "peak_memory_bytes": list(self.peak_memory_bytes),
+            "reserved_memory_bytes": self.memory.reserved,
             "parts": [parts.as_dict() for parts in self.rank_parts],
             "step_seconds": self.time.step_seconds,
             "seconds_source": self.time.source,

@@ -15,12 +15,12 @@ from runner.config.schema import RunConfig
 from runner.plan.stages import StageFigures
 from runner.profile import ModelProfile
 
-__all__ = ["StateBytes", "ZeroSharing", "flattened_bytes", "sharing_of"]
+__all__ = ["FLATTENED", "MOST_GATHERED", "StateBytes", "ZeroSharing", "flattened_bytes", "sharing_of", "weight_widths"]
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ALIGNED = 2  # elements: stage_1_and_2.py, nccl_start_alignment_factor
-_MOST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
-_FLATTENED = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
+MOST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
+FLATTENED = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
 _SWAP_BUFFERS = 4  # offload_config.py, buffer_count
 
 
@@ -66,6 +66,7 @@ class ZeroSharing:
         temporaries: tensors as large as a partition that one update makes and drops.
         accumulates: a step has several micro-batches.
         delayed: the update works on copies of the weights and gradients.
+        ratio: the part of offloaded states that leaves the device.
     """
 
     stage: int
@@ -79,6 +80,7 @@ class ZeroSharing:
     temporaries: int
     accumulates: bool = False
     delayed: bool = False
+    ratio: float = 1.0
     state_bytes: Callable[[int], int] | None = None
     constant_bytes: int = 0
 
@@ -123,19 +125,24 @@ class ZeroSharing:
             unreduced = figures.gradient_bytes if self.stage == 1 and self.accumulates else 0
             return StateBytes(0, max(unreduced - bucket, own + earlier), 0, 2 * bucket)
         elements = figures.gradient_bytes // self.weight_width
-        return StateBytes(min(elements, _MOST_GATHERED) * self.weight_width, 0, 0, bucket)
+        return StateBytes(min(elements, MOST_GATHERED) * self.weight_width, 0, 0, bucket)
 
     def update_extra(self, figures: StageFigures) -> int:
         """On top of what is held, on the device, while the optimizer updates."""
-        if self.optimizer != "none":
-            return 0
         part = self._partition(figures)
+        if self.optimizer != "none":
+            return self._temporary_bytes(figures) if self.ratio < 1 else 0
         gradients = part * (self.weight_width if self.stage < 3 else 0)
         return max(gradients, part * self.master_width) + self.temporaries * part * self.master_width
 
     def update_extra_host(self, figures: StageFigures) -> int:
         """The same in the host's memory, where the update runs there."""
-        return 0 if self.optimizer == "none" else self.temporaries * self._partition(figures) * self.master_width
+        return 0 if self.optimizer == "none" else self._temporary_bytes(figures)
+
+    def _temporary_bytes(self, figures: StageFigures) -> int:
+        """What one call of the optimizer makes and drops: for a partition; of a twin flow, for a weight's part."""
+        largest = -(-figures.largest_parameter_bytes // (self.weight_width * self.replicas))
+        return self.temporaries * (self._partition(figures) if self.ratio == 1 else largest) * self.master_width
 
     def _partition(self, figures: StageFigures) -> int:
         """Elements of one replica's part, padded."""
@@ -156,8 +163,10 @@ class ZeroSharing:
     def _offloaded_3(self, held: StateBytes, part: int) -> StateBytes:
         weights, gradients, optimizer, host, drive = held.weights, held.gradients, held.optimizer, 0, 0
         if self.optimizer != "none":
-            host += gradients + part * self.master_width
-            moved, gradients, optimizer = optimizer, 0, 0
+            stays = 1 - self.ratio
+            host += gradients + round(part * self.master_width * self.ratio)
+            moved = round(optimizer * self.ratio)
+            gradients, optimizer = round(part * self.master_width * stays), optimizer - moved
             if self.optimizer == "nvme":
                 drive = moved + part * self.master_width
                 host += _SWAP_BUFFERS * part * self.master_width
@@ -175,16 +184,21 @@ class ZeroSharing:
 
 def flattened_bytes(config: RunConfig) -> int:
     """Bytes of gradients that stage 0 copies together to reduce them, at most; 0 for the other stages."""
-    return _FLATTENED * _WIDTHS[PRECISIONS[config.precision.name].weights] if config.zero.stage == 0 else 0
+    return FLATTENED * weight_widths(config)[0] if config.zero.stage == 0 else 0
+
+
+def weight_widths(config: RunConfig) -> tuple[int, int]:
+    """Bytes of an element of the weights, and of what the optimizer updates."""
+    precision = PRECISIONS[config.precision.name]
+    width = _WIDTHS[precision.weights]
+    return width, 4 if precision.master_weights else width
 
 
 def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> ZeroSharing | None:
     """How a request shares out; None where each replica holds all."""
     if not config.zero.stage:
         return None
-    precision = PRECISIONS[config.precision.name]
-    width = _WIDTHS[precision.weights]
-    master = 4 if precision.master_weights else width
+    width, master = weight_widths(config)
     # The profile counts masters among the states, and states as wide as what they belong to.
     values = profile.optimizer_bytes_per_gradient_byte - profile.master_bytes_per_gradient_byte
     return ZeroSharing(
@@ -199,6 +213,7 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
         temporaries=temporaries,
         accumulates=config.schedule.microbatches > 1,
         delayed=config.offload.delay_from is not None,
+        ratio=config.offload.ratio,
         state_bytes=OPTIMIZERS[config.optimizer.name].state_bytes,
         constant_bytes=OPTIMIZERS[config.optimizer.name].constant_bytes,
     )

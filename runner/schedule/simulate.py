@@ -178,8 +178,8 @@ class _Clock:
                 ready = arrived
         start = self._free[rank]
         if op is Op.SEND:
-            length = 0.0 if action.payload is Payload.STASH else self._latency[_edge(action)]
-            end = start + length * self._chance(action)
+            sent = 0.0 if action.payload is Payload.STASH else self._latency[_edge(action)]
+            end = start + sent * self._chance(action)
         elif op is Op.RECV:
             end = max(start, ready)
         elif op is Op.REDUCE:

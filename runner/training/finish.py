@@ -21,7 +21,8 @@ from runner.plan.values import RunPlan
 from runner.record import RunRecord, step_seconds
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.averaging import WeightAveraging
-from runner.training.callbacks import Checkpoints, StepClock
+from runner.training.callbacks import StepClock
+from runner.training.checkpoints import Checkpoints
 from runner.training.lightning_module import TrainedModule
 from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step
 from runner.training.timelines import draw_timelines
@@ -59,6 +60,8 @@ def finish(
         artifacts["averaged_weights"] = AVERAGE_FILE
     if checkpoints.newest is not None:
         artifacts["checkpoint"] = str(checkpoints.newest.relative_to(run_dir))
+    if checkpoints.best is not None:
+        artifacts["best_checkpoint"] = str(checkpoints.best.relative_to(run_dir))
     for name in ("tensorboard", "csv"):
         if (run_dir / name).is_dir():
             artifacts[name] = name

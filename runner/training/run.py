@@ -28,24 +28,26 @@ from runner.model.precision import autocast_of, dtype_of
 from runner.plan.choose import read_chosen
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
+from runner.plan.zero import shares_by_itself
 from runner.profile import ModelProfile, read_profile
 from runner.record import RunRecord, StepLog
 from runner.strategy.checkpoint_file import CheckpointError
 from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.shared import SharedStatesStrategy
 from runner.strategy.zero import ZeroStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
     BeforeFirstStep,
-    Checkpoints,
     ProgressBar,
     StepClock,
     Validations,
     progress,
 )
+from runner.training.checkpoints import Checkpoints
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule, trainable, validates
 from runner.training.loading import close_loader, first_batch, make_loader, resume_at, steps_per_epoch
-from runner.training.loggers import build_logger, build_profiler
+from runner.training.loggers import build_logger, build_profiler, note_identity
 from runner.training.module import LayersModule
 from runner.training.prediction import measured_plan
 from runner.training.random_state import random_state
@@ -102,6 +104,8 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:
             heard.pass_on(strategy.engine.request_stop)
+        if rank == 0:
+            note_identity(trainer.logger, run_dir)
         clock.start()
 
     average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
@@ -114,7 +118,9 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         *progress(config.trainer.progress, rank),
         *watchers,
     ]
-    trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
+    trainer = _trainer(
+        config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None, steps_before=len(before.loss)
+    )
     try:
         trainer.fit(module, *loaders, ckpt_path=config.resume)
     finally:
@@ -171,13 +177,13 @@ def _checkpoints(
 
     return Checkpoints(
         run_dir / "checkpoints",
-        every=config.checkpoint.every,
-        keep=config.checkpoint.keep,
+        config.checkpoint,
         validates=_validations(config, loaders[1]),
         progress=progress_of,
         resumed=resumed,
         follows_config=not brings(module, "configure_optimizers") or isinstance(module, LayersModule),
         saved=clock.start,
+        val_losses=lambda: module.val_losses,
     )
 
 
@@ -235,6 +241,8 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
     placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds}
     if config.zero.stage is None:
         return PipelineStrategy(plan, options, **placed)
+    if shares_by_itself(config, plan.schedule):
+        return SharedStatesStrategy(plan, options, **placed)
     return ZeroStrategy(plan, options, deepspeed_settings(config, accelerated=device == "cuda"), **placed)
 
 
@@ -304,7 +312,13 @@ def _predict(
 
 
 def _trainer(
-    config: RunConfig, run_dir: Path, strategy: PipelineStrategy, callbacks: list[Callback], *, has_validation: bool
+    config: RunConfig,
+    run_dir: Path,
+    strategy: PipelineStrategy,
+    callbacks: list[Callback],
+    *,
+    has_validation: bool,
+    steps_before: int,
 ) -> pl.Trainer:
     world_size = strategy.plan.topology.world_size
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
@@ -320,7 +334,7 @@ def _trainer(
         check_val_every_n_epoch=None,
         limit_val_batches=1.0 if has_validation else 0,
         num_sanity_val_steps=0,
-        logger=build_logger(config, run_dir, strategy.global_rank if world_size > 1 else 0),
+        logger=build_logger(config, run_dir, strategy.global_rank if world_size > 1 else 0, steps_before),
         profiler=build_profiler(config, run_dir),
         log_every_n_steps=config.trainer.log_every,
         callbacks=callbacks,

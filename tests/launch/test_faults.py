@@ -13,23 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import left_behind
 from user_project import OVERRIDES, environment, make_directory, record, train
 
 pytestmark = pytest.mark.slow
 TWO = ("parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform")
 PHASES = ("import", "rehearsal", "step", "validation", "save")
-
-
-def left_behind(directory: Path) -> list[int]:
-    """Processes that still know the run's directory."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(directory).encode() in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
 
 
 def start(directory: Path, *overrides: str) -> subprocess.Popen[str]:

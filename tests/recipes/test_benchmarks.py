@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from runner.recipes.benchmarks import jitter, one_process, prediction, sleeping_stages, two_stages, zero
+from runner.recipes.benchmarks import (
+    checkpoints,
+    jitter,
+    one_process,
+    prediction,
+    sleeping_stages,
+    two_stages,
+    zero,
+)
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.rounds import take_turns
@@ -82,6 +90,15 @@ def test_steps_under_chance_of_all_contestants():
     measured = run_ranks(2, jitter.measure, setting, 2)
     assert measured["seconds"].keys() == jitter.CONTESTANTS.keys()
     assert all(len(values) == 2 for values in measured["seconds"].values())
+
+
+@pytest.mark.slow
+def test_steps_beside_a_save_are_told_from_those_without():
+    measured = checkpoints.measure(SMALL, samples=4, rounds=2, every=2, asynchronous=True)
+    assert {name: len(values) for name, values in measured["seconds"].items()} == {"with a save": 2, "without": 2}
+    assert len(measured["losses"]) == 16
+    assert all(value > 0 for values in measured["seconds"].values() for value in values)
+    assert len(checkpoints.record_seconds(3)) == 3
 
 
 @pytest.mark.slow
