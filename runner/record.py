@@ -32,6 +32,7 @@ __all__ = [
     "StepLog",
     "environment",
     "finish_failed",
+    "hang_file",
     "read_steps",
     "step_seconds",
     "write_atomically",
@@ -253,6 +254,11 @@ def finish_failed(run_dir: Path, status: Status, reason: str, **blank: Any) -> R
     record = record.replace(status=status, reason=reason)
     record.save(run_dir)
     return record
+
+
+def hang_file(run_dir: Path, rank: int) -> Path:
+    """Where rank ``rank`` says in which place it stood still; the first line is the whole reason."""
+    return run_dir / "logs" / f"rank_{rank}.hang.txt"
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -250,6 +250,7 @@ class LauncherConfig:
     name: str = "local"
     rendezvous_timeout_seconds: float = 60.0  # until all ranks have met
     step_timeout_seconds: float = 600.0  # a message that takes longer ends the run
+    watchdog_seconds: float | None = 300.0  # a rank without progress says where it stands; null = never
     max_restarts: int = 0  # times that a run that broke starts again from its newest checkpoint
     nodes: int | None = None  # slurm: machines that share the ranks evenly; null = 1
     gpus_per_node: int | None = None  # slurm; null = one for each rank with device=cuda, else none

@@ -21,7 +21,7 @@ from torch import Tensor
 from runner.engine.chains import Chains
 from runner.engine.context import RankView
 from runner.engine.executor import Executor
-from runner.engine.failure import explain_failure
+from runner.engine.failure import describe_place, draw_place, explain_failure
 from runner.engine.gradients import StageGradients
 from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
@@ -165,6 +165,20 @@ class Engine:
     def start_at(self, step: int) -> None:
         """Set the index of the next step, after a resume."""
         self._step = step
+
+    @property
+    def actions_begun(self) -> int:
+        """How many actions of all windows this rank has begun: what grows where there is progress."""
+        return self._executor.begun
+
+    def place(self) -> tuple[str, str]:
+        """The last action that this rank has begun, in words and in the picture of the schedule."""
+        action = self._executor.current
+        if action is None:
+            return "before its first action", ""
+        program = self._programs[self._executor.training]
+        picture = draw_place(program, self.view, action)
+        return f"in step {self._step + 1}, last at {describe_place(action, self.stages)}", picture
 
     def request_stop(self) -> None:
         """Ask all ranks to stop at the end of the next step that begins here; safe in a signal handler."""

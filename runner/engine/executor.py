@@ -67,6 +67,8 @@ class Executor:
         self.gradients = gradients
         self.reductions: list[Handle] = []
         self.current: Action | None = None  # being executed
+        self.training = True  # whether in a training window
+        self.begun = 0  # actions so far
         self._transport = transport
         self._on_step = on_step
         self._stepped: set[int] = set()
@@ -111,12 +113,14 @@ class Executor:
             failed: makes the error to raise when an action fails.
         """
         actions = list(actions)
+        self.training = window.training
         self._compute.recomputed = {(a.stage, a.microbatch) for a in actions if a.op is Op.R}
         stashes = (a for a in actions if a.payload is Payload.STASH and a.stage in self.stages)
         self._compute.moved = {(a.stage, a.microbatch) for a in stashes}
         with torch.set_grad_enabled(window.training):
             for index in range(len(actions)):
                 self.current = action = actions[index]
+                self.begun += 1
                 try:
                     if self._opportunist is not None and self._opportunist.prefers_forward(window, actions, index):
                         self.current = action = actions[index]

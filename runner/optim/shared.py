@@ -10,7 +10,7 @@ Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Tri
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class SharedStates:
         for flat in self._flats:
             for key, value in self._optimizer.state.get(flat.own, {}).items():
                 if _is_shared_out(value):
-                    parts = flat.cut(torch.cat(self._exchange.all_gather(value)).cpu())
+                    parts: Iterable[tuple[Parameter, Any]] = flat.cut(torch.cat(self._exchange.all_gather(value)).cpu())
                 else:
                     parts = [(parameter, value) for parameter in flat.parameters]
                 for parameter, part in parts:

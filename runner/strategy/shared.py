@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -56,5 +57,6 @@ class SharedStatesStrategy(PipelineStrategy):
     def _load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         assert self.engine is not None
         parameters = named_parameters(self.engine.stages)
-        states = {parameter: state["state"][name] for name, parameter in parameters.items() if name in state["state"]}
-        self._shared.load(states, state["param_groups"])
+        states = state["state"]
+        own: dict[Tensor, Any] = {parameters[name]: states[name] for name in parameters if name in states}
+        self._shared.load(own, state["param_groups"])

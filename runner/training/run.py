@@ -55,6 +55,7 @@ from runner.training.resume import History, Progress, read_progress
 from runner.training.scaling import loss_scaling
 from runner.training.stop_signals import StopSignals
 from runner.training.streams import count_samples
+from runner.training.watchdog import MARGIN_SECONDS, Watchdog
 
 __all__ = ["run_rank"]
 
@@ -116,6 +117,7 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         Validations(_validations(config, loaders[1])),
         checkpoints,
         *progress(config.trainer.progress, rank),
+        *_watchdog(config, run_dir, rank, plan),
         *watchers,
     ]
     trainer = _trainer(
@@ -130,6 +132,13 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         log.close()  # a run with no step left to take has not come to on_train_end
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
     return strategy.stopped
+
+
+def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> list[Callback]:
+    seconds = config.launcher.watchdog_seconds
+    if seconds is None:
+        return []
+    return [Watchdog(run_dir, rank, plan.topology.world_size, seconds, config.launcher.step_timeout_seconds)]
 
 
 def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
@@ -238,7 +247,8 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         link_bytes_per_second=config.transport.bytes_per_second,
     )
     device = device_type(config)
-    placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds}
+    margin = MARGIN_SECONDS if config.launcher.watchdog_seconds is not None else 0.0
+    placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds + margin}
     if config.zero.stage is None:
         return PipelineStrategy(plan, options, **placed)
     if shares_by_itself(config, plan.schedule):

@@ -89,6 +89,18 @@ def test_the_newest_and_the_best_are_kept(asynchronous: str, tmp_path: Path, mon
     assert record["artifacts"]["best_checkpoint"] == f"checkpoints/step-{-ranked[0]}.ckpt"
 
 
+def test_the_copy_that_is_saved_in_the_background_is_counted(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and two states of each, once; the counters of steps are left out of the prediction."""
+    saving = run_here(monkeypatch, tmp_path / "run", "checkpoint.asynchronous=true", "trainer.max_steps=4")
+    peaks, before = saving["peak_memory_bytes"], record_of(unbroken)["peak_memory_bytes"]
+    copied = {kind: peaks[kind][0] - before[kind][0] for kind in ("predicted", "measured")}
+    weights = (6 * 12 + 12 + 12 * 12 + 12 + 12 * 3 + 3) * 4
+    assert copied["measured"] == pytest.approx(3 * weights, rel=0.02)
+    assert copied["predicted"] == pytest.approx(3 * weights, rel=0.02)
+
+
 def test_a_save_in_the_background_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runner.errors import RunFailedError
     from runner.strategy import part_files

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from runner.cli.main import main
-from runner.launch import sweep
+from runner.launch import sweep_jobs
 
 if __name__ == "__main__":
-    sweep.JOB_MODULE = "light_job"
+    sweep_jobs.JOB_MODULE = "light_job"
     sys.exit(main(sys.argv[1:]))

@@ -186,16 +186,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=False)
 
 
-@pytest.mark.parametrize("full_at", ["start", "checkpoint"])
+@pytest.mark.parametrize("full_at", ["start", "checkpoint", "part"])
 def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, full_at: str) -> None:
     run = small_disk / "run"
     if full_at == "start":
         (small_disk / "ballast").write_bytes(bytes(160_000 - 8192))
-    done = train(make_directory(tmp_path), "model.kwargs.width=128", f"run_dir={run}")
+    in_parts = f"checkpoint.asynchronous={str(full_at == 'part').lower()}"
+    done = train(make_directory(tmp_path), "model.kwargs.width=128", f"run_dir={run}", in_parts)
     assert done.returncode == 1, done.stderr
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
-    if full_at == "checkpoint":
+    if full_at != "start":
         made = record(run)
         assert (made["status"], made["steps"]) == ("failed", 4)
         assert "No space left on device" in made["reason"]

@@ -19,6 +19,8 @@ from runner.cli.main import main
 from runner.config.resolve import fingerprint, resolve
 from runner.errors import RequestError
 from runner.launch import sweep as sweeps
+from runner.launch import sweep_jobs
+from runner.launch.run_directory import job_directory
 from runner.record import RunRecord, StepLog
 from runner.report import read_report
 from runner.report.ledger import Job, Ledger, is_running, running
@@ -31,7 +33,7 @@ TINY = ("model=mlp", "data.batch_size=8", "logger=none", "trainer.progress=false
 def light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory, where sweeps have light jobs."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweeps, "JOB_MODULE", "light_job")
+    monkeypatch.setattr(sweep_jobs, "JOB_MODULE", "light_job")
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", ""), str(HERE.parents[1])])
     )
@@ -178,7 +180,7 @@ def test_policies_of_sweeps_are_refused_where_there_is_one_run(
 
 
 def test_a_terminal_shows_the_table_while_the_sweep_runs(tmp_path: Path) -> None:
-    RunRecord(extras={"overrides": ["seed=0"]}).save(sweeps.job_directory(tmp_path, 0))
+    RunRecord(extras={"overrides": ["seed=0"]}).save(job_directory(tmp_path, 0))
     with StepLog(tmp_path / "0") as log:
         log.write(step=1, loss=0.5, seconds=0.25)
     Ledger().entered([("a", ["seed=0"]), ("b", ["seed=1"])])[0].save(tmp_path)

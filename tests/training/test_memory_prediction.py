@@ -28,28 +28,6 @@ def test_within_a_tenth(tmp_path, model, pipeline):
     assert memory["predicted"] == pytest.approx(memory["measured"], rel=0.1)
 
 
-def test_a_copy_that_is_saved_in_the_background_is_counted(tmp_path):
-    words = [
-        "model=gpt", "parallelism.pipeline=2", "trainer.max_steps=4", "data.batch_size=8", "checkpoint.every=1",
-        "logger=none", "device=cpu",
-    ]  # fmt: skip
-    found = {}
-    for asynchronous in ("false", "true"):
-        more = (f"checkpoint.asynchronous={asynchronous}", f"run_dir=asynchronous_{asynchronous}")
-        command = [sys.executable, "-m", "runner", "train", *words, *more]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        found[asynchronous] = record(tmp_path / f"asynchronous_{asynchronous}")["peak_memory_bytes"]
-    for rank in range(2):
-        without, with_copy = (
-            [found[which][kind][rank] for kind in ("predicted", "measured")] for which in ("false", "true")
-        )
-        predicted, measured = (more - less for more, less in zip(with_copy, without, strict=True))
-        assert predicted == pytest.approx(measured, rel=0.01)
-
-
 @pytest.mark.parametrize("schedule", ["zb_v", "interleaved_1f1b", "varuna"])
 def test_chunks_and_split_backwards_within_a_twentieth(tmp_path, schedule):
     words = [

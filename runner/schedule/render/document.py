@@ -40,7 +40,7 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
         "pipeline_of_microbatch": [schedule.pipeline_of_microbatch[m] for m in asked],
         "window_of_microbatch": [schedule.window_of(m) for m in asked],
         "actions": [cells(schedule, row) for row in schedule.actions],
-        "moves": [[move.stage, move.microbatch, move.host] for move in schedule.moves],
+        **({"moves": [[one.stage, one.microbatch, one.host] for one in schedule.moves]} if schedule.moves else {}),
         "costs": {"F": costs.F, "B": costs.B, "I": costs.I, "W": costs.W, "comm": costs.comm},
         "makespan": times.makespan,
         "bubble_ratio": times.bubble_ratio,
