@@ -68,7 +68,7 @@ def make_engine(
         for number, module in stages.items():
             prepare(module, number)
     ties = find_ties(sources)
-    topology = Topology.grid(pipeline, data, placement=order.placement)
+    topology = Topology.grid(pipeline, data, placement=order.rows)
     view = RankView.of(topology, transport.rank, microbatches=count)
     tied = tied_weights(ties, cut, topology.holders, stages, view.later_copies)
     engine = Engine(
@@ -104,7 +104,7 @@ def part_of(
     samples = num_samples(batch[0])
     parts = (split_microbatches(value, samples, data)[replica] for value in batch)
     inputs, targets = (map_tensors(torch.clone, part) for part in parts)  # a rank loads its own: memory is aligned anew
-    rows = schedule.placement if isinstance(schedule, Schedule) else (range(pipeline),)
+    rows = schedule.rows if isinstance(schedule, Schedule) else (range(pipeline),)
     first, last = {row[0] for row in rows}, {row[-1] for row in rows}
     return StepBatch(
         inputs=inputs if position in first else None,
