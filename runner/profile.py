@@ -113,6 +113,7 @@ class LayerProfile:
         held_output_bytes: of its output, what its ``saved_bytes`` counts; None = all.
         pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
         input_gradient_seconds, weight_gradient_seconds: of I and of W; None = not known, read as half a backward each.
+        has_running_statistics: it remembers averages of what it has seen, like a batch norm.
         optimizer_bytes: states of its trainable parameters, masters and averages included; None = by the profile's
             ``optimizer_bytes_per_gradient_byte``.
     """
@@ -139,6 +140,7 @@ class LayerProfile:
     saves: tuple[int, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
+    has_running_statistics: bool = False
     stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None
     pending_output_bytes: int = 0

@@ -32,6 +32,7 @@ __all__ = [
     "StepLog",
     "environment",
     "finish_failed",
+    "hang_file",
     "read_steps",
     "step_seconds",
     "write_atomically",
@@ -40,7 +41,8 @@ __all__ = [
 RECORD_FILE = "record.json"
 STEPS_FILE = "steps.jsonl"
 
-Status = Literal["running", "ok", "failed", "out_of_memory", "unsupported", "preempted", "interrupted"]
+Status = Literal["waiting", "running", "ok", "failed", "out_of_memory", "unsupported", "preempted", "interrupted"]
+"""``waiting`` is a sweep's job that has not begun: it stands in reports, and in no record's file."""
 
 
 def _no_step_seconds() -> dict[str, Any]:
@@ -252,6 +254,11 @@ def finish_failed(run_dir: Path, status: Status, reason: str, **blank: Any) -> R
     record = record.replace(status=status, reason=reason)
     record.save(run_dir)
     return record
+
+
+def hang_file(run_dir: Path, rank: int) -> Path:
+    """Where rank ``rank`` says in which place it stood still; the first line is the whole reason."""
+    return run_dir / "logs" / f"rank_{rank}.hang.txt"
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -22,7 +22,7 @@ from runner.recipes.benchmarks.rounds import Seconds
 from runner.recipes.benchmarks.two_stages import require_equal
 from runner.recipes.benchmarks.workload import GptSize
 
-__all__ = ["main", "measure"]
+__all__ = ["gpt_command", "main", "measure"]
 
 _TARGET = 1.03
 
@@ -36,13 +36,20 @@ def measure(size: GptSize, *, samples: int, rounds: int, turn: int) -> dict[str,
     steps = (rounds + WARM_TURNS) * turn
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        command = _command(size, samples, steps, turn, folder, result)
+        sizes = ",".join(f"{key}:{value}" for key, value in size.kwargs().items())
+        command = [
+            *gpt_command(size, samples, steps, folder),
+            f"logger.target={PlainLoopLogger.__module__}:{PlainLoopLogger.__name__}",
+            f"+logger.kwargs={{folder:{folder},result:{result},samples:{samples},steps:{steps},turn:{turn}}}",
+            f"+logger.kwargs.size={{{sizes}}}",
+        ]
         subprocess.run(command, check=True, env=os.environ | KEEP_FREED_MEMORY)
         measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return measured
 
 
-def _command(size: GptSize, samples: int, steps: int, turn: int, folder: str, result: Path) -> list[str]:
+def gpt_command(size: GptSize, samples: int, steps: int, folder: str) -> list[str]:
+    """``runner train`` with the GPT on one rank, in ``folder``; no logger is chosen."""
     sizes = size.kwargs()
     return [
         *(sys.executable, "-m", "runner", "train", "model=gpt", "data=random_tokens", "parallelism=single"),
@@ -57,9 +64,6 @@ def _command(size: GptSize, samples: int, steps: int, turn: int, folder: str, re
         f"seed={SEED}",
         "device=cpu",
         f"run_dir={folder}/run",
-        f"logger.target={PlainLoopLogger.__module__}:{PlainLoopLogger.__name__}",
-        f"+logger.kwargs={{folder:{folder},result:{result},samples:{samples},steps:{steps},turn:{turn}}}",
-        f"+logger.kwargs.size={{{','.join(f'{key}:{value}' for key, value in sizes.items())}}}",
     ]
 
 

@@ -63,6 +63,7 @@ class RunnerPipeline:
     Args:
         schedule: by name, or itself.
         delay_seconds: added to every message.
+        link: what the transport is put behind, in place of that delay.
         post_validation: ranks do not wait for each other before they update.
     """
 
@@ -75,12 +76,14 @@ class RunnerPipeline:
         *,
         schedule: str | Schedule = "1f1b",
         delay_seconds: float = 0.0,
+        link: Callable[[Transport], Transport] | None = None,
         post_validation: bool = False,
     ) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         if isinstance(schedule, str):
             schedule = build(schedule, ranks=ranks, microbatches=microbatches)
         order = fuse_backwards(schedule)
+        microbatches = order.microbatches  # as they are computed
         sources = layers_of(nn.Sequential(*layers), seed=0)
         stages = {
             stage: build_stage(sources, *_layers_of_stage(stage, order.stages, len(layers)))
@@ -90,7 +93,9 @@ class RunnerPipeline:
         topology = Topology.grid(ranks, 1, placement=order.placement)
         groups = [tuple(range(ranks)), *(topology.holders(stage) for stage in range(order.stages))]
         transport: Transport = SocketTransport(groups, timeout_seconds=_LONGEST_WAIT_SECONDS)
-        if delay_seconds:
+        if link is not None:
+            transport = link(transport)
+        elif delay_seconds:
             transport = DelayedTransport(transport, delay_seconds=delay_seconds, bytes_per_second=None)
         self.engine = Engine(
             view=RankView.of(topology, rank, microbatches=microbatches),

@@ -2,6 +2,8 @@
 
     python -m runner.recipes.benchmarks.sleeping_stages [--schedule 1f1b zb_h1 zb_v] [--rounds 4]
     python -m runner.recipes.benchmarks.sleeping_stages --delay 12.5 --schedule 1f1b 1f1b_eager
+    python -m runner.recipes.benchmarks.sleeping_stages --ranks 4 \\
+        --schedule chimera_concatenation chimera_doubling chimera_halving
     python -m runner.recipes.benchmarks.sleeping_stages --post-validation --steps 10 --schedule zb_v zb_h2
 
 A rank's share of a forward sleeps, and so do those of the gradients of its input and of its weights; a schedule with
@@ -30,6 +32,9 @@ from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import Figure, figure, publish
 from runner.recipes.benchmarks.rounds import Seconds, take_turns
 from runner.recipes.benchmarks.two_stages import require_equal, shared_losses
+from runner.schedule.registry import build
+from runner.schedule.simulate import Costs, simulate
+from runner.schedule.values import Schedule
 
 __all__ = ["Kind", "SleepingLayer", "compare", "main", "mean_square", "sleeping_batch"]
 
@@ -46,12 +51,14 @@ class Kind:
         target: the most time above compute, over compute.
         tiled: the most of it in a row of steps with post-validation.
         chunks: stages per rank.
+        variant: of Chimera, whose bubble is compared with its closed form.
     """
 
     torch: str | None
     target: float | None
     chunks: int = 1
     tiled: float | None = None
+    variant: str | None = None
 
 
 _KINDS = {
@@ -60,7 +67,11 @@ _KINDS = {
     "zb_h1": Kind("ScheduleInterleavedZeroBubble", 0.17),
     "zb_v": Kind("ScheduleZBVZeroBubble", 0.10, chunks=2, tiled=0.03),
     "zb_h2": Kind(None, None),
+    "chimera_concatenation": Kind(None, None, variant="concatenation"),
+    "chimera_doubling": Kind(None, None, variant="doubling"),
+    "chimera_halving": Kind(None, None, variant="halving"),
 }
+_NEAR_THEORY = 0.02  # of all rank time
 
 
 class _Sleep(torch.autograd.Function):
@@ -131,17 +142,19 @@ def compare(
         RuntimeError: the contestants do not compute the same losses.
     """
     make_optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01)
-    batch = sleeping_batch(microbatches)
+    batch = sleeping_batch(2 * microbatches)  # so that a micro-batch has two halves
     contestants: dict[str, Pipeline] = {}
     for name in schedules:
         kind = _KINDS[name]
 
-        def fresh(chunks: int = kind.chunks) -> tuple[Any, ...]:
-            layers = [SleepingLayer(seconds / chunks) for _ in range(chunks * dist.get_world_size())]
+        schedule = _schedule(name, dist.get_world_size(), microbatches)
+
+        def fresh(chunks: int = kind.chunks, parts: int = schedule.parts) -> tuple[Any, ...]:
+            layers = [SleepingLayer(seconds / (chunks * parts)) for _ in range(chunks * dist.get_world_size())]
             return layers, mean_square, make_optimizer, microbatches
 
         contestants[f"runner {name}"] = RunnerPipeline(
-            *fresh(), schedule=name, delay_seconds=delay_seconds, post_validation=post_validation
+            *fresh(), schedule=schedule, delay_seconds=delay_seconds, post_validation=post_validation
         )
         if kind.torch is not None and not delay_seconds and not post_validation:
             contestants[f"torch {kind.torch}"] = TorchPipeline(*fresh(), schedule=kind.torch, chunks=kind.chunks)
@@ -150,6 +163,24 @@ def compare(
     turns = {name: partial(pipeline.step, batch) for name, pipeline in contestants.items()}
     taken = take_turns(turns, warm_rounds=0, rounds=rounds, steps=steps, meet=dist.barrier)
     return {"seconds": taken, "losses": losses}
+
+
+def _schedule(name: str, ranks: int, microbatches: int) -> Schedule:
+    variant = _KINDS[name].variant
+    return build("chimera" if variant else name, ranks=ranks, microbatches=microbatches, variant=variant)
+
+
+def above_theory(
+    taken: Seconds, compute: float, schedules: Sequence[str], ranks: int, microbatches: int
+) -> list[Figure]:
+    """Of each variant of Chimera: its bubble, idle / total, above that of its closed form; by round."""
+    made = []
+    for name in schedules:
+        if _KINDS[name].variant is not None:
+            theory = simulate(_schedule(name, ranks, microbatches), Costs()).bubble_ratio
+            values = [1 - compute / one - theory for one in taken[f"runner {name}"]]
+            made.append(figure(f"runner {name}: bubble above theory ({theory:.3f})", values, _NEAR_THEORY))
+    return made
 
 
 def figures(
@@ -199,6 +230,7 @@ def main() -> None:
         post_validation=options.post_validation,
     )
     measured = run_ranks(options.ranks, run)
+    compute = 3 * seconds * options.microbatches
     publish(
         "sleeping_stages",
         settings={
@@ -210,13 +242,10 @@ def main() -> None:
             "post_validation": options.post_validation,
         },
         seconds=measured["seconds"],
-        figures=figures(
-            measured["seconds"],
-            3 * seconds * options.microbatches,
-            options.schedule,
-            options.delay > 0,
-            options.post_validation,
-        ),
+        figures=[
+            *figures(measured["seconds"], compute, options.schedule, options.delay > 0, options.post_validation),
+            *above_theory(measured["seconds"], compute, options.schedule, options.ranks, options.microbatches),
+        ],
         losses=measured["losses"],
         path=options.out,
     )

@@ -59,8 +59,7 @@ def compute(row: Row, ranks: int, microbatches: int) -> Computed:
 
 def peak_of_formula(row: Row, ranks: int, microbatches: int) -> tuple[float, ...] | None:
     """Micro-batches of its whole share that each rank holds, by the closed form where it holds."""
-    formulas = SPECS[row.schedule].formulas
-    if formulas is None or not _value("when", row, ranks, microbatches):
+    if SPECS[row.schedule].formulas is None or not _value("when", row, ranks, microbatches):
         return None
     return tuple(_value("peak_activations", row, ranks, microbatches, rank) for rank in range(ranks))
 
@@ -75,4 +74,4 @@ def _value(which: str, row: Row, ranks: int, microbatches: int, rank: int = 0) -
     """One of the registry's formulas, which are Python."""
     names = {"D": ranks, "T": microbatches, "v": row.chunks, "r": rank, "min": min, "max": max}
     names |= {"F": COSTS.F, "B": COSTS.B, "I": COSTS.I, "W": COSTS.W, "__builtins__": {}}
-    return float(eval(getattr(SPECS[row.schedule].formulas, which), names))
+    return float(eval(getattr(SPECS[row.schedule].formulas_of(row.variant), which), names))

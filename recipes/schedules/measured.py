@@ -60,11 +60,12 @@ def bubble(busy: float, seconds_of_unit: float, seconds_of_step: float) -> float
 def _as_rank(*, microbatches: int, seconds: float, rounds: int, rows: Sequence[Row]) -> Seconds:
     ranks = dist.get_world_size()
     sgd: Callable[[Sequence[Tensor]], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.01)
-    batch = sleeping_batch(microbatches)
+    batch = sleeping_batch(2 * microbatches)  # so that a micro-batch has two halves
 
     def pipeline(row: Row, **options: Any) -> RunnerPipeline:
-        layers = [SleepingLayer(seconds / row.chunks) for _ in range(row.chunks * ranks)]
         schedule = row.build(ranks, microbatches)
+        each = seconds / (row.chunks * schedule.parts)
+        layers = [SleepingLayer(each) for _ in range(row.chunks * ranks)]
         return RunnerPipeline(layers, mean_square, sgd, microbatches, schedule=schedule, **options)
 
     flushed = {row.label: pipeline(row) for row in rows}

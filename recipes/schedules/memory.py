@@ -57,7 +57,8 @@ def predict(row: Row, ranks: int, microbatches: int) -> dict[str, Any]:
     samples = microbatches * _SAMPLES
     parts = predict_memory(lower(schedule), profile, figures, batch_samples=samples, temporaries=1).parts
     pipelines = len(schedule.placement)
-    shares = [sum(_held(figures[stage]) for stage in schedule.stages_of(rank)) // pipelines for rank in range(ranks)]
+    each = [schedule.parts * _held(one) for one in figures]  # of a whole micro-batch
+    shares = [sum(each[stage] for stage in schedule.stages_of(rank)) // pipelines for rank in range(ranks)]
     batches = [_batch_bytes(schedule, rank) for rank in range(ranks)]
     predicted = [
         RankBytes(part.weights, part.total - part.weights - part.gradients - batch)
@@ -111,7 +112,7 @@ def _batch(microbatches: int) -> tuple[Tensor, Tensor]:
 
 def _profile(schedule: Schedule) -> tuple[ModelProfile, tuple[StageFigures, ...]]:
     """For SGD, which keeps no states."""
-    inputs, targets = _batch(1)
+    inputs, targets = (part[: _SAMPLES // schedule.parts] for part in _batch(1))
     profile = profile_layers(layers_of(nn.Sequential(*_model()), 0), inputs, targets, mean_square, torch.float32)
     each = BLOCKS // schedule.stages
     partition = [(first, first + each - 1) for first in range(0, BLOCKS, each)]
@@ -129,7 +130,8 @@ def _times(counts: Sequence[float], shares: Sequence[int]) -> list[int]:
 def _batch_bytes(schedule: Schedule, rank: int) -> int:
     """Of a step's inputs on the first stage's rank, of its targets on the last one's."""
     ends = {0, schedule.stages - 1} & set(schedule.stages_of(rank))
-    return len(ends) * schedule.microbatches * _SAMPLES * _TOKENS * _WIDTH * 4
+    samples = schedule.microbatches // schedule.parts * _SAMPLES
+    return len(ends) * samples * _TOKENS * _WIDTH * 4
 
 
 def _as_rank(*, microbatches: int, rows: Sequence[Row]) -> dict[str, list[dict[str, int]]]:

@@ -26,21 +26,24 @@ class Row:
         chunks: per rank.
         printed: bubble ratio and activations in the survey's table; empty where it has no such row.
         condition: when the printed or the closed form holds.
+        variant: ``schedule.variant``.
     """
 
     schedule: str
     chunks: int
     printed: tuple[str, str] | tuple[()] = ()
     condition: str = ""
+    variant: str | None = None
 
     @property
     def label(self) -> str:
-        """Name, with the chunks where there are several."""
-        return self.schedule + (f", v = {self.chunks}" if self.chunks > 1 else "")
+        """Name, with the variant, and with the chunks where there are several."""
+        name = f"{self.schedule} {self.variant}" if self.variant else self.schedule
+        return name + (f", v = {self.chunks}" if self.chunks > 1 else "")
 
     def build(self, ranks: int, microbatches: int) -> Schedule:
         """The schedule itself."""
-        return build(self.schedule, ranks=ranks, microbatches=microbatches, chunks=self.chunks)
+        return build(self.schedule, ranks=ranks, microbatches=microbatches, chunks=self.chunks, variant=self.variant)
 
 
 ROWS = (
@@ -52,6 +55,13 @@ ROWS = (
         ("(D-1)/(D+T-1)", "[Ma, D Ma]"),
         "DAPPLE's row. Exact for any F : B, also for T < D; rank r holds min(T, D-r) Ma, so that the printed range is "
         "over the ranks where T >= D.",
+    ),
+    Row(
+        "bpipe",
+        1,
+        (),
+        "1f1b's order; with T >= D no rank keeps more than D/2 + 1 micro-batches: ranks of the first half lend some to "
+        "their partners, and take each back one action before its backward.",
     ),
     Row("1f1b_eager", 1, (), "DAPPLE's policy B; the same bubble as 1f1b, less of it where messages take time."),
     Row(
@@ -91,6 +101,21 @@ ROWS = (
         ("(D-2)/(2T+D-2)", "[(D/2+1) Ma, D Ma]"),
         "Two pipelines, T / D units one after the other; weights 2 Mw. The printed ratio is that of B = F; with "
         "B = 2 F the units leave gaps between them, (T/D + 1) (D-2) F in all. Activations exact.",
+    ),
+    Row(
+        "chimera",
+        1,
+        (),
+        "Where B = 2 F, forwards of two micro-batches close the gaps between units: (D-2)/(1.5T+D-2), for twice the "
+        "activations.",
+        "doubling",
+    ),
+    Row(
+        "chimera",
+        1,
+        (),
+        "Where B = 2 F, backwards of half a micro-batch do the same without more activations: (D-2)/(3T+D-2).",
+        "halving",
     ),
     Row("dualpipe", 1, (), f"{_SPLIT} and B = I + W; weights 2 Mw; pairs of F and B run one after the other."),
     Row("bitpipe", 2, (), "Two Vs; weights 2 Mw. Half of chimera's bubble, between its units too."),

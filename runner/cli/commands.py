@@ -113,14 +113,18 @@ _EXPORT = Command(
 _DOCTOR = Command(
     name="doctor",
     summary="say what this machine can run, with a one-line fix for what it cannot",
-    usage="[--json]",
+    usage="[--collectives] [--json]",
     about=(
-        "Looks at Python and the packages, cores, memory and its limit, GPUs, communication between two ranks, "
-        "DeepSpeed and libaio, SLURM, disk space and the default recipe's packages. Ends with status 1 where something "
-        "that training needs is missing."
+        "Looks at Python and the packages, cores, memory and its limit, GPUs, communication between two ranks, shared "
+        "memory, ports, DeepSpeed and libaio, SLURM, submitit, mpirun, disk space and the default recipe's packages. "
+        "Ends with status 1 where something that training needs is missing. --collectives keeps the link's latency and "
+        "bandwidth, which plans with hardware=auto then count."
     ),
-    examples=(("runner doctor", "a table"),),
-    flags=(_JSON,),
+    examples=(
+        ("runner doctor", "a table"),
+        ("runner doctor --collectives", "and whether collectives are right, and how fast"),
+    ),
+    flags=(_JSON, Flag("--collectives", "also check and time collectives between ranks of this machine")),
     sections=(),
 )
 

@@ -52,10 +52,13 @@ def _why(overrides: Sequence[str]) -> dict[str, Any]:
     from runner.config.resolve import resolve
     from runner.config.zero_table import compatibility_lines
     from runner.model.device import device_type
+    from runner.plan.ordered import executed_schedule, is_chosen_by_plan
+    from runner.plan.zero import shares_by_itself
 
     config = resolve(overrides)
     settings = None
-    if config.zero.stage is not None:
+    known = not is_chosen_by_plan(config)
+    if config.zero.stage is not None and not (known and shares_by_itself(config, executed_schedule(config))):
         settings = deepspeed_settings(config, accelerated=device_type(config) == "cuda")
     return {"rules": compatibility_lines(config), "deepspeed": settings}
 

@@ -10,6 +10,7 @@ from runner.cli.arguments import Arguments
 from runner.cli.request import checked
 from runner.errors import EXIT_OK, Problem, RequestError, raise_problems
 from runner.plan.ordered import costs_of, schedule_of
+from runner.schedule.opportunistic import realised
 from runner.schedule.simulate import Costs
 from runner.schedule.stream import period, repeat
 from runner.schedule.values import Schedule
@@ -26,7 +27,8 @@ def run(arguments: Arguments) -> int:
         print(_catalogue(as_json=arguments.switch("json")))
         return EXIT_OK
     config = checked(arguments.words, [*arguments.problems, *_unwritable(arguments)])
-    step, costs = schedule_of(config), costs_of(config)
+    costs = costs_of(config)
+    step = realised(schedule_of(config), costs)
     schedule = repeat(step, config.schedule.steps or 1)
     for flag in _FILES:
         file = arguments.value(flag)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from runner.cli.arguments import Arguments
 from runner.cli.request import checked, jobs_of
+from runner.config.schema import RunConfig
+from runner.errors import Problem, raise_problems
 
 __all__ = ["run"]
+
+_OF_SWEEPS = ("sweep_retry", "sweep_on_failure")
 
 
 def run(arguments: Arguments) -> int:
@@ -18,11 +23,24 @@ def run(arguments: Arguments) -> int:
     """
     command = shlex.join(["runner", "train", *arguments.words, *(["-m"] if arguments.switch("multirun") else [])])
     if arguments.switch("multirun"):
-        jobs = jobs_of(arguments)
+        from runner.launch.hydra.settings import split_words
+
+        plugins, words = split_words(arguments.words)
+        jobs = jobs_of(replace(arguments, words=tuple(words)))
         from runner.launch.sweep import sweep
 
-        return sweep(jobs, command=command)
+        return sweep(jobs, command=command, plugins=plugins)
     config = checked(arguments.words, arguments.problems)
+    raise_problems(_of_sweeps(config))
     from runner.launch.start import train
 
     return train(config, command=command)
+
+
+def _of_sweeps(config: RunConfig) -> list[Problem]:
+    """What is said of a sweep does nothing for one run."""
+    return [
+        Problem(key, getattr(config, key), "belongs to a sweep", "This command starts one run", "-m")
+        for key in _OF_SWEEPS
+        if getattr(config, key) != getattr(RunConfig(), key)
+    ]

@@ -89,4 +89,5 @@ def _zero(config: RunConfig, accelerated: bool) -> dict[str, Any]:
                 settings[part]["nvme_path"] = offload.nvme_path
     if offload.optimizer != "none" and offload.ratio != 1.0:
         settings["offload_optimizer"]["ratio"] = offload.ratio
+        settings["sub_group_size"] = 1  # so that every weight goes to either side for itself
     return settings

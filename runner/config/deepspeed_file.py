@@ -42,7 +42,7 @@ def file_problems(config: RunConfig) -> Iterator[Problem]:
         return
     decided = _decided(config)
     for key, value in flat.items():
-        if value == _AUTO or key in _TUNING:
+        if value == _AUTO or (key in _TUNING and key not in decided):
             continue
         path = f"{config.zero.config}:{key}"
         if key.startswith("scheduler"):
@@ -98,6 +98,8 @@ def _decided(config: RunConfig) -> dict[str, tuple[str, Any]]:
     }
     for part in ("offload_optimizer", "offload_param"):
         decided[f"zero_optimization.{part}.nvme_path"] = (f"offload.nvme_path = {offload.nvme_path}", offload.nvme_path)
+    if offload.ratio != 1.0:
+        decided["zero_optimization.sub_group_size"] = (f"offload.ratio = {offload.ratio}", 1)
     for key in ("lr", "betas", "eps", "weight_decay", "momentum"):
         value = getattr(optimizer, key)
         decided[f"optimizer.params.{key}"] = (f"optimizer.{key} = {value}", value)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from runner.config.numbers import positive
 from runner.config.schema import LauncherConfig, RunConfig
 from runner.errors import Problem
 
@@ -44,6 +45,7 @@ def launcher_rules(config: RunConfig) -> Iterator[Problem]:
         value = getattr(launcher, key)
         if not (value > 0 and math.isfinite(value)):
             yield Problem(f"launcher.{key}", value, "must be a finite number above 0", fix=f"launcher.{key}={fix}")
+    yield from positive("launcher.watchdog_seconds", launcher.watchdog_seconds, "300")
     if launcher.max_restarts < 0:
         yield Problem(
             "launcher.max_restarts", launcher.max_restarts, "must be at least 0", fix="launcher.max_restarts=0"

@@ -80,9 +80,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adam8bit": OptimizerKind(
         package="bitsandbytes", extra="optimizers", state_bytes=_blockwise_8bit, constant_bytes=_CODES_8
     ),
-    "cpu_adam": OptimizerKind(
-        decoupled=None, package="deepspeed", extra="zero", operator="cpu_adam", state_bytes=_fp32
-    ),
+    "cpu_adam": OptimizerKind(decoupled=None, package="deepspeed", extra="zero", operator="cpu_adam"),
     "fused_adam": OptimizerKind(decoupled=None, package="deepspeed", extra="zero", operator="fused_adam"),
     "lars": OptimizerKind(
         values=0.0,

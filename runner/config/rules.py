@@ -60,7 +60,7 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 
 def _top_level(config: RunConfig) -> Iterator[Problem]:
     if config.resume == "":
-        yield Problem("resume", config.resume, "must be null, auto or a checkpoint's file", fix="resume=auto")
+        yield Problem("resume", config.resume, "must be null, auto or a checkpoint", fix="resume=auto")
     if not 0 <= config.seed < 2**32:
         yield Problem("seed", config.seed, "must lie in [0, 2^32)", "NumPy takes no other seed", "seed=0")
     if config.memory_limit is not None:
@@ -69,6 +69,9 @@ def _top_level(config: RunConfig) -> Iterator[Problem]:
         yield from _target("report", config.report)
     if config.sweep_report is not None:
         yield from _target("sweep_report", config.sweep_report)
+    if config.sweep_retry is not None:
+        yield from _known("sweep_retry", config.sweep_retry, ("failed",))
+    yield from _known("sweep_on_failure", config.sweep_on_failure, ("continue", "stop", "ignore"))
     if config.plan_report is not None:
         yield from _target("plan_report", config.plan_report)
 
@@ -234,14 +237,22 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
         yield Problem("trainer.ema_decay", trainer.ema_decay, "must lie in (0, 1)", fix=fix)
     yield from at_least("checkpoint.every", config.checkpoint.every, 1)
     yield from at_least("checkpoint.keep", config.checkpoint.keep, 1)
+    yield from at_least("checkpoint.keep_best", config.checkpoint.keep_best, 0)
+    if config.checkpoint.keep_best > 0 and trainer.val_every is None:
+        why = "Checkpoints are compared by the validation at their step, and there is one at the end only"
+        rule = "must be 0 without trainer.val_every"
+        yield Problem("checkpoint.keep_best", config.checkpoint.keep_best, rule, why, "trainer.val_every=100")
 
 
 def _machine(config: RunConfig) -> Iterator[Problem]:
     hardware, transport = config.hardware, config.transport
     for precision, flops in hardware.flops.items():
         yield from positive(f"hardware.flops.{precision}", flops, "1e12")
-    yield from positive("hardware.memory_bytes", hardware.memory_bytes, "8e9")
-    yield from positive("hardware.host_memory_bytes", hardware.host_memory_bytes, "1e12")
+    for key, fix in (("memory_bytes", "8e9"), ("host_memory_bytes", "1e12")):
+        size = getattr(hardware, key)
+        yield from positive(f"hardware.{key}", size, fix)
+        if size is not None and 0 < size < 1:
+            yield Problem(f"hardware.{key}", size, "must be at least 1 byte", fix=f"hardware.{key}={fix}")
     for name in ("link", "memory", "network", "host_link", "host_memory"):
         key = f"{name}_bytes_per_second"
         yield from positive(f"hardware.{key}", getattr(hardware, key), "1e9")

@@ -89,13 +89,19 @@ class ScheduleConfig:
     name: str = "1f1b"
     microbatches: int = 1  # per optimizer step and data replica
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
-    variant: str | None = None  # chimera: concatenation; null = that
+    variant: str | None = None  # chimera: concatenation, doubling, halving; null = concatenation
     pipes: int | None = None  # chimera: pipelines, half of them down and half up; null = 2
     twin_check_every: int = 100  # several pipelines: steps between two comparisons of the copies of a stage
     file: str | None = None  # from_file: a schedule in torch's CSV form
     post_validation: bool = False  # ranks update before all have agreed to it, and take it back where one objects
     memory_limit: int | None = None  # zb_auto: micro-batches a rank may keep between F and W; null = its ranks
+    opportunistic: bool | None = None  # varuna: a forward in place of a backward whose gradient is late; null = false
     steps: int | None = None  # windows drawn by `runner schedule`
+
+    @property
+    def computed_microbatches(self) -> int:
+        """What ``microbatches`` are computed as: backward halving computes the halves of each."""
+        return self.microbatches * (2 if self.variant == "halving" else 1)
 
 
 @dataclass
@@ -198,7 +204,9 @@ class TrainerConfig:
 @dataclass
 class CheckpointConfig:
     every: int | None = None  # steps between saves; null = the last step only
-    keep: int = 1  # newest files kept
+    keep: int = 1  # newest ones kept
+    keep_best: int = 0  # kept beside them, of those at a validation: the ones with the least loss
+    asynchronous: bool = False  # every rank writes its own part while training goes on; it costs a copy in memory
 
 
 @dataclass
@@ -245,6 +253,7 @@ class LauncherConfig:
     name: str = "local"
     rendezvous_timeout_seconds: float = 60.0  # until all ranks have met
     step_timeout_seconds: float = 600.0  # a message that takes longer ends the run
+    watchdog_seconds: float | None = 300.0  # a rank without progress says where it stands; null = never
     max_restarts: int = 0  # times that a run that broke starts again from its newest checkpoint
     nodes: int | None = None  # slurm: machines that share the ranks evenly; null = 1
     gpus_per_node: int | None = None  # slurm; null = one for each rank with device=cuda, else none
@@ -278,13 +287,15 @@ class RunConfig:
     name: str = "run"  # names the directory under outputs/
     seed: int = 0  # of the weights, the order of samples and dropout
     run_dir: str | None = None  # null = outputs/<name>/<timestamp>
-    resume: str | None = None  # auto = newest good checkpoint in run_dir, else start; a checkpoint's file
+    resume: str | None = None  # auto = newest good checkpoint in run_dir, else start; a checkpoint
     memory_limit: str | None = None  # bytes a rank may use: 80GB, 8GiB, a number
     device: str = "auto"  # auto, cpu, cuda
     compile: bool = False  # torch.compile every layer
     report: str | None = None  # package.module:function called with the finished run's directory
     sweep: dict[str, list[Any]] = field(default_factory=dict)  # what -m varies where the command does not name it
     sweep_report: str | None = None  # package.module:function that makes tables of a sweep's records
+    sweep_retry: str | None = None  # failed: a sweep that is started again tries its jobs that did not end ok once more
+    sweep_on_failure: str = "continue"  # continue, stop the sweep, or ignore: its status tells of no failure
     plan_report: str | None = None  # package.module:function that makes a table of the plans of a sweep
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

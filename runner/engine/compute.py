@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from runner.engine.context import RankContext, number_of
 from runner.engine.messages import Incoming
+from runner.engine.stash import Stash
 from runner.engine.window import Window
 from runner.memory.apply.recompute import ChangedBuffers
 from runner.model.boundary import enter_graph, flatten, map_tensors
@@ -61,6 +62,7 @@ class Compute:
         self._on_losses = on_losses
         self._changed = {stage: ChangedBuffers([module]) for stage, module in rank.stages.items()}
         self.recomputed: Set[tuple[int, int | None]] = frozenset()  # stages and micro-batches whose graph R makes
+        self.moved: Set[tuple[int, int | None]] = frozenset()  # those whose graph leaves the rank for a while
 
     @contextmanager
     def with_loss(self, wrap: Callable[[LossFunction], LossFunction]) -> Iterator[None]:
@@ -79,10 +81,14 @@ class Compute:
         value = self._input(window, stage, microbatch)
         again = window.training and (stage, microbatch) in self.recomputed
         buffers = self._changed[stage].snapshot() if again else None
+        hooks: AbstractContextManager[object] = saved_tensors_hooks(_drop, _never) if again else _AS_IT_IS
+        if (stage, microbatch) in self.moved:
+            stash = self._stash(stage, microbatch, value)
+            hooks = saved_tensors_hooks(stash.pack, stash.unpack)
         start = time.perf_counter()
         with self._rank.transport.exclusive():
             try:
-                with saved_tensors_hooks(_drop, _never) if again else _AS_IT_IS:
+                with hooks:
                     output = self._run(window, stage, microbatch, value, counts=True)
             except Exception:
                 self._rank.buffers.put("input", stage, microbatch, value)  # for the message: what the stage was given
@@ -102,6 +108,14 @@ class Compute:
             self._rank.buffers.put("graph", stage, microbatch, (value, output))
         elif stage < self._rank.view.num_stages - 1 and not self._rank.holds(window, stage + 1, microbatch):
             self._rank.buffers.put("output", stage, microbatch, output)
+
+    def _stash(self, stage: int, microbatch: int, value: Any) -> Stash:
+        """Keeps what autograd saves of a forward; weights and the step's batch stay where they are."""
+        module = self._rank.stages[stage]
+        batch = flatten(value)[0] if stage == 0 else []
+        stash = Stash([*module.parameters(), *module.buffers(), *batch])
+        self._rank.buffers.put("stash", stage, microbatch, stash)
+        return stash
 
     def recompute(self, window: Window, action: Action) -> None:
         """The forward again, with the same random numbers and buffers, for the graph that F did not keep."""
@@ -212,6 +226,10 @@ class Compute:
     def _take_graph(self, stage: int, microbatch: int) -> tuple[list[Tensor], list[Tensor]]:
         """The leaves of a stage's input and the roots of its output: what requires gradients of both."""
         value, output = self._rank.buffers.take("graph", stage, microbatch)
+        if (stage, microbatch) in self.moved:
+            incoming: Incoming = self._rank.buffers.take("returned", stage, microbatch)
+            incoming.wait(self._rank.timeline)
+            self._rank.buffers.take("stash", stage, microbatch).come_back(incoming.tensors)
         leaves = [tensor for tensor in flatten(value)[0] if tensor.requires_grad] if stage > 0 else []
         return leaves, [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
 

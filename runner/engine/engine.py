@@ -21,7 +21,7 @@ from torch import Tensor
 from runner.engine.chains import Chains
 from runner.engine.context import RankView
 from runner.engine.executor import Executor
-from runner.engine.failure import explain_failure
+from runner.engine.failure import describe_place, draw_place, explain_failure
 from runner.engine.gradients import StageGradients
 from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
@@ -30,6 +30,7 @@ from runner.engine.step_end import Backup, StepEnd
 from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
+from runner.engine.transport_watched import WatchedTransport
 from runner.engine.twins import compare_twins
 from runner.engine.update import Update
 from runner.engine.window import StepBatch, Window, join_microbatches, split_microbatches, with_stand_ins
@@ -38,7 +39,7 @@ from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.plan.batches import split_sizes
 from runner.schedule.speculate import speculation
-from runner.schedule.values import Action, Op, Program
+from runner.schedule.values import Action, Op, Payload, Program
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]
 
@@ -75,7 +76,7 @@ class Engine:
         self.view = view
         self.stages = dict(stages)
         self.options = options
-        self.transport = transport
+        self.transport = transport = WatchedTransport(transport) if training.schedule.ahead else transport
         shared = {id(weight.parameter) for weight in tied}
         self._sharding = sharding
         self.gradients = {stage: keep(_named_parameters(module, shared)) for stage, module in stages.items()}
@@ -136,8 +137,10 @@ class Engine:
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes of activations and of their gradients that this rank sent in training steps so far."""
-        return {payload.name.lower(): count for payload, count in self._executor.bytes_sent.items()}
+        """Bytes of activations, on their way or lent, and of gradients that this rank sent in training steps so far."""
+        sent = self._executor.bytes_sent
+        activations = sent[Payload.ACTIVATION] + sent[Payload.STASH]
+        return {"activation": activations, "gradient": sent[Payload.GRADIENT]}
 
     def attach_optimizer(
         self,
@@ -162,6 +165,20 @@ class Engine:
     def start_at(self, step: int) -> None:
         """Set the index of the next step, after a resume."""
         self._step = step
+
+    @property
+    def actions_begun(self) -> int:
+        """How many actions of all windows this rank has begun: what grows where there is progress."""
+        return self._executor.begun
+
+    def place(self) -> tuple[str, str]:
+        """The last action that this rank has begun, in words and in the picture of the schedule."""
+        action = self._executor.current
+        if action is None:
+            return "before its first action", ""
+        program = self._programs[self._executor.training]
+        picture = draw_place(program, self.view, action)
+        return f"in step {self._step + 1}, last at {describe_place(action, self.stages)}", picture
 
     def request_stop(self) -> None:
         """Ask all ranks to stop at the end of the next step that begins here; safe in a signal handler."""
@@ -242,10 +259,10 @@ class Engine:
     # One window
 
     def _run(self, window: Window, actions: Sequence[Action]) -> None:
-        def failed(index: int, action: Action, error: Exception) -> Exception:
+        def failed(action: Action, error: Exception) -> Exception:
             program = self._programs[window.training]
             shapes = self._executor.describe(action)
-            return explain_failure(error, program, self.view, index, actions, shapes, self.stages)
+            return explain_failure(error, program, self.view, action, shapes, self.stages)
 
         for gradients in self.gradients.values():
             gradients.claim()

@@ -16,6 +16,7 @@ from runner.engine.compute import Compute
 from runner.engine.context import RankContext, RankView
 from runner.engine.gradients import StageGradients
 from runner.engine.messages import Messages
+from runner.engine.opportunist import Opportunist
 from runner.engine.sharding import Sharding
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Handle, Transport
@@ -66,12 +67,15 @@ class Executor:
         self.gradients = gradients
         self.reductions: list[Handle] = []
         self.current: Action | None = None  # being executed
+        self.training = True  # whether in a training window
+        self.begun = 0  # actions so far
         self._transport = transport
         self._on_step = on_step
         self._stepped: set[int] = set()
         self._rank = RankContext(view, stages, transport, schedules, sharding)
         self._compute = Compute(self._rank, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=on_losses)
         self._messages = Messages(self._rank)
+        self._opportunist = Opportunist.of(self._rank, self._messages)
         self._handlers: dict[Op, Callable[[Window, Action], None]] = {
             Op.F: self._compute.forward,
             Op.R: self._compute.recompute,
@@ -102,26 +106,31 @@ class Executor:
     def bytes_sent(self, counts: dict[Payload, int]) -> None:
         self._messages.bytes_sent = counts
 
-    def run(
-        self, window: Window, actions: Sequence[Action], failed: Callable[[int, Action, Exception], Exception]
-    ) -> None:
-        """Execute ``actions``, a part of a window's, in order.
+    def run(self, window: Window, actions: Sequence[Action], failed: Callable[[Action, Exception], Exception]) -> None:
+        """Execute ``actions``, a part of a window's, in order, which the schedule's rule may change meanwhile.
 
         Args:
-            failed: makes the error to raise when the action at an index fails.
+            failed: makes the error to raise when an action fails.
         """
+        actions = list(actions)
+        self.training = window.training
         self._compute.recomputed = {(a.stage, a.microbatch) for a in actions if a.op is Op.R}
+        stashes = (a for a in actions if a.payload is Payload.STASH and a.stage in self.stages)
+        self._compute.moved = {(a.stage, a.microbatch) for a in stashes}
         with torch.set_grad_enabled(window.training):
-            for index, action in enumerate(actions):
-                self.current = action
+            for index in range(len(actions)):
+                self.current = action = actions[index]
+                self.begun += 1
                 try:
+                    if self._opportunist is not None and self._opportunist.prefers_forward(window, actions, index):
+                        self.current = action = actions[index]
                     if action.op in COMPUTE:
                         self._messages.post_ahead(window, actions, index + 1)
                     elif action.op is Op.RECV and self._messages.was_posted(action):
                         continue
                     self._handlers[action.op](window, action)
                 except Exception as error:
-                    raise failed(index, action, error) from error
+                    raise failed(action, error) from error
 
     def require_empty(self) -> None:
         """At the end of a window nothing of it is alive.

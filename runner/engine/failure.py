@@ -12,10 +12,10 @@ from runner.model.layers import StageModule
 from runner.schedule.simulate import Costs
 from runner.schedule.values import COMPUTE, Action, Op, Payload, Program
 
-__all__ = ["explain_failure"]
+__all__ = ["describe_place", "draw_place", "explain_failure"]
 
 _MOST_MICROBATCHES_DRAWN = 32
-_OP_OF_PAYLOAD = {Payload.ACTIVATION: Op.F, Payload.GRADIENT: Op.B}
+_OP_OF_PAYLOAD = {Payload.ACTIVATION: Op.F, Payload.GRADIENT: Op.B, Payload.STASH: Op.F}
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -23,8 +23,7 @@ def explain_failure(
     error: Exception,
     program: Program,
     view: RankView,
-    index: int,
-    actions: Sequence[Action],
+    action: Action,
     buffers: str,
     stages: Mapping[int, StageModule],
 ) -> Exception:
@@ -34,33 +33,47 @@ def explain_failure(
     """
     import torch
 
-    from runner.schedule.render.text import to_text
-
     if isinstance(error, RunnerError | torch.OutOfMemoryError | MemoryError):
         return error
-    action = actions[index]
+    rank = view.pipeline[view.position]
+    lines = [
+        f"{action} failed on rank {rank} {_held(action, stages)}: {type(error).__name__}: {error}{_where(error)}",
+        f"its buffers: {buffers}",
+        draw_place(program, view, action),
+    ]
+    return RunFailedError("\n".join(line for line in lines if line))
+
+
+def describe_place(action: Action, stages: Mapping[int, StageModule]) -> str:
+    """An action in words: ``0F2 (stage 0, layers 0..1)``."""
+    return f"{action} {_held(action, stages)}"
+
+
+def draw_place(program: Program, view: RankView, action: Action) -> str:
+    """The schedule with an action's cell marked; empty where it is too large to be looked at."""
+    from runner.schedule.render.text import to_text
+
+    if program.schedule.microbatches > _MOST_MICROBATCHES_DRAWN:
+        return ""
+    cell = _cell(program.schedule.actions[view.position], action)
+    return to_text(program.schedule, Costs(), mark=(view.position, cell))
+
+
+def _held(action: Action, stages: Mapping[int, StageModule]) -> str:
     module = stages.get(action.stage)
     first = module.first_layer if module else 0
     last = first + len(module.layers) - 1 if module else 0
-    lines = [
-        f"{action} failed on rank {view.pipeline[view.position]} (stage {action.stage}, layers {first}..{last}): "
-        f"{type(error).__name__}: {error}{_where(error)}",
-        f"its buffers: {buffers}",
-    ]
-    if program.schedule.microbatches <= _MOST_MICROBATCHES_DRAWN:
-        cell = _cell(program.schedule.actions[view.position], action)
-        lines.append(to_text(program.schedule, Costs(), mark=(view.position, cell)))
-    return RunFailedError("\n".join(lines))
+    return f"(stage {action.stage}, layers {first}..{last})"
 
 
 def _cell(row: Sequence[Action], action: Action) -> int:
     """Where a rank's row of the picture shows ``action``: a message is shown at the compute that makes or takes it,
-    a reduction and a step at the last compute of their stage.
+    a reduction and a step at the last compute of their stage, what a rank keeps for another at its own last one.
     """
     of_stage = [cell for cell, other in enumerate(row) if other.stage == action.stage]
     op = action.op if action.op in COMPUTE else _OP_OF_PAYLOAD[action.payload] if action.payload else None
     found = [cell for cell in of_stage if row[cell].op is op and row[cell].microbatch == action.microbatch]
-    return (found or of_stage)[-1]
+    return (found or of_stage or [len(row) - 1])[-1]
 
 
 def _where(error: Exception) -> str:

@@ -64,6 +64,11 @@ class MemoryMeter:
         return 0 if self._cuda else self._to_track
 
     @property
+    def will_track(self) -> bool:
+        """Whether the next step is one that is tracked tensor by tensor."""
+        return not self._cuda and self._steps < self._to_track
+
+    @property
     def peak_bytes(self) -> int:
         """The most so far: weights, buffers, gradients, states, activations, messages, the step's batch."""
         if self._cuda:

@@ -22,7 +22,11 @@ __all__ = ["Incoming", "Messages", "Outgoing"]
 _Boundary = tuple[int, int, bool, int, int]
 """Stage, global rank on the other side, and the window's key."""
 
-_CHANNELS = {Payload.ACTIVATION: Channel.ACTIVATION, Payload.GRADIENT: Channel.GRADIENT}
+_CHANNELS = {
+    Payload.ACTIVATION: Channel.ACTIVATION,
+    Payload.GRADIENT: Channel.GRADIENT,
+    Payload.STASH: Channel.ACTIVATION,
+}
 
 
 @dataclass
@@ -32,6 +36,9 @@ class Incoming:
     handles: list[Handle]
     tensors: list[Tensor]
     spec: BoundarySpec | None = None
+
+    def has_arrived(self) -> bool:
+        return all(handle.is_completed() for handle in self.handles)
 
     def wait(self, timeline: Timeline) -> None:
         """Until they are there; the time counts as waiting."""
@@ -50,7 +57,7 @@ class Outgoing(list[tuple[Handle, Tensor]]):
 
 
 class Messages:
-    """SEND and RECV; the actions that need a message wait for it.
+    """SEND and RECV, of a stash too; the actions that need a message wait for it.
 
     Args:
         rank: what the parts of the executor share.
@@ -71,18 +78,25 @@ class Messages:
         """
         for index in range(start, len(actions)):
             action = actions[index]
-            if action.op in COMPUTE or (action.op is Op.RECV and not self._is_known(window, action)):
+            if action.op in COMPUTE or (action.op is Op.RECV and not self.may_post(window, action)):
                 return
             if action.op is Op.RECV:
-                self.receive(window, action)
-                self._posted.add(action)
+                self.post(window, action)
 
-    def _is_known(self, window: Window, action: Action) -> bool:
-        """Whether the shapes of what an action receives are known."""
+    def post(self, window: Window, action: Action) -> None:
+        """Receive before its turn, at which :meth:`was_posted` tells of it."""
+        if action not in self._posted:
+            self.receive(window, action)
+            self._posted.add(action)
+
+    def may_post(self, window: Window, action: Action) -> bool:
+        """Whether the shapes of what an action receives are known, and it makes no room for itself first."""
         stage, microbatch = action.stage, number_of(action)
         if not window.sizes[microbatch]:
             return True
-        known = self._specs if action.payload is Payload.ACTIVATION else self._announced
+        if action.payload is Payload.STASH and stage in self._rank.stages:
+            return False  # another micro-batch leaves before this one is back
+        known = self._announced if action.payload is Payload.GRADIENT else self._specs
         return (stage, self._peer(action), *window.key(microbatch)) in known
 
     def was_posted(self, action: Action) -> bool:
@@ -112,7 +126,9 @@ class Messages:
         if not window.sizes[microbatch]:
             return
         peer = self._peer(action)
-        if payload is Payload.ACTIVATION:
+        if payload is Payload.STASH:
+            tensors = self._leaving(window, action, peer)
+        elif payload is Payload.ACTIVATION:
             value = (
                 self._rank.buffers.peek("graph", stage, microbatch)[1]
                 if window.training
@@ -130,12 +146,31 @@ class Messages:
             sent.append((self._rank.transport.send(message, peer, _CHANNELS[payload]), message))
         self._keep_until_sent(window, action, sent)
 
+    def _leaving(self, window: Window, action: Action, peer: int) -> list[Tensor]:
+        """What a rank keeps of a micro-batch, on its way to the rank that hosts it, or back from there."""
+        stage, microbatch = action.stage, number_of(action)
+        if stage not in self._rank.stages:
+            hosted: Incoming = self._rank.buffers.take("hosted", stage, microbatch)
+            hosted.wait(self._rank.timeline)
+            return hosted.tensors
+        sent: Outgoing = self._rank.buffers.peek("sent", stage, microbatch)
+        sent.wait()
+        sent.clear()  # its output has arrived, and leaves with the rest
+        boundary = (
+            tensor for part in self._rank.buffers.peek("graph", stage, microbatch) for tensor in flatten(part)[0]
+        )
+        memories = self._rank.buffers.peek("stash", stage, microbatch).leave(boundary)
+        return self._announce((stage, peer, *window.key(microbatch)), memories, peer)
+
     def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
         """Own messages until they have left, without waiting for a peer that is still computing.
 
         An activation has arrived when its gradient comes back: its backward lets it go. Gradients go when they have
         left. Where a transport does not tell, all but the last one are waited for: they were due before it was made.
         """
+        if action.payload is Payload.STASH:
+            sent.wait()  # its memory is needed for what comes next
+            return
         if action.payload is Payload.ACTIVATION and window.training:
             self._rank.buffers.put("sent", action.stage, number_of(action), sent)
             return
@@ -173,7 +208,10 @@ class Messages:
         if not window.sizes[microbatch]:
             return
         peer, spec = self._peer(action), None
-        if payload is Payload.ACTIVATION:
+        returns = payload is Payload.STASH and stage in self._rank.stages
+        if returns:
+            tensors = self._announced[stage, peer, *window.key(microbatch)].allocate(self._rank.transport.device)
+        elif payload is not Payload.GRADIENT:
             key = (stage, peer, *window.key(microbatch))
             if key not in self._specs:
                 self._specs[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(peer, Channel.SPEC))
@@ -184,7 +222,8 @@ class Messages:
             tensors = known.allocate_gradients(self._rank.transport.device)
         assert payload is not None
         handles = [self._rank.transport.receive(tensor, peer, _CHANNELS[payload]) for tensor in tensors]
-        kind = "input" if payload is Payload.ACTIVATION else "gradient"
+        kinds = {Payload.ACTIVATION: "input", Payload.GRADIENT: "gradient", Payload.STASH: "hosted"}
+        kind = "returned" if returns else kinds[payload]
         self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
 
     def _peer(self, action: Action) -> int:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Channel", "Gathering", "Handle", "Transport"]
+__all__ = ["Channel", "Gathering", "Handle", "Transport", "TransportAround"]
 
 _NOTHING_HELD = nullcontext()
 
@@ -96,3 +96,32 @@ class Transport(ABC):
         payload = torch.empty(int(size.item()), dtype=torch.uint8, device=self.device)
         self.receive(payload, peer, channel).wait()
         return bytes(payload.cpu().tolist())
+
+
+class TransportAround(Transport):
+    """Another transport, of which a subclass changes something."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.rank, self.device = inner.rank, inner.device
+        self._inner = inner
+
+    def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
+        return self._inner.send(tensor, peer, channel)
+
+    def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
+        return self._inner.receive(buffer, peer, channel)
+
+    def tells_completion(self, num_bytes: int) -> bool:
+        return self._inner.tells_completion(num_bytes)
+
+    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
+        return self._inner.all_reduce(tensor, group)
+
+    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
+        return self._inner.start_all_gather(tensor, group)
+
+    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
+        return self._inner.all_gather(tensor, group)
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        return self._inner.exclusive()

@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from queue import SimpleQueue
 
 from torch import Tensor
 
-from runner.engine.transport import Channel, Gathering, Handle, Transport
+from runner.engine.transport import Channel, Handle, Transport, TransportAround
 
 __all__ = ["DelayedTransport"]
 
 
-class DelayedTransport(Transport):
+class DelayedTransport(TransportAround):
     """Another transport, whose messages take longer. Reductions and gathers take what they take.
 
     Messages to one peer share a link: each takes its length there, after those before it, and then the delay. A thread
@@ -29,8 +27,7 @@ class DelayedTransport(Transport):
     """
 
     def __init__(self, inner: Transport, *, delay_seconds: float, bytes_per_second: float | None) -> None:
-        self.rank, self.device = inner.rank, inner.device
-        self._inner = inner
+        super().__init__(inner)
         self._delay = delay_seconds
         self._speed = bytes_per_second
         self._free_at: dict[int, float] = defaultdict(float)
@@ -55,24 +52,6 @@ class DelayedTransport(Transport):
             except Exception as error:  # raised where the message is waited for
                 departure.failed(error)
             del departure  # the tensor belongs to whoever waits
-
-    def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
-        return self._inner.receive(buffer, peer, channel)
-
-    def tells_completion(self, num_bytes: int) -> bool:
-        return self._inner.tells_completion(num_bytes)
-
-    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
-        return self._inner.all_reduce(tensor, group)
-
-    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
-        return self._inner.start_all_gather(tensor, group)
-
-    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
-        return self._inner.all_gather(tensor, group)
-
-    def exclusive(self) -> AbstractContextManager[object]:
-        return self._inner.exclusive()
 
 
 class _Departure:

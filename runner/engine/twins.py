@@ -10,7 +10,8 @@ from torch import Tensor
 from runner.engine.context import RankView
 from runner.engine.transport import Transport
 from runner.errors import Problem, RunFailedError
-from runner.model.layers import StageModule
+from runner.model.layers import StageModule, keeps_running_statistics
+from runner.plan.ordered import statistics_problems
 
 __all__ = ["compare_twins", "running_statistics_problems"]
 
@@ -58,10 +59,6 @@ def running_statistics_problems(view: RankView, stages: Mapping[int, StageModule
         module.global_name(f"{path}.running_mean")
         for module in stages.values()
         for path, layer in module.named_modules()
-        if view.has_twins and getattr(layer, "track_running_stats", False)
+        if view.has_twins and keeps_running_statistics(layer)
     ]
-    if not names:
-        return []
-    rule = f"must be a schedule of one pipeline with running statistics ({names[0]})"
-    why = "The copies of a stage would each see the micro-batches of one direction"
-    return [Problem("schedule.name", schedule, rule, why, "schedule=1f1b")]
+    return statistics_problems(schedule, names)

@@ -1,4 +1,4 @@
-"""A rank that torchrun or srun has started: nothing to launch, one place and one verdict to agree on."""
+"""A rank that torchrun, srun or mpirun has started: nothing to launch, one place and one verdict to agree on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _HANDING_OVER = timedelta(minutes=2)
 
 
 def attach(config: RunConfig, *, command: str, entry: str) -> int:
-    """Be one of torchrun's ranks; returns this process's exit status.
+    """Be one of the ranks of torchrun or mpirun; returns this process's exit status.
 
     Rank 0 checks the request and makes the directory; the others learn its verdict through the store, before
     the first collective.
@@ -60,9 +60,9 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
         RequestError, DoesNotFitError: on every rank, so that the reason is seen whichever ends first.
     """
     raise_problems(world_size_problems(config, int(os.environ["WORLD_SIZE"])))
-    StopSignals.listen()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way of ending the others
-    return _run(config, None, command=command, entry=entry)
+    signals = StopSignals.listen()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher's way of ending the others
+    return _run(config, None, command=command, entry=entry, signals=signals)
 
 
 def attach_step(config: RunConfig, step: Step, *, command: str, entry: str, place_is_made: bool = False) -> int:

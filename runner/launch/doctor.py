@@ -6,18 +6,22 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
+import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from runner.config.links import links_file
 from runner.environment import environment
+from runner.launch.collectives import measure_collectives, start_together
+from runner.launch.meeting import FIRST_PORT, NUM_PORTS
 from runner.launch.zero_needs import has_libaio
 
-__all__ = ["PYTHON", "VERSIONS", "Check", "examine"]
+__all__ = ["PYTHON", "VERSIONS", "Check", "collectives", "examine"]
 
 PYTHON = ">=3.11"
 VERSIONS = {
@@ -32,6 +36,7 @@ _OF_DEFAULT_RECIPE = ("emoji", "emosvg", "resvg-py", "pillow")
 _SLURM = ("sbatch", "srun", "squeue", "scontrol")
 _LEAST_DISK_BYTES = 2e9
 _LEAST_MEMORY_BYTES = 2e9
+_LEAST_SHARED_BYTES = 256e6
 _GLOO_SECONDS = 60
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60
@@ -82,10 +87,14 @@ def examine(outputs: Path) -> list[Check]:
         _cores,
         _memory,
         lambda: _disk(outputs),
+        _shared_memory,
+        _ports,
         _gloo,
         _cuda,
         _deepspeed,
         _slurm,
+        _submitit,
+        _mpirun,
         _recipe_packages,
     ]
     return [row for check in checks for row in check()]
@@ -151,31 +160,69 @@ def _disk(outputs: Path) -> list[Check]:
 
 def _gloo() -> list[Check]:
     """Two ranks for real: a host name that does not resolve or a closed loopback shows here."""
-    import tempfile
-
     fix = "let processes talk over the loopback interface, or set GLOO_SOCKET_IFNAME=lo"
     if importlib.util.find_spec("torch") is None:
         return [Check("gloo", False, "torch is not installed", f'pip install "torch{VERSIONS["torch"]}"', needed=True)]
     with tempfile.TemporaryDirectory() as place:
         line = [sys.executable, "-c", _RANK, str(Path(place) / "store")]
-        ranks = [
-            subprocess.Popen([*line, str(rank)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            for rank in range(2)
-        ]
         try:
-            said = [rank.communicate(timeout=_GLOO_SECONDS)[1] for rank in ranks]
-        except subprocess.TimeoutExpired:
+            ended = start_together([[*line, str(rank)] for rank in range(2)], _GLOO_SECONDS)
+        except TimeoutError:
             return [Check("gloo", False, f"two ranks did not meet within {_GLOO_SECONDS} s", fix, needed=True)]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-                if rank.stderr is not None:
-                    rank.stderr.close()
-    failed = [text for rank, text in zip(ranks, said, strict=True) if rank.returncode]
+    failed = [error for status, _, error in ended if status]
     if failed:
         return [Check("gloo", False, (failed[0].strip().splitlines() or ["it failed"])[-1], fix, needed=True)]
     return [Check("gloo", True, "two ranks met and added", needed=True)]
+
+
+def _shared_memory() -> list[Check]:
+    """Loader workers hand batches over in it."""
+    place = "/dev/shm"
+    if not os.path.isdir(place):
+        return [Check("shared memory", False, f"no {place}: data.workers=0 runs", f"mount a tmpfs at {place}")]
+    free = shutil.disk_usage(place).free
+    fix = "" if free >= _LEAST_SHARED_BYTES else "start the container with --shm-size=1g, or keep data.workers=0"
+    return [Check("shared memory", not fix, f"{free / 1e9:.1f} GB free in {place}", fix)]
+
+
+def _ports() -> list[Check]:
+    """One to listen at, and whether ranks that srun and mpirun start find theirs outside of the outgoing ones."""
+    try:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+    except OSError as error:
+        fix = "let processes listen on the loopback interface"
+        return [Check("ports", False, f"none to listen at: {error}", fix, needed=True)]
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
+    except (OSError, ValueError, IndexError):
+        return [Check("ports", True, "one to listen at", needed=True)]
+    last = FIRST_PORT + NUM_PORTS - 1
+    if first <= last:
+        found = f"outgoing connections take ports from {first} on, ranks on several nodes meet at {FIRST_PORT}..{last}"
+        return [Check("ports", False, found, "set MASTER_PORT to a free port where ranks cannot meet")]
+    return [Check("ports", True, f"{FIRST_PORT}..{last} are free of outgoing connections", needed=True)]
+
+
+def collectives(device: str, num_ranks: int) -> list[Check]:
+    """Whether collectives give the right values, and how fast they are; one row each, and the link's.
+
+    Args:
+        device: see :func:`runner.launch.collectives.measure_collectives`.
+        num_ranks: as many as take part.
+    """
+    fix = "see `runner doctor` for gloo; on GPUs run with NCCL_DEBUG=INFO"
+    try:
+        found = measure_collectives(num_ranks, device)
+    except (RuntimeError, TimeoutError, OSError) as error:
+        return [Check("collectives", False, str(error), fix, needed=True)]
+    rows = []
+    for name, right in found["right"].items():
+        speed = f"{found['bus_bytes_per_second'][name] / 1e9:.2f} GB/s over {num_ranks} ranks"
+        rows.append(Check(name, right, speed if right else "wrong values", "" if right else fix, needed=True))
+    link = f"{found['latency_seconds'] * 1e6:.0f} us and {found['bytes_per_second'] / 1e9:.2f} GB/s"
+    return [*rows, Check("link", True, f"{link}, kept for hardware=auto in {links_file()}")]
 
 
 def _cuda() -> list[Check]:
@@ -212,6 +259,21 @@ def _slurm() -> list[Check]:
         return [Check("slurm", True, ", ".join(_SLURM))]
     found = f"no {', '.join(missing)}; launcher=local runs"
     return [Check("slurm", False, found, "run on a login node of a SLURM cluster, for launcher=slurm")]
+
+
+def _submitit() -> list[Check]:
+    versions = {package: _version(package) for package in ("submitit", "hydra-submitit-launcher")}
+    if all(versions.values()):
+        return [Check("submitit", True, ", ".join(f"{name} {version}" for name, version in versions.items()))]
+    missing = [name for name, version in versions.items() if version is None]
+    fix = "pip install 'runner[submitit]', for sweeps with hydra/launcher=submitit_slurm"
+    return [Check("submitit", False, f"no {', '.join(missing)}", fix)]
+
+
+def _mpirun() -> list[Check]:
+    found = shutil.which("mpirun")
+    fix = "" if found else "apt-get install openmpi-bin, to start ranks by mpirun"
+    return [Check("mpirun", found is not None, found or "not on the PATH; srun, torchrun and launcher=local run", fix)]
 
 
 def _recipe_packages() -> list[Check]:

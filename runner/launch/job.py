@@ -15,6 +15,7 @@ from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
 from runner.launch.failure import RankFailure, status_of
 from runner.launch.prepare import CONFIG_FILE, check_elsewhere, prepare
 from runner.launch.rank import TRAIN_ENTRY
+from runner.launch.restart import from_newest, go_on, has_begun
 from runner.launch.resume import with_checkpoint
 from runner.launch.start import run_in
 from runner.launch.supervise import die_with_parent
@@ -34,8 +35,11 @@ def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
         config = load(job_dir / CONFIG_FILE)
         if config.launcher.name == "slurm":
             return _on_slurm(job_dir, config, record.command or "", entry)
-        plan = prepare(config, place_is_made=True)
-        config = with_checkpoint(config)
+        if has_begun(job_dir):  # and was cut, or is tried again
+            config, plan = go_on(config, job_dir, command=record.command or "")
+        else:
+            plan = prepare(config, place_is_made=True)
+            config = with_checkpoint(config)
     except RunnerError as error:
         finish_failed(job_dir, status_of(error.exit_status), str(error))
         logger.error("%s", error)
@@ -55,12 +59,19 @@ def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
 
 
 def _on_slurm(job_dir: Path, config: RunConfig, command: str, entry: str) -> int:
-    """A batch job of its own, waited for: the sweep goes on with the next one when it has ended."""
-    from runner.launch.slurm.submit import submit_in
+    """A batch job of its own, waited for: the sweep goes on with the next one when it has ended.
+
+    One that an earlier start of the sweep has submitted, and that has not ended, is followed.
+    """
+    from runner.launch.slurm.submit import follow, submit_in, unfinished_job
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sweep's way of ending a job: it is cancelled
+    submitted = unfinished_job(job_dir)
+    if submitted is not None:
+        logger.info("SLURM job %s has been submitted already", submitted)
+        return follow(submitted, job_dir)
     check_elsewhere(config, place_is_made=True)
-    config = with_checkpoint(config)
+    config = from_newest(config)
     return submit_in(job_dir, config, command=command, entry=entry, wait=True)
 
 

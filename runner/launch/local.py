@@ -14,7 +14,7 @@ from runner.launch.allocator import allocator_variables
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
 from runner.launch.rank import STORE_FD_VARIABLE, TRAIN_ENTRY
 from runner.launch.supervise import PREEMPTING_SIGNALS, Ending, ProcessSpec, name_of_signal, supervise
-from runner.record import RECORD_FILE, RunRecord, Status, finish_failed
+from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
 __all__ = ["Launch", "Outcome", "preempted_reason", "run_ranks"]
 
@@ -153,6 +153,9 @@ def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -
 
 def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | None) -> str:
     who = f"rank {rank} ({launch.place(rank)})"
+    hang = hang_file(launch.run_dir, rank)
+    if report is None and returncode > 0 and hang.exists():
+        return f"{who} was ended: {hang.read_text(encoding='utf-8').partition(chr(10))[0]}; see {hang}"
     if report is None and returncode < 0:
         return f"{who} died: {name_of_signal(-returncode)}"
     log = log_file(launch.run_dir, rank)

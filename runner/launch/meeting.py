@@ -12,7 +12,11 @@ from runner.errors import RunFailedError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["meet"]
+__all__ = ["FIRST_PORT", "MEETING_VARIABLE", "NUM_PORTS", "meet"]
+
+MEETING_VARIABLE = "RUNNER_MEETS"
+"""Set in a process that srun or mpirun has started and that has become a rank."""
+FIRST_PORT, NUM_PORTS = 10_000, 20_000  # below the ports that systems give to outgoing connections
 
 _HERE = "runner/here"
 

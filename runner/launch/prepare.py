@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
     needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda), *optimizer_needs(config)]
+    needs += _message_problems(config, cuda=cuda)
     raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
@@ -64,6 +65,12 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     raise_problems(plan.problems)
     compile_operators(config)
     return plan
+
+
+def _message_problems(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
+    if config.schedule.opportunistic and cuda:
+        why = "NCCL runs a channel's messages in the order of their launch, and tells the device alone of arrivals"
+        yield Problem("schedule.opportunistic", True, "must be false on GPUs", why, "schedule.opportunistic=false")
 
 
 def compile_operators(config: RunConfig) -> None:

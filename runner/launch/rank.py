@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from runner.config.schema import RunConfig
 from runner.launch.failure import RankFailure, error_file, log_file
-from runner.launch.meeting import meet
-from runner.launch.slurm.step import SLURM_RANK_VARIABLE
+from runner.launch.meeting import MEETING_VARIABLE, meet
 from runner.launch.supervise import die_with_parent, ignore_preemption
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def open_store(config: RunConfig) -> Store | None:
     if TORCHRUN_VARIABLE in os.environ:
         found: Store = next(rendezvous("env://", timeout=timeout))[0]
         return found
-    if SLURM_RANK_VARIABLE in os.environ:
+    if MEETING_VARIABLE in os.environ:
         return meet(config.launcher.rendezvous_timeout_seconds)
     store: Store = TCPStore(
         os.environ["MASTER_ADDR"],

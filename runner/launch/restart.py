@@ -15,7 +15,7 @@ from runner.record import RECORD_FILE, RunRecord
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
 
-__all__ = ["FAILURES", "RESTARTS", "go_on", "has_begun"]
+__all__ = ["FAILURES", "RESTARTS", "from_newest", "go_on", "has_begun"]
 
 RESTARTS = "restarts"
 """The record's key for how often a run has been started again."""
@@ -26,6 +26,16 @@ FAILURES = "failures"
 def has_begun(run_dir: Path) -> bool:
     """Whether a run was planned in the directory, so that it can go on as it was."""
     return (run_dir / RECORD_FILE).exists() and (run_dir / PROFILE_FILE).exists()
+
+
+def from_newest(config: RunConfig) -> RunConfig:
+    """The request as it goes on in its ``run_dir``: from the newest good checkpoint, or from where it began.
+
+    Raises:
+        RequestError: a checkpoint is of another model or another order of samples.
+    """
+    newest = with_checkpoint(replace(config, resume=AUTO))
+    return newest if newest.resume is not None else with_checkpoint(config)
 
 
 def go_on(config: RunConfig, run_dir: Path, *, command: str) -> tuple[RunConfig, RunPlan]:
@@ -40,9 +50,7 @@ def go_on(config: RunConfig, run_dir: Path, *, command: str) -> tuple[RunConfig,
     from runner.model.device import device_memory_bytes
     from runner.plan.make import make_plan
 
-    config = replace(config, run_dir=str(run_dir))
-    newest = with_checkpoint(replace(config, resume=AUTO))
-    config = newest if newest.resume is not None else with_checkpoint(config)
+    config = from_newest(replace(config, run_dir=str(run_dir)))
     plan = make_plan(config, read_profile(run_dir), device_memory_bytes=device_memory_bytes(config))
     write_request(config, plan, run_dir, command=command)
     record = RunRecord.load(run_dir)

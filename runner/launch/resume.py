@@ -91,8 +91,9 @@ def _newest(config: RunConfig) -> Path | None:
 
 def _given(path: Path) -> Path:
     from runner.strategy.checkpoint_file import checkpoint_files, damage_of
+    from runner.strategy.part_files import has_parts
 
-    if path.is_dir():
+    if path.is_dir() and not has_parts(path):
         inside = [*checkpoint_files(path).values(), *checkpoint_files(path / CHECKPOINTS).values()]
         fix = f"resume={inside[-1]}" if inside else f"resume=auto run_dir={path}"
         raise_problems([Problem("resume", path, "must be auto or a checkpoint's file", "This is a directory", fix)])

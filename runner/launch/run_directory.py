@@ -67,9 +67,9 @@ def create_run_directory(name: str, run_dir: str | None) -> Path:
 
 
 def job_directory(sweep_dir: Path, number: int) -> Path:
-    """Make and return the directory of a sweep's job: ``<sweep_dir>/<number>``."""
+    """The directory of a sweep's job, ``<sweep_dir>/<number>``, which is made where it is not there yet."""
     path = sweep_dir / str(number)
-    path.mkdir(parents=True, exist_ok=False)
+    (path / "logs").mkdir(parents=True, exist_ok=True)
     return path
 
 

@@ -1,21 +1,23 @@
-"""Many runs one after another: each a process of its own, each a row, whatever becomes of it."""
+"""Many runs one after another: each a process of its own, each a row, whatever becomes of it.
+
+Started again in its directory, a sweep goes on: what is done stays done.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Problem, RequestError, raise_problems
-from runner.launch.prepare import CONFIG_FILE
+from runner.errors import Problem, RequestError, raise_problems
 from runner.launch.rank import TRAIN_ENTRY
-from runner.launch.run_directory import create_run_directory, job_directory, run_directory_problems
-from runner.launch.supervise import INTERRUPT_GRACE_SECONDS, ProcessSpec, name_of_signal, supervise
-from runner.record import RunRecord, environment, finish_failed
+from runner.launch.run_directory import create_run_directory, run_directory_problems
+from runner.launch.slurm.submit import needs_sbatch
+from runner.launch.sweep_jobs import Request, Sweep, run_all
+from runner.report.ledger import LEDGER_FILE, Ledger, running
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,17 +26,7 @@ __all__ = ["distinguishing", "sweep"]
 
 logger = logging.getLogger(__name__)
 
-# A job ends its own ranks first; only then may it be killed.
-_JOB_GRACE_SECONDS = INTERRUPT_GRACE_SECONDS + 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """``config`` is None where the request is wrong by itself; ``problems`` say why."""
-
-    overrides: tuple[str, ...]
-    config: RunConfig | None
-    problems: tuple[Problem, ...] = ()
+_REFRESHES_PER_SECOND = 0.5
 
 
 def sweep(
@@ -43,41 +35,48 @@ def sweep(
     command: str,
     entry: str = TRAIN_ENTRY,
     console: Console | None = None,
+    plugins: Sequence[str] = (),
 ) -> int:
     """Run one job per list of overrides, in ``<run_dir>/0, 1, ...``, and show the table of all.
 
-    A job that fails does not stop the others; an unsupported combination leaves a record that says so.
+    An unsupported combination leaves a record that says so. In the directory of an earlier start, jobs that are done
+    are skipped and jobs that were cut go on; ``sweep_retry`` says what becomes of those that failed.
 
     Args:
         override_lists: every job's overrides, all of them; at least one job.
         command: what the user typed, for the records.
         entry: see :func:`runner.launch.start.train`.
         console: where the table is shown; default standard output.
+        plugins: words about Hydra's plugins (:mod:`runner.launch.hydra`); without any, job follows job on this machine.
 
     Returns:
-        1 if a job failed, 130 if the sweep was interrupted, else 0.
+        1 if a job failed, 75 if the sweep was preempted, 130 if it was interrupted, else 0.
 
     Raises:
         RequestError: no job at all can be resolved, or the sweep's directory cannot be used.
     """
-    jobs = [_resolved(overrides) for overrides in override_lists]
-    place = next((job.config for job in jobs if job.config is not None), None)
+    from rich.console import Console
+
+    requests = [_resolved(overrides) for overrides in override_lists]
+    place = next((request.config for request in requests if request.config is not None), None)
     if place is None:
-        raise RequestError(jobs[0].problems)
-    raise_problems([*run_directory_problems(place.name, place.run_dir), *_dry_problems(jobs)])
-    sweep_dir = create_run_directory(place.name, place.run_dir)
-    logger.info("sweep directory: %s", sweep_dir)
-    shown = distinguishing(override_lists)
-    statuses: list[int] = []
-    for number, job in enumerate(jobs):
-        logger.info("job %d of %d: %s", number, len(jobs), " ".join(shown[number]))
-        statuses.append(_run(job, job_directory(sweep_dir, number), shown[number], command=command, entry=entry))
-        if statuses[-1] == EXIT_INTERRUPTED:
-            break
-    _show(sweep_dir, console)
-    if EXIT_INTERRUPTED in statuses:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILED if EXIT_FAILED in statuses else EXIT_OK
+        raise RequestError(requests[0].problems)
+    continues = place.run_dir is not None and Path(place.run_dir, LEDGER_FILE).is_file()
+    problems = run_directory_problems(place.name, place.run_dir, continues=continues)
+    raise_problems([*problems, *_dry_problems(requests)])
+    array = _array_settings(place, requests, plugins)
+    directory = create_run_directory(place.name, place.run_dir)
+    console = console or Console()
+    one = Sweep(directory, command, entry, place.sweep_retry, place.sweep_on_failure, console.is_terminal, array)
+    with _alone(directory):
+        logger.info("sweep directory: %s", directory)
+        wanted = [(request.key, shown) for request, shown in zip(requests, distinguishing(override_lists), strict=True)]
+        ledger, jobs = _ledger(directory).entered(wanted)
+        ledger.save(directory)
+        with _live_table(directory, console):
+            status = run_all(one, list(zip(jobs, requests, strict=True)))
+    console.print(_table(directory))
+    return status
 
 
 def distinguishing(override_lists: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -86,58 +85,87 @@ def distinguishing(override_lists: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[override for override in overrides if override not in common] for overrides in override_lists]
 
 
-def _resolved(overrides: Sequence[str]) -> _Job:
+def _resolved(overrides: Sequence[str]) -> Request:
     from runner.plan.ordered import resolve_request
 
     try:
-        return _Job(tuple(overrides), resolve_request(overrides))
+        return Request(tuple(overrides), resolve_request(overrides))
     except RequestError as error:
-        return _Job(tuple(overrides), None, error.problems)
+        return Request(tuple(overrides), None, error.problems)
 
 
-def _dry_problems(jobs: Sequence[_Job]) -> list[Problem]:
-    if not any(job.config is not None and job.config.launcher.dry_run for job in jobs):
+def _dry_problems(requests: Sequence[Request]) -> list[Problem]:
+    if not any(request.config is not None and request.config.launcher.dry_run for request in requests):
         return []
     why = "A sweep submits one job after the other"
     return [Problem("launcher.dry_run", True, "belongs to a single run", why, "launcher.dry_run=false")]
 
 
-def _run(job: _Job, job_dir: Path, shown: Sequence[str], *, command: str, entry: str) -> int:
-    """0, 1 or 130, with the details in the job's record."""
-    from runner.config.resolve import fingerprint, save, to_container
+def _array_settings(place: RunConfig, requests: Sequence[Request], plugins: Sequence[str]) -> Mapping[str, Any] | None:
+    """Of Hydra's launcher, where the sweep is an array's."""
+    if not plugins:
+        return None
+    from runner.launch.hydra.array import array_problems
+    from runner.launch.hydra.settings import LAUNCHER, plugin_settings
 
-    record = RunRecord(command=command, **environment(), extras={"overrides": list(shown)})
-    if job.config is None:
-        reason = "\n".join(problem.line() for problem in job.problems)
-        record.replace(status="unsupported", reason=reason).save(job_dir)
-        logger.error("%s", reason)
-        return EXIT_OK
-    config = replace(job.config, run_dir=str(job_dir))
-    record.replace(config=to_container(config), fingerprint=fingerprint(config)).save(job_dir)
-    save(config, job_dir / CONFIG_FILE)
-    spec = ProcessSpec([sys.executable, "-m", "runner.launch.job", str(job_dir), entry], {})
-    ending = supervise([spec], interrupt_grace_seconds=_JOB_GRACE_SECONDS)
-    if ending.interrupted_by is not None:
-        return _close_interrupted(job_dir, ending.interrupted_by)
-    code = ending.returncodes[0]
-    status = RunRecord.load(job_dir).status
-    if status == "running":
-        how = name_of_signal(-code) if code < 0 else f"status {code}"
-        finish_failed(job_dir, "failed", f"the job's process ended with {how}")
-        return EXIT_FAILED
-    return EXIT_OK if code == 0 or status == "unsupported" else EXIT_FAILED
+    settings = plugin_settings(LAUNCHER, plugins, place.name)
+    if settings is not None:
+        raise_problems(array_problems(settings, [one.config for one in requests if one.config is not None]))
+        needs_sbatch("hydra/launcher", "submitit_slurm")
+    return settings
 
 
-def _close_interrupted(job_dir: Path, number: int) -> int:
-    if RunRecord.load(job_dir).status in ("running", "interrupted"):  # the job itself knows the sweep's signal only
-        finish_failed(job_dir, "interrupted", f"stopped by {name_of_signal(number)}")
-    return EXIT_INTERRUPTED
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keep others from running the sweep.
+
+    Raises:
+        RequestError: another process does.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            alone = held.enter_context(running(directory))
+        except OSError as error:
+            logger.warning("%s has no locks (%s): see to it that the sweep is started once at a time", directory, error)
+            alone = True
+        if not alone:
+            why = "Another process runs this sweep: `runner report` shows how far it is"
+            raise_problems([Problem("run_dir", directory, "must not be in use", why, f"run_dir={directory}_again")])
+        yield
 
 
-def _show(sweep_dir: Path, console: Console | None) -> None:
-    from rich.console import Console
+def _ledger(directory: Path) -> Ledger:
+    try:
+        return Ledger.load(directory)
+    except ValueError as error:
+        raise_problems([Problem("run_dir", directory, "must hold a sweep", str(error), f"run_dir={directory}_again")])
+        raise
 
+
+def _table(directory: Path) -> object:
     from runner.report.read import read_report
     from runner.report.tables import runs_table
 
-    (console or Console()).print(runs_table(read_report(sweep_dir)))
+    return runs_table(read_report(directory))
+
+
+@contextlib.contextmanager
+def _live_table(directory: Path, console: Console) -> Iterator[None]:
+    """On a terminal, show how far every job is while the block runs; the jobs' own words are in their logs then."""
+    if not console.is_terminal:
+        yield
+        return
+    from rich.live import Live
+
+    def shown() -> object:
+        return _table(directory)
+
+    with Live(
+        get_renderable=shown,  # type: ignore[arg-type]  # a renderable is anything with __rich_console__
+        console=console,
+        refresh_per_second=_REFRESHES_PER_SECOND,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ):
+        yield

@@ -34,6 +34,7 @@ __all__ = [
     "StageModule",
     "build_stage",
     "call_whole",
+    "keeps_running_statistics",
     "layers_of",
     "load_layers",
     "make_model",
@@ -264,6 +265,11 @@ class StageModule(nn.Module):
 def build_stage(sources: Sequence[LayerSource], first: int, last: int) -> StageModule:
     """The module of layers ``first`` to ``last``, both inclusive."""
     return StageModule(sources[first : last + 1], first_names(find_ties(sources)))
+
+
+def keeps_running_statistics(layer: nn.Module) -> bool:
+    """Whether a module remembers averages of what it has seen, like a batch norm."""
+    return bool(getattr(layer, "track_running_stats", False))
 
 
 def call_whole(model: Callable[..., Any], value: Any) -> Any:

@@ -17,27 +17,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from runner.config.optimizers import ERROR_WIDTH, OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
+<<<<<<< HEAD
 from runner.model.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
 from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
+=======
+from runner.model.boundary import flatten, map_tensors, num_samples, shapes
+>>>>>>> main
 from runner.model.chain import LoadedModel, load_model
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_memory_bytes
 from runner.model.fused_dropout import FusedDropout
+from runner.model.layer_profile import num_bytes, profile_call
 from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.memory_trace import trace_memory
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
-from runner.model.saved_scan import scan_forward
-from runner.model.split_scan import split_figures
 from runner.model.ties import find_ties
 from runner.model.timing import can_be_timed, with_measured_seconds
 from runner.optim.build import observed_state_ratio, state_bytes_per_gradient_byte
@@ -46,7 +48,7 @@ from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
 from runner.plan.limits import on_accelerator
 from runner.plan.reserved import predicts_reserved
-from runner.profile import BoundaryTensor, LayerProfile, MemoryTrace, ModelProfile, SharedWeight
+from runner.profile import MemoryTrace, ModelProfile, SharedWeight
 
 __all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision", "trace_of"]
 
@@ -66,7 +68,7 @@ def profile_model(config: RunConfig) -> ModelProfile:
 
 
 def _profile_model(config: RunConfig) -> ModelProfile:
-    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.microbatches)
+    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
     inputs, targets = example_batch(config.data, samples)
     try:
         profile = _on_fake_tensors(config, inputs, targets)
@@ -220,18 +222,18 @@ def profile_layers(
             function = autocasting(source.calling(module), device_type, autocast)
             name = source.label or source.name or "model"
             with _named(source.index, f"layer {source.index} ({type(module).__name__})", value):
-                value, row = _profile_call(name, function, value, tracker, numbers, module)
+                value, row = profile_call(name, function, value, tracker, numbers, module)
                 _refuse_no_tensor(source.index, module, value)
             rows.append(replace(row, optimizer_bytes=_states_of(module, state_bytes)))
         lose = partial(_checked_loss, loss, targets, samples)
         with _named(None, "the loss", (value, targets)):
-            _, loss_row = _profile_call("loss", lose, value, tracker, numbers)
+            _, loss_row = profile_call("loss", lose, value, tracker, numbers)
     return ModelProfile(
         layers=tuple(rows),
         loss=loss_row,
         samples=samples,
-        input_bytes=_num_bytes(inputs),
-        target_bytes=_num_bytes(targets),
+        input_bytes=num_bytes(inputs),
+        target_bytes=num_bytes(targets),
         seconds_source="estimated",
         optimizer_bytes_per_gradient_byte=0.0,
         optimizer_seconds_per_byte=0.0,
@@ -277,9 +279,9 @@ def _shared_weights(
         weight = next(
             p for name, p in source.given.named_parameters(remove_duplicate=False) if source.full_name(name) == tie.name
         )
-        num_bytes = weight.numel() * (dtype.itemsize if weight.is_floating_point() else weight.element_size())
+        nbytes = weight.numel() * (dtype.itemsize if weight.is_floating_point() else weight.element_size())
         states = state_bytes(weight.numel() if weight.requires_grad else 0) if state_bytes is not None else None
-        found.append(SharedWeight(tie.layers, num_bytes, num_bytes if weight.requires_grad else 0, states))
+        found.append(SharedWeight(tie.layers, nbytes, nbytes if weight.requires_grad else 0, states))
     return tuple(found)
 
 
@@ -298,83 +300,6 @@ def _refuse_hidden_ties(source: LayerSource, module: nn.Module, owners: WeakIdKe
             shown, rule = f"{held} is {full_name}", "layers() must not give callables that share a weight"
             why = "Ranks build only their own layers, and would not see it"
             raise RequestError([Problem("model.target", shown, rule, why, "modules in their place")])
-
-
-def _profile_call(
-    name: str,
-    function: Any,
-    value: Any,
-    tracker: LiveTracker,
-    numbers: StorageNumbers,
-    module: nn.Module | None = None,
-) -> tuple[Any, LayerProfile]:
-    """Run ``function`` forward and backward; its detached output, and its row."""
-    parameters = list(module.parameters()) if module is not None else []
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
-    stopped = stopped_forward_bytes(function, value, tracker)
-    chained = chained_backward_bytes(function, value, tracker)
-    given = map_tensors(as_leaf, value)
-    held = [] if module is None else [*parameters, *module.buffers()]
-    scan = scan_forward(lambda taken: function(enter_graph(taken)), given, held, tracker)
-    flops = FlopCounterMode(display=False)
-    base = tracker.live
-    tracker.reset_peak()
-    with flops:
-        output = function(enter_graph(given))
-    forward_flops = flops.get_total_flops()
-    saved, forward_peak = tracker.live - base, tracker.peak - base
-    roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
-    gradients = [torch.ones_like(root) for root in roots]
-    tensors = [*flatten(given)[0], *flatten(output)[0]]
-    kept = {numbers.of(t) for t, seen in zip(tensors, scan.given + scan.made, strict=True) if seen in scan.kept}
-    before = tracker.live
-    tracker.reset_peak()
-    with flops:
-        if roots:
-            torch.autograd.backward(roots, gradients)
-    row = LayerProfile(
-        name=name,
-        num_parameters=sum(parameter.numel() for parameter in parameters),
-        weight_bytes=_num_bytes(parameters) + _num_bytes(list(module.buffers()) if module is not None else []),
-        gradient_bytes=_num_bytes(trained),
-        saved_bytes=saved,
-        output_bytes=_num_bytes(output),
-        forward_transient_bytes=max(0, forward_peak - saved),
-        backward_transient_bytes=max(0, tracker.peak - before),
-        forward_flops=float(forward_flops),
-        backward_flops=float(flops.get_total_flops()),
-        forward_seconds=0.0,
-        backward_seconds=0.0,
-        largest_parameter_bytes=max((_num_bytes(parameter) for parameter in trained), default=0),
-        saves_input=scan.saves_input,
-        saves_output=scan.saves_output,
-        unsaved_forward_bytes=scan.peak_bytes,
-        recomputation=scan.recomputation(float(forward_flops)),
-        split=split_figures(function, value, tracker),
-        output=_boundary(output, tracker, numbers),
-        saves=tuple(sorted(kept)),
-        output_gradient_bytes=_num_bytes(roots),
-        chained_backward_bytes=chained,
-        stopped_forward_bytes=stopped,
-    )
-    for parameter in trained:
-        parameter.grad = None
-    return map_tensors(as_leaf, output), row
-
-
-def _boundary(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:
-    found: dict[int, BoundaryTensor] = {}
-    for tensor in flatten(output)[0]:
-        gradient_bytes = tensor.numel() * tensor.element_size() if tensor.requires_grad else 0
-        storage = numbers.of(tensor)
-        found[storage] = BoundaryTensor(storage, tracker.counted_bytes(tensor), gradient_bytes)
-    return tuple(found.values())
-
-
-def _num_bytes(value: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in flatten(value)[0])
 
 
 def _tokens_per_sample(targets: Any) -> int | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from runner.config.links import cache_root
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
 from runner.model.chain import num_stages
 from runner.model.targets import import_target
@@ -49,8 +50,7 @@ def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile])
 
 
 def _folder() -> Path:
-    root = os.environ.get("RUNNER_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "runner") / "profiles"
+    return cache_root() / "profiles"
 
 
 def _key(config: RunConfig) -> str:
@@ -59,7 +59,7 @@ def _key(config: RunConfig) -> str:
         "data": [config.data.target, config.data.kwargs, config.data.collate, config.data.shuffle],
         "loss": [config.loss.name, config.loss.target, config.loss.kwargs],
         "own": _beside_its_own(config),
-        "samples": [config.data.batch_size, config.parallelism.data, config.schedule.microbatches],
+        "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
         "precision": config.precision.name,
         "optimizer": [
             config.optimizer.name,

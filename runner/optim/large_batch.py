@@ -14,7 +14,7 @@ __all__ = ["LARS", "Lamb"]
 _OF_ONE_STEP = ("weight_norm", "adam_norm", "trust_ratio")  # it leaves them in the state to be looked at
 
 
-class Lamb(_Lamb):  # type: ignore[misc]  # the library's bases are not typed
+class Lamb(_Lamb):
     """The library's with decay in the update whose length is adapted, as published.
 
     It counts the steps of a group in the group; a checkpoint goes by parameter, so each parameter keeps the count.

@@ -53,7 +53,9 @@ def _cpu_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     from runner.optim.deepspeed import CPUAdam
 
     load_operators(["cpu_adam"], accelerator=trained[0].device.type)
-    made: Optimizer = CPUAdam(trained, **_common(config), adamw_mode=config.decoupled_weight_decay is not False)
+    adamw = config.decoupled_weight_decay is not False
+    # States have the format of what is updated, as torch's: 16 bits without master weights.
+    made: Optimizer = CPUAdam(trained, **_common(config), adamw_mode=adamw, fp32_optimizer_states=False)
     return made
 
 

@@ -25,13 +25,15 @@ from runner.plan.ordered import (
     executed_schedule,
     follows_profile,
     is_chosen_by_plan,
+    move_problems,
+    post_validation_problems,
     schedule_problems,
     twin_problems,
 )
 from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
 from runner.plan.reserved import predict_reserved
 from runner.plan.scale import for_samples
-from runner.plan.stages import stage_figures
+from runner.plan.stages import StageFigures, stage_figures
 from runner.plan.time import predict_time, stage_costs
 from runner.plan.topology import Topology
 from runner.plan.values import Link, RunPlan, StageSeconds
@@ -54,7 +56,12 @@ class _Machine:
 
 
 def plan_problems(
-    config: RunConfig, num_layers: int, *, world_size: int | None = None, layer_names: Sequence[str] = ()
+    config: RunConfig,
+    num_layers: int,
+    *,
+    world_size: int | None = None,
+    layer_names: Sequence[str] = (),
+    statistics: Sequence[str] = (),
 ) -> list[Problem]:
     """The rules that need a schedule or a topology. Those that need the sections alone are the configuration's.
 
@@ -63,10 +70,11 @@ def plan_problems(
         num_layers: layers of the model.
         world_size: ranks that were started already (torchrun, srun); None where the runner starts them.
         layer_names: their names; without them, names in the request are not looked up.
+        statistics: names of those with running statistics.
     """
     problems = schedule_problems(config)
     if not problems and not is_chosen_by_plan(config):
-        problems += _conflicts(config, executed_schedule(config), num_layers)
+        problems += _conflicts(config, executed_schedule(config), num_layers, statistics)
     if layer_names:
         problems += activation_problems(config, layer_names)
     wanted = _layout(config)["world_size"]
@@ -78,12 +86,13 @@ def plan_problems(
     return problems
 
 
-def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int) -> list[Problem]:
+def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int, statistics: Sequence[str]) -> list[Problem]:
     """What of the request does not go with a schedule."""
     given = config.partition
     problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
     problems += split_backward_problems(config, schedule)
-    return [*problems, *zero.schedule_problems(config, schedule), *twin_problems(config, schedule)]
+    problems += [*zero.schedule_problems(config, schedule), *move_problems(config, schedule)]
+    return [*problems, *twin_problems(schedule, statistics), *post_validation_problems(config, schedule)]
 
 
 def make_plan(
@@ -156,7 +165,11 @@ def _make(
 
 def _refuse(config: RunConfig, profile: ModelProfile) -> None:
     names = [layer.name for layer in profile.layers]
-    raise_problems(plan_problems(config, len(names), layer_names=names))
+    raise_problems(plan_problems(config, len(names), layer_names=names, statistics=_statistics(profile)))
+
+
+def _statistics(profile: ModelProfile) -> list[str]:
+    return [layer.name for layer in profile.layers if layer.has_running_statistics]
 
 
 def _planned(
@@ -173,7 +186,7 @@ def _planned(
         return _assemble(config, profile, machine, chosen, stage_seconds)
 
     def assemble(schedule: Schedule) -> RunPlan:
-        raise_problems(_conflicts(config, schedule, len(profile.layers)))
+        raise_problems(_conflicts(config, schedule, len(profile.layers), _statistics(profile)))
         return _assemble(config, profile, machine, schedule, stage_seconds)
 
     return choose(config, assemble)
@@ -188,44 +201,28 @@ def _assemble(
 ) -> RunPlan:
     """The plan for a schedule, without advice. One replica is planned; the others are alike."""
     layout = _layout(config)
-    data, batch, microbatches = layout["data"], config.data.batch_size, config.schedule.microbatches
-    replica_samples = batches.split_sizes(batch, data)[0]
+    batch, data, microbatches = config.data.batch_size, layout["data"], config.schedule.computed_microbatches
     profile = for_samples(profile, batches.largest_microbatch(batch, data, microbatches))
-    temporaries = optimizer_temporaries(config.optimizer.name)
+    accelerated = on_accelerator(config, machine.device_memory_bytes)
     limit = memory_limit_bytes(
         config, local_ranks=machine.local_ranks or layout["world_size"], device_bytes=machine.device_memory_bytes
     )
-    accelerated = on_accelerator(config, machine.device_memory_bytes)
-    # The search for stages sees the layers as they would be in one stage; what counts is planned for the stages found.
-    whole = (0, len(profile.layers) - 1)
-    _, rough = plan_activations(config, profile, [whole], on_accelerator=accelerated)
-    needs: dict[str, Any] = {
-        "batch_samples": replica_samples,
-        "temporaries": temporaries,
-        "sharing": sharing_of(config, profile, temporaries),
-        "flattened": flattened_bytes(config),
-        "accelerated": accelerated,
-    }
-    stage_limit = StageMemoryLimit.of(rough, schedule, limit, **needs)
-    layers, notes = _partition(config, rough, schedule, stage_limit)
+    needs = _memory_needs(config, profile, schedule, accelerated=accelerated)
+    layers, notes = _cut(config, profile, schedule, limit, needs)
     activations, costs = plan_activations(config, profile, layers, on_accelerator=accelerated)
     figures = stage_figures(costs, layers)
-    link = machine.link or Link(config.hardware.link_latency_seconds, config.hardware.link_bytes_per_second)
-    link = link.slowed(config.transport.delay_seconds, config.transport.bytes_per_second)
     work: dict[str, Any] = {
         "mean_samples": batches.mean_microbatch(batch, data, microbatches),
         "data": data,
-        "link": link,
+        "link": _link(config, machine),
     }
-    if follows_profile(config):
-        copies = [data] * len(figures)
-        seconds = stage_costs(profile, figures, mean_samples=work["mean_samples"], copies=copies, link=link)
-        schedule = executed_schedule(config, seconds)
+    schedule = _ordered_by_profile(config, profile, figures, schedule, **work)
     in_flight = in_flight_microbatches(schedule)
     notes += activation_notes(config, profile, activations, in_flight, on_accelerator=accelerated)
-    program = lower(schedule)
-    if link.bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
+    if work["link"].bytes_per_second is None and stage_seconds is None and layout["world_size"] > 1:
         notes += ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
+    program, validated_late = lower(schedule), config.schedule.post_validation
+    copied_by = data if config.checkpoint.asynchronous else None
     return RunPlan(
         layout=layout,
         topology=Topology.grid(layout["pipeline"], data, layout["tensor"], placement=schedule.placement),
@@ -237,8 +234,8 @@ def _assemble(
         in_flight=in_flight,
         activations=activations,
         memory=replace(
-            predict_memory(program, profile, figures, **needs, backup=config.schedule.post_validation),
-            reserved=predict_reserved(config, profile.trace, temporaries=temporaries),
+            predict_memory(program, profile, figures, **needs, backup=validated_late, copied_by=copied_by),
+            reserved=predict_reserved(config, profile.trace, temporaries=needs["temporaries"]),
         ),
         time=predict_time(
             schedule,
@@ -246,13 +243,63 @@ def _assemble(
             figures,
             **work,
             stage_seconds=stage_seconds,
-            adjusted=lambda costs: with_sharing(config, costs, profile, figures, link),
-            post_validation=config.schedule.post_validation,
+            adjusted=lambda costs: with_sharing(config, costs, profile, figures, work["link"]),
+            post_validation=validated_late,
         ),
         memory_limit_bytes=limit,
         host_limit_bytes=host_memory_bytes(config, local_ranks=machine.local_ranks or layout["world_size"]),
         advice=notes,
     )
+
+
+def _memory_needs(config: RunConfig, profile: ModelProfile, schedule: Schedule, *, accelerated: bool) -> dict[str, Any]:
+    """What a rank's memory depends on besides its layers: arguments of :func:`predict_memory`."""
+    data = config.parallelism.data
+    temporaries = optimizer_temporaries(config.optimizer.name)
+    by_itself = zero.shares_by_itself(config, schedule)
+    return {
+        "batch_samples": batches.split_sizes(config.data.batch_size, data)[0],
+        "temporaries": temporaries,
+        "sharing": None if by_itself else sharing_of(config, profile, temporaries),
+        "states_over": data if by_itself else 1,
+        "flattened": flattened_bytes(config),
+        "accelerated": accelerated,
+    }
+
+
+def _link(config: RunConfig, machine: _Machine) -> Link:
+    """Between ranks: as measured or stated, slowed down where that is asked for."""
+    link = machine.link or Link(config.hardware.link_latency_seconds, config.hardware.link_bytes_per_second)
+    return link.slowed(config.transport.delay_seconds, config.transport.bytes_per_second)
+
+
+def _ordered_by_profile(
+    config: RunConfig,
+    profile: ModelProfile,
+    figures: Sequence[StageFigures],
+    schedule: Schedule,
+    *,
+    mean_samples: float,
+    data: int,
+    link: Link,
+) -> Schedule:
+    """The schedule, with its order found anew where that follows the stages' seconds."""
+    if not follows_profile(config):
+        return schedule
+    copies = [data] * len(figures)
+    return executed_schedule(config, stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link))
+
+
+def _cut(
+    config: RunConfig, profile: ModelProfile, schedule: Schedule, limit: int, needs: dict[str, Any]
+) -> tuple[Partition, tuple[str, ...]]:
+    """The stages' layers, and what is to be said of them.
+
+    The search sees the layers as they would be in one stage; what counts is planned for the stages found.
+    """
+    whole = (0, len(profile.layers) - 1)
+    _, rough = plan_activations(config, profile, [whole], on_accelerator=needs["accelerated"])
+    return _partition(config, rough, schedule, StageMemoryLimit.of(rough, schedule, limit, **needs))
 
 
 def _partition(

@@ -20,6 +20,7 @@ from runner.plan.stages import LayerRanges, StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.plan.zero_memory import StateBytes, ZeroSharing
 from runner.profile import ModelProfile, SharedWeight
+from runner.schedule.opportunistic import hurried
 from runner.schedule.values import Op, Program, Schedule
 
 __all__ = [
@@ -47,26 +48,30 @@ def predict_memory(
     batch_samples: int,
     temporaries: int = _ADAM_TEMPORARIES,
     backup: bool = False,
+    copied_by: int | None = None,
     sharing: ZeroSharing | None = None,
+    states_over: int = 1,
     flattened: int = 0,
     accelerated: bool = True,
 ) -> MemoryPrediction:
     """Each pipeline rank's memory at its peak.
 
     Args:
-        program: one replica's lowered schedule.
+        program: one replica's lowered schedule; where its ranks may leave its order, of the order that holds most.
         profile: of the step's largest micro-batch.
         figures: of each stage, from the same profile.
         batch_samples: samples of one optimizer step on one replica.
         temporaries: see :func:`optimizer_temporaries`.
         sharing: how replicas share out weights, gradients and states; None: each holds all.
+        states_over: replicas that share out nothing but the optimizer's states.
         flattened: bytes of gradients, at most, that are copied together to be reduced.
         accelerated: the host's memory is another one than the device's.
         backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
+        copied_by: so many replicas share out a copy of each stage's, on the host, while they save it in the background.
     """
     schedule = program.schedule
     parts, host, kept = [], [], []
-    for rank, actions in enumerate(program.actions):
+    for rank, actions in enumerate(hurried(program)):
         stages = schedule.stages_of(rank)
         batch = _batch_bytes(profile, schedule, rank, batch_samples)
         held = [figures[stage] for stage in stages]
@@ -74,6 +79,8 @@ def predict_memory(
             states = _states(held, profile, batch)
             step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
             step_bytes += _wide_gradients(held, profile)
+            if states_over > 1:
+                states, step_bytes = _over_replicas(states, temporaries, states_over)
             step_bytes = max(step_bytes, *(min(flattened, one.gradient_bytes) for one in held))
             kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0))
         else:
@@ -82,15 +89,19 @@ def predict_memory(
         if backup:
             trained = states.gradients  # a gradient is as large as its weight
             states = replace(states, buffers=states.buffers + trained + states.optimizer)
+        copy = _copied_bytes(figures, profile, schedule, rank) // copied_by if copied_by is not None else 0
+        if not accelerated:
+            states = replace(states, buffers=states.buffers + copy)
         parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
-        host.append(sharing.held(held[0]).host if sharing is not None and accelerated else 0)
+        offloaded = sharing.held(held[0]).host if sharing is not None else 0
+        host.append(offloaded + copy if accelerated else 0)
     return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
     """Per stage: most micro-batches between the start of their forward and the end of their backward."""
     most = [0] * schedule.stages
-    for actions in schedule.actions:
+    for actions in hurried(schedule):
         held = [0] * schedule.stages
         for action in actions:
             if action.op is Op.F:
@@ -115,7 +126,7 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
     The one that runs counts as saved.
     """
     moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
-    for actions in schedule.actions:
+    for actions in hurried(schedule):
         now = [Held(0, 0, 0)] * schedule.stages
         for action in actions:
             assert action.microbatch is not None  # a schedule holds compute only
@@ -161,6 +172,7 @@ class StageMemoryLimit:
     held_bytes: tuple[int, ...]
     temporaries: int = _ADAM_TEMPORARIES
     sharing: ZeroSharing | None = None
+    states_over: int = 1
     flattened: int = 0
     accelerated: bool = True
 
@@ -178,6 +190,7 @@ class StageMemoryLimit:
         batch_samples: int,
         temporaries: int,
         sharing: ZeroSharing | None = None,
+        states_over: int = 1,
         flattened: int = 0,
         accelerated: bool = True,
     ) -> StageMemoryLimit:
@@ -190,8 +203,8 @@ class StageMemoryLimit:
             for stage in stages:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
                 parts[stage] = max(parts[stage], held // len(stages))
-        in_flight = held_microbatches(schedule)
-        return cls(profile, in_flight, tuple(limits), tuple(parts), temporaries, sharing, flattened, accelerated)
+        kept = (tuple(limits), tuple(parts), temporaries, sharing, states_over, flattened, accelerated)
+        return cls(profile, held_microbatches(schedule), *kept)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
@@ -239,7 +252,7 @@ class StageMemoryLimit:
     def _states(self, figures: StageFigures) -> int:
         if self.sharing is not None:
             return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
-        return figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes
+        return figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
 
 
 def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
@@ -266,6 +279,13 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
     )
 
 
+def _copied_bytes(figures: Sequence[StageFigures], profile: ModelProfile, schedule: Schedule, rank: int) -> int:
+    """Weights and optimizer states of the stages that checkpoints take from this pipeline rank; of twins, the first."""
+    saved = [figures[stage] for stage, holder in enumerate(schedule.placement[0]) if holder == rank]
+    states = _states(saved, profile, 0)
+    return states.weights + states.optimizer
+
+
 def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
     """How often these stages' layers count a weight that is there once."""
     uses = sum(stage.first <= layer <= stage.last for layer in weight.layers for stage in stages)
@@ -287,6 +307,14 @@ def _shared_states(
         buffers=held.buffers + more.buffers + batch_bytes,
     )
     return states, max(0, update - more.device)
+
+
+def _over_replicas(states: MemoryParts, temporaries: int, replicas: int) -> tuple[MemoryParts, int]:
+    """The same with the optimizer's states shared out, and what a step makes and drops: a part's gradients and
+    temporaries, then the parts of all."""
+    part = -(-states.gradients // replicas)
+    shared = replace(states, optimizer=-(-states.optimizer // replicas))
+    return shared, max((1 + temporaries) * part, part * replicas)
 
 
 def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
 
+from runner.config.links import with_measured_link
 from runner.config.resolve import resolve
 from runner.config.schema import CostConfig, RunConfig
 from runner.errors import Problem, RequestError
@@ -18,22 +18,14 @@ __all__ = [
     "executed_schedule",
     "follows_profile",
     "is_chosen_by_plan",
+    "move_problems",
+    "post_validation_problems",
     "resolve_request",
     "schedule_of",
     "schedule_problems",
+    "statistics_problems",
     "twin_problems",
 ]
-
-
-class _Asked(TypedDict):
-    ranks: int
-    microbatches: int
-    chunks: int | None
-    file: str | None
-    memory_limit: int | None
-    costs: Costs | StageCosts
-    variant: str | None
-    pipes: int | None
 
 
 def resolve_request(overrides: Sequence[str]) -> RunConfig:
@@ -44,7 +36,7 @@ def resolve_request(overrides: Sequence[str]) -> RunConfig:
             schedule it is said here that this version does not have it.
     """
     try:
-        return resolve(overrides)
+        return with_measured_link(resolve(overrides))
     except RequestError as error:
         raise RequestError([_of_published(problem) for problem in error.problems]) from error
 
@@ -64,7 +56,7 @@ def costs_of(config: RunConfig) -> Costs:
 
 def schedule_problems(config: RunConfig) -> list[Problem]:
     """What stands against the schedule that ``config`` asks for."""
-    return registry.problems_of(config.schedule.name, **_asked(config))
+    return registry.request_problems(config.schedule.name, _asked(config))
 
 
 def schedule_of(config: RunConfig) -> Schedule:
@@ -73,15 +65,57 @@ def schedule_of(config: RunConfig) -> Schedule:
     Raises:
         RequestError: with everything that :func:`schedule_problems` finds.
     """
-    return registry.build(config.schedule.name, **_asked(config))
+    return registry.generate(config.schedule.name, _asked(config))
 
 
-def twin_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
-    """What does not go with a schedule of several pipelines, whose stages are on several ranks each."""
-    if len(schedule.placement) > 1 and config.schedule.post_validation:
+def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """Schedules whose steps cannot be taken back."""
+    if not config.schedule.post_validation:
+        return
+    why = None
+    if len(schedule.placement) > 1:
         why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
-        fix = "schedule.post_validation=false"
-        yield Problem("schedule.post_validation", True, "must be false", why, fix)
+    elif schedule.ahead:
+        why = "What a rank has begun of the next step when one is taken back must be known before"
+    elif schedule.moves:
+        why = f"{schedule.name} sends what autograd saved in a forward to another rank, and could not take that back"
+    if why is not None:
+        yield Problem("schedule.post_validation", True, "must be false", why, "schedule.post_validation=false")
+
+
+def twin_problems(schedule: Schedule, statistics: Sequence[str]) -> list[Problem]:
+    """What does not go with a schedule of several pipelines, whose stages are on several ranks each.
+
+    Args:
+        statistics: names of the layers with running statistics.
+    """
+    return statistics_problems(schedule.name, statistics) if len(schedule.placement) > 1 else []
+
+
+def move_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """What does not go with activations that other ranks keep for a while."""
+    if not schedule.moves:
+        return
+    why = f"{schedule.name} sends what autograd saved in a forward to another rank"
+    asked: tuple[tuple[str, object, object, str], ...] = (
+        ("activation_checkpoint", config.activation_checkpoint.name, "none", "which these policies make anew"),
+        ("offload.activations", config.offload.activations, "none", "which is then in the host's memory"),
+        ("compile", config.compile, False, "of layers that run as they are written"),
+        ("zero.stage", config.zero.stage, None, "and DeepSpeed runs the forward itself"),
+    )
+    for path, value, needed, because in asked:
+        if value != needed:
+            shown = "null" if needed is None else str(needed).lower()
+            yield Problem(path, value, f"must be {shown}", f"{why}, {because}", f"{path}={shown}")
+
+
+def statistics_problems(schedule: str, names: Sequence[str]) -> list[Problem]:
+    """What stands against layers with running statistics whose stages are on several ranks of one pipeline."""
+    if not names:
+        return []
+    rule = f"must be a schedule of one pipeline with running statistics ({names[0]})"
+    why = "The copies of a stage would each see the micro-batches of one direction, and remember other averages"
+    return [Problem("schedule.name", schedule, rule, why, "schedule=1f1b")]
 
 
 def is_chosen_by_plan(config: RunConfig) -> bool:
@@ -110,18 +144,19 @@ def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Sch
     Raises:
         RequestError: as :func:`schedule_of` does.
     """
-    return fuse_backwards(registry.build(config.schedule.name, **_asked(config, costs)))
+    return fuse_backwards(registry.generate(config.schedule.name, _asked(config, costs)))
 
 
-def _asked(config: RunConfig, costs: StageCosts | None = None) -> _Asked:
+def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.ScheduleRequest:
     asked = config.schedule
-    return {
-        "ranks": config.parallelism.pipeline,
-        "microbatches": asked.microbatches,
-        "chunks": asked.chunks,
-        "file": asked.file,
-        "memory_limit": asked.memory_limit,
-        "costs": costs_of(config) if costs is None else costs,
-        "variant": asked.variant,
-        "pipes": asked.pipes,
-    }
+    return registry.ScheduleRequest(
+        ranks=config.parallelism.pipeline,
+        microbatches=asked.microbatches,
+        chunks=asked.chunks,
+        file=asked.file,
+        memory_limit=asked.memory_limit,
+        costs=costs_of(config) if costs is None else costs,
+        variant=asked.variant,
+        pipes=asked.pipes,
+        opportunistic=asked.opportunistic or None,
+    )

@@ -66,6 +66,8 @@ class RankWalk:
             if action.op in COMPUTE:
                 break
             if action.op is Op.RECV:
+                if action.payload is Payload.STASH and self._is_here(action.stage, action):
+                    break  # another micro-batch leaves before this one is back
                 if action.payload is Payload.GRADIENT and _place(action) not in self._forwarded:
                     break
                 self._play(action)
@@ -88,6 +90,8 @@ class RankWalk:
             self._see(figures.largest_parameter_bytes)
             self._activations -= figures.deferred_bytes
             self._held -= self._inputs.pop(_place(action), 0)
+        elif action.payload is Payload.STASH:
+            self._move(action, figures)
         elif action.op is Op.RECV:
             is_input = action.payload is Payload.ACTIVATION
             self._held += figures.input_bytes if is_input else figures.output_gradient_bytes
@@ -96,6 +100,15 @@ class RankWalk:
             self._leaving[action.stage] = figures.input_gradient_bytes
         elif action.op is Op.STEP:
             self._see(0, step=self._step_bytes)
+
+    def _move(self, action: Action, figures: StageFigures) -> None:
+        """What a stage keeps of a micro-batch leaves or is back on its rank, comes to its host or leaves that."""
+        sign = 1 if action.op is Op.RECV else -1
+        if self._is_here(action.stage, action):
+            self._activations += sign * figures.saved_bytes
+            self._held += sign * figures.input_bytes
+        else:
+            self._held += sign * (figures.saved_bytes + figures.input_bytes)
 
     def _backward(self, action: Action, figures: StageFigures) -> None:
         """B, or I, after which some of it stays for W. Both make the gradient of the input and use the output's."""

@@ -62,11 +62,12 @@ def stage_lines(plan: RunPlan) -> list[str]:
 
 def _headline(plan: RunPlan) -> str:
     layout, schedule = plan.layout, plan.schedule
+    what = "micro-batches" if schedule.parts == 1 else "halves of micro-batches"
     degrees = " x ".join(f"{name} {layout[name]}" for name in ("pipeline", "data", "tensor") if layout[name] > 1)
     ranks = f"{layout['world_size']} rank{'s' if layout['world_size'] != 1 else ''}"
     return (
         f"{ranks}{f' ({degrees})' if degrees else ''}: schedule {schedule.name}, "
-        f"{schedule.microbatches} micro-batches of up to {plan.profile.samples} samples, "
+        f"{schedule.microbatches} {what} of up to {plan.profile.samples} samples, "
         f"{len(plan.partition)} stage{'s' if len(plan.partition) != 1 else ''} of {len(plan.profile.layers)} layers"
     )
 

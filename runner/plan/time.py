@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from runner.plan.stages import StageFigures
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
+from runner.schedule.opportunistic import realised
 from runner.schedule.simulate import Simulation, StageCosts, simulate
 from runner.schedule.stream import period
 from runner.schedule.values import Op, Schedule
@@ -45,6 +46,7 @@ def predict_time(
         costs = adjusted(costs)
     if stage_seconds is not None:
         costs = _measured(costs, stage_seconds, len(figures))
+    schedule = realised(schedule, costs)
     played = simulate(schedule, costs)
     source = "measured" if stage_seconds is not None else profile.seconds_source
     if post_validation:

@@ -66,6 +66,7 @@ class ZeroSharing:
         temporaries: tensors as large as a partition that one update makes and drops.
         accumulates: a step has several micro-batches.
         delayed: the update works on copies of the weights and gradients.
+        ratio: the part of offloaded states that leaves the device.
     """
 
     stage: int
@@ -79,6 +80,7 @@ class ZeroSharing:
     temporaries: int
     accumulates: bool = False
     delayed: bool = False
+    ratio: float = 1.0
     state_bytes: Callable[[int], int] | None = None
     constant_bytes: int = 0
 
@@ -127,15 +129,20 @@ class ZeroSharing:
 
     def update_extra(self, figures: StageFigures) -> int:
         """On top of what is held, on the device, while the optimizer updates."""
-        if self.optimizer != "none":
-            return 0
         part = self._partition(figures)
+        if self.optimizer != "none":
+            return self._temporary_bytes(figures) if self.ratio < 1 else 0
         gradients = part * (self.weight_width if self.stage < 3 else 0)
         return max(gradients, part * self.master_width) + self.temporaries * part * self.master_width
 
     def update_extra_host(self, figures: StageFigures) -> int:
         """The same in the host's memory, where the update runs there."""
-        return 0 if self.optimizer == "none" else self.temporaries * self._partition(figures) * self.master_width
+        return 0 if self.optimizer == "none" else self._temporary_bytes(figures)
+
+    def _temporary_bytes(self, figures: StageFigures) -> int:
+        """What one call of the optimizer makes and drops: for a partition; of a twin flow, for a weight's part."""
+        largest = -(-figures.largest_parameter_bytes // (self.weight_width * self.replicas))
+        return self.temporaries * (self._partition(figures) if self.ratio == 1 else largest) * self.master_width
 
     def _partition(self, figures: StageFigures) -> int:
         """Elements of one replica's part, padded."""
@@ -156,8 +163,10 @@ class ZeroSharing:
     def _offloaded_3(self, held: StateBytes, part: int) -> StateBytes:
         weights, gradients, optimizer, host, drive = held.weights, held.gradients, held.optimizer, 0, 0
         if self.optimizer != "none":
-            host += gradients + part * self.master_width
-            moved, gradients, optimizer = optimizer, 0, 0
+            stays = 1 - self.ratio
+            host += gradients + round(part * self.master_width * self.ratio)
+            moved = round(optimizer * self.ratio)
+            gradients, optimizer = round(part * self.master_width * stays), optimizer - moved
             if self.optimizer == "nvme":
                 drive = moved + part * self.master_width
                 host += _SWAP_BUFFERS * part * self.master_width
@@ -204,6 +213,7 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
         temporaries=temporaries,
         accumulates=config.schedule.microbatches > 1,
         delayed=config.offload.delay_from is not None,
+        ratio=config.offload.ratio,
         state_bytes=OPTIMIZERS[config.optimizer.name].state_bytes,
         constant_bytes=OPTIMIZERS[config.optimizer.name].constant_bytes,
     )

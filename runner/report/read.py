@@ -9,11 +9,13 @@ from typing import Any
 
 from runner.errors import Problem, raise_problems
 from runner.record import RECORD_FILE, RunRecord, read_steps, step_seconds
+from runner.report.ledger import LEDGER_FILE, Ledger, is_running
 
 __all__ = ["Report", "Run", "differences", "read_report", "wrong_directory"]
 
 # Where a run lies tells nothing of what it is.
 _NO_DIFFERENCE = ("run_dir",)
+_NOT_DONE = ("waiting", "running", "preempted", "interrupted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,14 @@ class Report:
         is_sweep: whether ``runs`` are the jobs of a sweep.
         runs: in the order of their numbers; failed and unsupported ones too.
         differing: fields of the configuration in which the runs differ, with each run's value.
+        is_cut: whether jobs of a sweep are left that no process runs any more.
     """
 
     directory: Path
     is_sweep: bool
     runs: tuple[Run, ...]
     differing: dict[str, tuple[Any, ...]]
+    is_cut: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``runner report --json``."""
@@ -89,11 +93,14 @@ def read_report(directory: Path) -> Report:
     if (directory / RECORD_FILE).exists():
         runs: tuple[Run, ...] = (_read(directory),)
         return Report(directory, False, runs, {})
-    jobs = sorted((path.parent for path in directory.glob(f"[0-9]*/{RECORD_FILE}")), key=_number)
+    jobs = {path.parent: _read(path.parent) for path in directory.glob(f"[0-9]*/{RECORD_FILE}")}
+    jobs |= {job: waiting for job, waiting in _waiting(directory).items() if job not in jobs}
     if not jobs:
         raise_problems([wrong_directory(directory)])
-    runs = tuple(_read(job) for job in jobs)
-    return Report(directory, True, runs, differences([run.record.config for run in runs]))
+    runs = tuple(jobs[job] for job in sorted(jobs, key=_number))
+    left = (directory / LEDGER_FILE).exists() and any(run.record.status in _NOT_DONE for run in runs)
+    cut = left and not is_running(directory)
+    return Report(directory, True, runs, differences([run.record.config for run in runs]), cut)
 
 
 def wrong_directory(directory: Path) -> Problem:
@@ -130,6 +137,20 @@ def _read(directory: Path) -> Run:
             step_seconds=record.step_seconds | step_seconds([one["seconds"] for one in steps]),
         )
     return Run(directory.name or directory.resolve().name, directory, record)
+
+
+def _waiting(directory: Path) -> dict[Path, Run]:
+    """The jobs of the sweep's ledger as they are before they have a record."""
+    try:
+        ledger = Ledger.load(directory)
+    except ValueError as error:
+        raise_problems([Problem(LEDGER_FILE, directory / LEDGER_FILE, "must be a sweep's ledger", str(error))])
+        raise
+    places = {directory / str(job.number): job for job in ledger.jobs}
+    return {
+        place: Run(place.name, place, RunRecord(status="waiting", extras={"overrides": list(job.overrides)}))
+        for place, job in places.items()
+    }
 
 
 def _number(directory: Path) -> tuple[float, str]:

@@ -35,8 +35,8 @@ class RecipeReport:
 def recipe_report(found: Report) -> RecipeReport:
     """Empty where ``found`` is no sweep, or none of its runs names a function.
 
-    The function gets of every run its ``directory`` and its ``record``; it returns ``tables``, each with name, title,
-    header, rows, values and notes, and ``figures``. Where it fails the report goes on without it.
+    The function gets of every run that has begun its ``directory`` and its ``record``; it returns ``tables``, each with
+    name, title, header, rows, values and notes, and ``figures``. Where it fails the report goes on without it.
     """
     targets = (run.record.config.get("sweep_report") for run in found.runs)
     target = next((one for one in targets if one), None)
@@ -45,7 +45,8 @@ def recipe_report(found: Report) -> RecipeReport:
     module, _, name = target.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # a user's own function lies in the working directory
-    runs = [{"directory": str(run.directory), "record": run.record.to_json()} for run in found.runs]
+    begun = [run for run in found.runs if run.record.status != "waiting"]
+    runs = [{"directory": str(run.directory), "record": run.record.to_json()} for run in begun]
     try:
         made: Mapping[str, Any] = getattr(importlib.import_module(module), name)(runs)
         return RecipeReport({table["name"]: _table(table) for table in made["tables"]}, dict(made.get("figures", {})))

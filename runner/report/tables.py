@@ -149,6 +149,8 @@ def runs_table(report: Report) -> TextTable:
     exact_names = ("steps", "loss", "val_loss", "median_step_seconds", "samples_per_second", "peak_memory_bytes")
     value_header = ("run", *told, "status", *exact_names, "reason", *report.differing)
     notes = tuple(f"{run.name}: {run.record.reason}" for run in runs if run.record.reason)
+    if report.is_cut:
+        notes += ("no process runs this sweep any more: its command, with run_dir, goes on with what is left",)
     return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes)
 
 

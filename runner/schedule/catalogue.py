@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runner.errors import Problem, RequestError
 from runner.schedule.catalogue_bidirectional import BIDIRECTIONAL
+from runner.schedule.generators.bpipe import bpipe
 from runner.schedule.generators.building_blocks import v_half, v_min
 from runner.schedule.generators.dualpipe_v import dualpipe_v
 from runner.schedule.generators.from_file import read_schedule
@@ -33,9 +36,9 @@ _V_MIN_IDLE = "(4 * D - (5 if D % 3 else 3)) * F / 2"
 _EQUAL = "F == I == W and B == I + W"
 
 
-def _pipeline(peak: str) -> Formulas:
+def _pipeline(peak: str, when: str = "True") -> Formulas:
     """Of gpipe, 1f1b and its relatives, which differ in memory alone."""
-    return Formulas("(T + D - 1) * (F + B)", "(D - 1) / (T + D - 1)", peak, "(D - 1) * (F + B)")
+    return Formulas("(T + D - 1) * (F + B)", "(D - 1) / (T + D - 1)", peak, "(D - 1) * (F + B)", when)
 
 
 def _looped(peak: str) -> Formulas:
@@ -54,6 +57,21 @@ def _zb_auto(request: ScheduleRequest) -> Schedule:
     costs, ranks = request.costs, request.ranks
     per_stage = costs.per_stage(ranks, 1) if isinstance(costs, Costs) else costs
     return zb_auto(ranks, request.microbatches, per_stage, request.memory_limit or ranks)
+
+
+def _varuna(request: ScheduleRequest) -> Schedule:
+    """A rank that takes forwards before their turn holds at most a step's."""
+    order = varuna(request.ranks, request.microbatches)
+    return replace(order, ahead=request.memory_limit or request.microbatches) if request.opportunistic else order
+
+
+def _varuna_problems(request: ScheduleRequest) -> list[Problem]:
+    if request.memory_limit is None or request.opportunistic:
+        return []
+    why = "Without it the order is fixed, and with it what a rank keeps"
+    fix = "schedule.memory_limit=null"
+    rule = "needs schedule.opportunistic=true"
+    return [Problem("schedule.memory_limit", request.memory_limit, rule, why, fix)]
 
 
 def _auto(request: ScheduleRequest) -> Schedule:
@@ -84,7 +102,7 @@ def _fits_file(request: ScheduleRequest) -> list[Problem]:
     chunks = found.chunks if request.chunks is None else request.chunks
     pairs = (
         ("parallelism.pipeline", request.ranks, found.ranks, "ranks"),
-        ("schedule.microbatches", request.microbatches, found.microbatches, "micro-batches"),
+        ("schedule.microbatches", request.microbatches, found.microbatches // found.parts, "micro-batches"),
         ("schedule.chunks", chunks, found.chunks, "chunks per rank"),
     )
     why = f"{request.file} is written for so many"
@@ -126,6 +144,14 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         formulas=_pipeline("min(T, D - r)"),
         generate=lambda request: one_f_one_b(request.ranks, request.microbatches),
         one_rank=True,
+    ),
+    ScheduleSpec(
+        name="bpipe",
+        description="1f1b whose first ranks lend micro-batches to the last ones: half of the peak, for messages",
+        source="Kim et al., BPipe, 2023",
+        formulas=_pipeline("min(D // 2 + 1, D - r) if r < D // 2 else D // 2", when="T >= D"),
+        generate=lambda request: bpipe(request.ranks, request.microbatches),
+        ranks=Legal("even", lambda _, ranks: ranks % 2 == 0),
     ),
     ScheduleSpec(
         name="1f1b_eager",
@@ -177,6 +203,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         source="Qi et al., Zero Bubble Pipeline Parallelism, 2024, automatic scheduling",
         formulas=None,
         generate=_zb_auto,
+        keys=frozenset({"memory_limit"}),
         by_costs=True,
     ),
     ScheduleSpec(
@@ -233,6 +260,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         source="a search over this table and over list scheduling on one, two and V-placed chunks",
         formulas=None,
         generate=_auto,
+        keys=frozenset({"memory_limit"}),
         default_chunks=None,
         chunks=_ANY_CHUNKS,
         one_rank=True,
@@ -241,9 +269,11 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="varuna",
         description="every rank but the last recomputes its forward just before the backward: one activation at a time",
-        source="Athlur et al., Varuna, 2022, its static order",
+        source="Athlur et al., Varuna, 2022: its static order, and its run-time rule with schedule.opportunistic",
         formulas=None,
-        generate=lambda request: varuna(request.ranks, request.microbatches),
+        generate=_varuna,
+        keys=frozenset({"opportunistic", "memory_limit"}),
+        constraint=_varuna_problems,
     ),
     *BIDIRECTIONAL,
     ScheduleSpec(
@@ -256,6 +286,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         chunks=Legal("the file's", lambda ranks, chunks: True),
         microbatches=Legal("the file's", lambda ranks, microbatches: True),
         constraint=_fits_file,
+        keys=frozenset({"file"}),
     ),
 )
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from runner.errors import Problem
 from runner.schedule.generators.bitpipe import bitpipe
-from runner.schedule.generators.chimera import chimera
+from runner.schedule.generators.chimera import chimera, chimera_in_pairs
 from runner.schedule.generators.dualpipe import dualpipe
 from runner.schedule.generators.gems import gems
 from runner.schedule.specs import Formulas, Legal, ScheduleRequest, ScheduleSpec
+from runner.schedule.values import Schedule
 
 __all__ = ["BIDIRECTIONAL"]
 
-_VARIANTS = ("concatenation",)
 _EVEN_RANKS = Legal("even", lambda _, ranks: ranks % 2 == 0)
 _MULTIPLE = Legal("a multiple of D", lambda ranks, microbatches: microbatches % ranks == 0)
 
@@ -22,13 +22,35 @@ def _formulas(idle: str, peak: str, inner_idle: str | None = None, when: str = "
     return Formulas(f"{work} + {idle}", f"{idle} / ({work} + {idle})", peak, inner_idle or idle, when)
 
 
+_CHIMERA_PEAK = "D / 2 + 1 + min(r, D - 1 - r)"
+_CHIMERA = {
+    "concatenation": _formulas("(D - 2) * (T / D * B - (T / D - 1) * F)", _CHIMERA_PEAK, when="B >= F"),
+    "doubling": _formulas("2 * (D - 2) * F", f"2 * ({_CHIMERA_PEAK})", when="B == 2 * F"),
+    "halving": _formulas("(D - 2) * F", _CHIMERA_PEAK, when="B == 2 * F"),
+}
+
+
+def _chimera(request: ScheduleRequest) -> Schedule:
+    ranks, microbatches, pipes = request.ranks, request.microbatches, request.pipes or 2
+    if request.variant in ("doubling", "halving"):
+        return chimera_in_pairs(ranks, microbatches, pipes, halves=request.variant == "halving")
+    return chimera(ranks, microbatches, pipes)
+
+
 def _chimera_problems(request: ScheduleRequest) -> list[Problem]:
     problems = []
-    if request.variant not in (None, *_VARIANTS):
-        why = "It says how units of D micro-batches follow each other"
-        rule = f"must be one of {', '.join(_VARIANTS)}"
-        problems.append(Problem("schedule.variant", request.variant, rule, why, f"schedule.variant={_VARIANTS[0]}"))
+    if request.variant not in (None, *_CHIMERA):
+        why = "It says how units follow each other: as they are, with doubled forwards, or with halved backwards"
+        rule = f"must be one of {', '.join(_CHIMERA)}"
+        problems.append(Problem("schedule.variant", request.variant, rule, why, "schedule.variant=concatenation"))
     pipes, ranks = request.pipes or 2, request.ranks
+    if request.variant == "doubling" and request.microbatches % (2 * ranks):
+        why = "A unit is 2 D micro-batches, of which each forward takes two"
+        more = -(-request.microbatches // (2 * ranks)) * 2 * ranks
+        rule = "must be a multiple of 2 D for schedule.variant=doubling"
+        problems.append(
+            Problem("schedule.microbatches", request.microbatches, rule, why, f"schedule.microbatches={more}")
+        )
     legal = [2 * f for f in range(1, ranks // 2 + 1) if ranks // 2 % f == 0]
     if ranks % 2 == 0 and pipes not in legal:
         near = min(legal, key=lambda each: abs(each - pipes))
@@ -51,11 +73,13 @@ BIDIRECTIONAL: tuple[ScheduleSpec, ...] = (
         name="chimera",
         description="pipelines down and up fill each other's bubble, for schedule.pipes times the weights",
         source="Li and Hoefler, Chimera, 2021",
-        formulas=_formulas("(D - 2) * (T / D * B - (T / D - 1) * F)", "D / 2 + 1 + min(r, D - 1 - r)", when="B >= F"),
-        generate=lambda request: chimera(request.ranks, request.microbatches, request.pipes or 2),
+        formulas=_CHIMERA["concatenation"],
+        variants=_CHIMERA,
+        generate=_chimera,
         ranks=_EVEN_RANKS,
         microbatches=_MULTIPLE,
         constraint=_chimera_problems,
+        keys=frozenset({"variant", "pipes"}),
     ),
     ScheduleSpec(
         name="dualpipe",

@@ -18,13 +18,20 @@ def check(schedule: Schedule) -> list[str]:
     """All defects of a compute-only schedule; empty means that it is valid.
 
     Shape: rows and tables agree, every cell is compute of a stage that lives on this rank. Bijection: each stage
-    and micro-batch has exactly one F and exactly one of B, or I with W. Order: F before B or I before W. Versions:
-    a rank starts no window before it has ended the one before. Deadlock: all ranks reach their end.
+    and micro-batch has exactly one F and exactly one of B, or I with W. Order: F before B or I before W; forwards
+    that are one stand together. Versions: a rank starts no window before it has ended the one before. Deadlock: all
+    ranks reach their end.
     """
     defects = [*_shape(schedule)]
     if defects:
         return defects  # the rest would look up stages and micro-batches that do not exist
-    defects += [*_bijection(schedule), *_local_order(schedule), *_windows(schedule)]
+    defects += [
+        *_bijection(schedule),
+        *_local_order(schedule),
+        *_joined(schedule),
+        *_moves(schedule),
+        *_windows(schedule),
+    ]
     return defects or [*_hangs(schedule)]  # what is missing or misplaced would hang anyway
 
 
@@ -72,6 +79,9 @@ def _shape(schedule: Schedule) -> Iterator[str]:
             return
     if not all(0 <= row < len(schedule.placement) for row in schedule.pipeline_of_microbatch):
         yield f"pipeline_of_microbatch must name rows of the placement, below {len(schedule.placement)}"
+        return
+    if schedule.microbatches % schedule.joined or schedule.joined % schedule.parts:
+        yield f"{schedule.microbatches} micro-batches must be whole groups of {schedule.joined}, of whole ones"
         return
     if schedule.window_of_microbatch and len(schedule.window_of_microbatch) != schedule.microbatches:
         yield f"window_of_microbatch must have one entry for each of {schedule.microbatches} micro-batches"
@@ -130,6 +140,32 @@ def _local_order(schedule: Schedule) -> Iterator[str]:
                     yield f"{_cell(rank, index, action)}: must come after {first} (cell {position[first]})"
 
 
+def _joined(schedule: Schedule) -> Iterator[str]:
+    """Forwards that are one stand together, in order, on one way through the ranks."""
+    for rank, row in enumerate(schedule.actions):
+        for index, action in enumerate(row):
+            if action.op is not Op.F or action.microbatch is None:
+                continue
+            together = schedule.joined_with(action.microbatch)
+            if action.microbatch != together[0]:
+                continue
+            expected = tuple(action._replace(microbatch=microbatch) for microbatch in together)
+            if row[index : index + len(together)] != expected:
+                yield f"{_cell(rank, index, action)}: must be followed by {', '.join(map(str, expected[1:]))}"
+
+
+def _moves(schedule: Schedule) -> Iterator[str]:
+    """What leaves is there by then, and is back before its backward."""
+    position = {action: index for row in schedule.actions for index, action in enumerate(row)}
+    for move in schedule.moves:
+        rank = schedule.rank_of(move.stage, move.microbatch)
+        forward, backward = (Action(op, move.stage, move.microbatch) for op in (Op.F, Op.B))
+        steps = [position.get(action, -1) for action in (forward, move.leaves, move.returns, backward)]
+        own = all(action in schedule.actions[rank] for action in (move.leaves, move.returns))
+        if move.host == rank or not own or steps != sorted(steps) or steps[2] == steps[3]:
+            yield f"rank {rank}: what {forward} keeps must leave it after that and be back before {backward}"
+
+
 def _windows(schedule: Schedule) -> Iterator[str]:
     """The optimizer step between two windows must not fall between an F and its B."""
     for rank, row in enumerate(schedule.actions):
@@ -168,11 +204,18 @@ def _messages(program: Program) -> Iterator[str]:
 
 
 def _receiver(send: Action) -> int:
-    """The stage that a SEND is for: activations go up, gradients down."""
+    """The stage that a SEND is for: activations go up, gradients down, a stash stays the stage's."""
+    if send.payload is Payload.STASH:
+        return send.stage
     return send.stage + 1 if send.payload is Payload.ACTIVATION else send.stage - 1
 
 
 def _expected_messages(schedule: Schedule) -> Iterator[tuple[int, Action]]:
+    for move in schedule.moves:
+        owner = schedule.rank_of(move.stage, move.microbatch)
+        for rank, peer in ((owner, move.host), (move.host, owner)):
+            for op in (Op.SEND, Op.RECV):
+                yield rank, Action(op, move.stage, move.microbatch, Payload.STASH, peer)
     for microbatch in range(schedule.microbatches):
         for stage in range(schedule.stages - 1):
             low, high = schedule.rank_of(stage, microbatch), schedule.rank_of(stage + 1, microbatch)

@@ -33,18 +33,37 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
         return () if stage == 0 else (_input(schedule, stage, microbatch, lowered),)
     if op is Op.B or op is Op.I:
         saved = Action(Op.R if schedule.is_recomputed(stage, microbatch) else Op.F, stage, microbatch)
+        back = _returned(schedule, stage, microbatch) if lowered else ()
         if stage == schedule.stages - 1:
-            return (saved,)
-        return (saved, _output_gradient(schedule, stage, microbatch, lowered))
+            return (saved, *back)
+        return (saved, *back, _output_gradient(schedule, stage, microbatch, lowered))
     if op is Op.W:
         return (Action(Op.I, stage, microbatch),)
     if op is Op.R:
         return (Action(Op.F, stage, microbatch),)
+    if action.payload is Payload.STASH:
+        return (_before_stash(schedule, action, microbatch),)
     if op is Op.SEND:
         return (_produced(schedule, stage, microbatch, action.payload),)
     source = stage - 1 if action.payload is Payload.ACTIVATION else stage + 1
     here = schedule.rank_of(stage, microbatch)
     return (Action(Op.SEND, source, microbatch, action.payload, here),)
+
+
+def _returned(schedule: Schedule, stage: int, microbatch: int) -> tuple[Action, ...]:
+    """What brings back what the backward needs, if another rank keeps it."""
+    host = schedule.host_of(stage, microbatch)
+    return () if host is None else (Action(Op.RECV, stage, microbatch, Payload.STASH, host),)
+
+
+def _before_stash(schedule: Schedule, action: Action, microbatch: int) -> Action:
+    """Forward, sent, received by the host, sent back, received: each waits for the one before."""
+    owner, host = schedule.rank_of(action.stage, microbatch), schedule.host_of(action.stage, microbatch)
+    if action.op is Op.SEND and action.peer == host:
+        return action._replace(op=Op.F, payload=None, peer=None)
+    if action.op is Op.SEND:
+        return action._replace(op=Op.RECV)  # the host's own, from the owner
+    return action._replace(op=Op.SEND, peer=owner if action.peer == host else host)
 
 
 def _input(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> Action:
@@ -53,7 +72,7 @@ def _input(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> Ac
         source = schedule.rank_of(stage - 1, microbatch)
         if source != schedule.rank_of(stage, microbatch):
             return Action(Op.RECV, stage, microbatch, Payload.ACTIVATION, source)
-    return Action(Op.F, stage - 1, microbatch)
+    return _joined_forward(schedule, stage - 1, microbatch)
 
 
 def _output_gradient(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> Action:
@@ -68,8 +87,13 @@ def _output_gradient(schedule: Schedule, stage: int, microbatch: int, lowered: b
 def _produced(schedule: Schedule, stage: int, microbatch: int, payload: Payload | None) -> Action:
     """What computes the content of a message that ``stage`` sends."""
     if payload is Payload.ACTIVATION:
-        return Action(Op.F, stage, microbatch)
+        return _joined_forward(schedule, stage, microbatch)
     return _input_gradient(schedule, stage, microbatch)
+
+
+def _joined_forward(schedule: Schedule, stage: int, microbatch: int) -> Action:
+    """The last of the forwards that hand on together."""
+    return Action(Op.F, stage, schedule.joined_with(microbatch)[-1])
 
 
 def _input_gradient(schedule: Schedule, stage: int, microbatch: int) -> Action:

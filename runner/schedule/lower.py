@@ -8,13 +8,13 @@ its ranks waiting for it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from runner.schedule.simulate import Costs, StageCosts, play
-from runner.schedule.values import Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, walk
 
-__all__ = ["Order", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
+__all__ = ["Order", "add_moves", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
 
 Order = tuple[tuple[int, Action], ...]
 """One global order of ``(rank, action)``."""
@@ -33,7 +33,7 @@ def lower(schedule: Schedule, costs: Costs | StageCosts | None = None) -> Progra
     order = simulated_order(schedule, costs or Costs())
     if schedule.backward:
         order = add_reduce(schedule, order)
-    order = add_send_recv(schedule, order)
+    order = add_moves(schedule, add_send_recv(schedule, order))
     if schedule.backward:
         order = add_step(schedule, order)
     lists: list[list[Action]] = [[] for _ in range(schedule.ranks)]
@@ -72,12 +72,12 @@ def add_send_recv(schedule: Schedule, order: Order) -> Order:
     def extended() -> Iterator[tuple[int, Action]]:
         for rank, action in order:
             yield rank, action
-            yield from _message(schedule, rank, action)
+            yield from _messages(schedule, rank, action)
 
     return tuple(extended())
 
 
-def _message(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
+def _messages(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
     if action.op is Op.F:
         payload, to_stage = Payload.ACTIVATION, action.stage + 1
     elif action.op is Op.B or action.op is Op.I:
@@ -87,10 +87,42 @@ def _message(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[in
     assert action.microbatch is not None  # compute always has one
     if not 0 <= to_stage < schedule.stages:
         return
-    peer = schedule.rank_of(to_stage, action.microbatch)
-    if peer != rank:
-        yield rank, Action(Op.SEND, action.stage, action.microbatch, payload, peer)
-        yield peer, Action(Op.RECV, to_stage, action.microbatch, payload, rank)
+    leaving: Sequence[int] = (action.microbatch,)
+    if action.op is Op.F:
+        leaving = schedule.joined_with(action.microbatch)
+        if action.microbatch != leaving[-1]:
+            return  # what is joined leaves together
+    for microbatch in leaving:
+        peer = schedule.rank_of(to_stage, microbatch)
+        if peer != rank:
+            yield rank, Action(Op.SEND, action.stage, microbatch, payload, peer)
+            yield peer, Action(Op.RECV, to_stage, microbatch, payload, rank)
+
+
+def add_moves(schedule: Schedule, order: Order) -> Order:
+    """After the actions that a :class:`Move` names: SEND and RECV of what leaves, then of what comes back."""
+    if not schedule.moves:
+        return order
+    due: dict[Action, list[tuple[int, Action]]] = defaultdict(list)
+    for moment in ("leaves", "returns"):
+        for move in schedule.moves:
+            owner = schedule.rank_of(move.stage, move.microbatch)
+            source, target = (owner, move.host) if moment == "leaves" else (move.host, owner)
+            ends = ((source, Op.SEND, target), (target, Op.RECV, source))
+            due[getattr(move, moment)] += [
+                (rank, Action(op, move.stage, move.microbatch, Payload.STASH, peer)) for rank, op, peer in ends
+            ]
+
+    def extended() -> Iterator[tuple[int, Action]]:
+        after: Sequence[tuple[int, Action]] = ()  # messages of the action itself leave first
+        for rank, action in order:
+            if action.op in COMPUTE:
+                yield from after
+                after = due.get(action, ())
+            yield rank, action
+        yield from after
+
+    return tuple(extended())
 
 
 def add_reduce(schedule: Schedule, order: Order) -> Order:
@@ -124,7 +156,7 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
 
 
 def add_step(schedule: Schedule, order: Order) -> Order:
-    """After a rank's last REDUCE of a window: the STEP of each of its stages, together.
+    """After a rank's last REDUCE of a window, and what it lends or hosts: the STEP of each of its stages, together.
 
     They stand together because the gradient norm that clips them is known only when all are reduced.
     """
@@ -132,6 +164,9 @@ def add_step(schedule: Schedule, order: Order) -> Order:
     for position, (rank, action) in enumerate(order):
         if action.op is Op.REDUCE:
             last[rank, action.window] = position
+        elif action.payload is Payload.STASH and action.microbatch is not None:
+            window = schedule.window_of(action.microbatch)
+            last[rank, window] = position  # others wait for what it still hosts, and it for them at STEP
     due = {position: window for (_, window), position in last.items()}
 
     def extended() -> Iterator[tuple[int, Action]]:

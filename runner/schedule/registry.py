@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Concatenate, ParamSpec, TypeVar
 
-from runner.errors import Problem, RequestError, did_you_mean
+from runner.errors import Problem, did_you_mean, raise_problems
 from runner.schedule.catalogue import CATALOGUE
-from runner.schedule.simulate import Costs, StageCosts
 from runner.schedule.specs import Formulas, Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.values import Schedule
 
@@ -20,8 +20,10 @@ __all__ = [
     "ScheduleRequest",
     "ScheduleSpec",
     "build",
+    "generate",
     "not_available",
     "problems_of",
+    "request_problems",
 ]
 
 SPECS: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for spec in CATALOGUE})
@@ -32,7 +34,6 @@ ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 
 NOT_AVAILABLE = frozenset(
     {
-        "bpipe",
         "pipefisher",
         "pipefb",
         "ampnet",
@@ -53,74 +54,56 @@ NAMES: tuple[str, ...] = (*SPECS, *ALIASES)
 """What ``schedule=`` accepts."""
 
 
-def problems_of(
-    name: str,
-    *,
-    ranks: int,
-    microbatches: int,
-    chunks: int | None = None,
-    file: str | None = None,
-    memory_limit: int | None = None,
-    costs: Costs | StageCosts | None = None,
-    variant: str | None = None,
-    pipes: int | None = None,
-) -> list[Problem]:
-    """Everything that is wrong with such a request, see :class:`ScheduleRequest`. Never raises."""
-    request = ScheduleRequest(ranks, microbatches, chunks, file, memory_limit, costs or Costs(), variant, pipes)
+_Keys = ParamSpec("_Keys")
+_Result = TypeVar("_Result")
+
+
+def _by_keys(
+    use: Callable[[str, ScheduleRequest], _Result], request: Callable[_Keys, ScheduleRequest]
+) -> Callable[Concatenate[str, _Keys], _Result]:
+    """``use``, called with the fields of its request, which stand in :class:`ScheduleRequest` alone."""
+
+    def called(name: str, /, *args: _Keys.args, **keys: _Keys.kwargs) -> _Result:
+        return use(name, request(*args, **keys))
+
+    return called
+
+
+def request_problems(name: str, request: ScheduleRequest) -> list[Problem]:
+    """Everything that is wrong with such a request. Never raises."""
     spec = SPECS.get(ALIASES.get(name, name))
     ranges = [
         Problem(path, value, "must be at least 1", fix=f"{path}=1")
         for path, value in (
-            ("parallelism.pipeline", ranks),
-            ("schedule.microbatches", microbatches),
-            ("schedule.chunks", 1 if chunks is None else chunks),
-            ("schedule.memory_limit", 1 if memory_limit is None else memory_limit),
-            ("schedule.pipes", 1 if pipes is None else pipes),
+            ("parallelism.pipeline", request.ranks),
+            ("schedule.microbatches", request.microbatches),
+            ("schedule.chunks", request.chunks),
+            ("schedule.memory_limit", request.memory_limit),
+            ("schedule.pipes", request.pipes),
         )
-        if value < 1
+        if value is not None and value < 1
     ]
     if spec is None:
         return [_unknown(name), *ranges]
     if ranges:
         return ranges
-    if ranks == 1 and not spec.one_rank:
+    if request.ranks == 1 and not spec.one_rank:
         return [_one_rank(spec)]
     return [*_foreign_keys(spec, request), *_illegal(spec, request), *spec.constraint(request)]
 
 
-def build(
-    name: str,
-    *,
-    ranks: int,
-    microbatches: int,
-    chunks: int | None = None,
-    file: str | None = None,
-    memory_limit: int | None = None,
-    costs: Costs | StageCosts | None = None,
-    variant: str | None = None,
-    pipes: int | None = None,
-) -> Schedule:
-    """The schedule of that name; one of ``NAMES``. The other arguments are those of :class:`ScheduleRequest`.
+def generate(name: str, request: ScheduleRequest) -> Schedule:
+    """The schedule of that name; one of ``NAMES``.
 
     Raises:
-        RequestError: with everything that :func:`problems_of` finds.
+        RequestError: with everything that :func:`request_problems` finds.
     """
-    costs = costs or Costs()
-    problems = problems_of(
-        name,
-        ranks=ranks,
-        microbatches=microbatches,
-        chunks=chunks,
-        file=file,
-        memory_limit=memory_limit,
-        costs=costs,
-        variant=variant,
-        pipes=pipes,
-    )
-    if problems:
-        raise RequestError(problems)
-    spec = SPECS[ALIASES.get(name, name)]
-    return spec.generate(ScheduleRequest(ranks, microbatches, chunks, file, memory_limit, costs, variant, pipes))
+    raise_problems(request_problems(name, request))
+    return SPECS[ALIASES.get(name, name)].generate(request)
+
+
+problems_of = _by_keys(request_problems, ScheduleRequest)
+build = _by_keys(generate, ScheduleRequest)
 
 
 def _one_rank(spec: ScheduleSpec) -> Problem:
@@ -130,19 +113,25 @@ def _one_rank(spec: ScheduleSpec) -> Problem:
     return Problem("parallelism.pipeline", 1, rule, why, f"schedule={accumulating[-1]}")
 
 
+_OWN_KEYS = {
+    "file": "The order of the other schedules is generated",
+    "memory_limit": "The order of the other schedules is fixed",
+    "variant": "The other schedules have one form",
+    "opportunistic": "The other schedules are run in their order",
+    "pipes": "The other schedules have as many pipelines as they need",
+}
+"""Keys that some schedules look at, and why the others do not."""
+
+
 def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
     """Keys that are set and that this schedule does not look at."""
-    asked = (
-        ("schedule.file", request.file, "from_file", "The order of the other schedules is generated"),
-        ("schedule.memory_limit", request.memory_limit, "zb_auto or auto", "The order of the other schedules is fixed"),
-        ("schedule.variant", request.variant, "chimera", "The other schedules have one form"),
-        ("schedule.pipes", request.pipes, "chimera", "The other schedules have as many pipelines as they need"),
-    )
-    return [
-        Problem(path, value, f"applies to schedule={owner} only", why, f"{path}=null")
-        for path, value, owner, why in asked
-        if value is not None and spec.name not in owner.split(" or ")
-    ]
+    problems = []
+    for key, why in _OWN_KEYS.items():
+        value, path = getattr(request, key), f"schedule.{key}"
+        if value is not None and key not in spec.keys:
+            owners = " or ".join(each.name for each in SPECS.values() if key in each.keys)
+            problems.append(Problem(path, value, f"applies to schedule={owners} only", why, f"{path}=null"))
+    return problems
 
 
 def _illegal(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:

@@ -7,13 +7,15 @@ the action that needs it waits; the REDUCEs of one rank follow each other beside
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, Walk, walk
 
-__all__ = ["Costs", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
+__all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,11 @@ class Costs:
     W: float = 1.0
     comm: float = 0.0
 
-    def per_stage(self, stages: int, chunks: int) -> StageCosts:
-        """The same durations stage by stage, ``chunks`` of them to a rank."""
+    def per_stage(self, stages: int, chunks: int, parts: int = 1) -> StageCosts:
+        """The same durations stage by stage, ``chunks`` of them to a rank, of one of a micro-batch's ``parts``."""
 
         def each(cost: float) -> tuple[float, ...]:
-            return (cost / chunks,) * stages
+            return (cost / (chunks * parts),) * stages
 
         return StageCosts(each(self.F), each(self.B), each(self.I), each(self.W), comm=(self.comm,) * (stages - 1))
 
@@ -57,6 +59,23 @@ class StageCosts:
     comm: Sequence[float] = ()
     reduce: Sequence[float] = ()
     step: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Chance: everything takes its cost times 1 + ``amount`` times an exponential number of mean 1.
+
+    Every action, and every message, has a number of its own, which depends on nothing but it and the seed, so that
+    two orders of the same work meet the same chance.
+    """
+
+    amount: float
+    seed: int = 0
+
+    def factor(self, action: Action, *, message: bool = False) -> float:
+        """Of an action, or of the message that carries what it made."""
+        kind = "message" if message else "work"
+        return 1.0 + self.amount * random.Random(f"{self.seed} {kind} {action}").expovariate(1.0)
 
 
 @dataclass(frozen=True)
@@ -83,23 +102,29 @@ class Simulation:
     peak_activations: tuple[float, ...]
 
 
-def simulate(view: Schedule | Program, costs: Costs | StageCosts) -> Simulation:
+def simulate(view: Schedule | Program, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Simulation:
     """Play ``view``. Linear in its number of actions.
+
+    Args:
+        view: in the order of its lists; see :func:`runner.schedule.opportunistic.realised` where ranks may leave it.
+        costs: durations.
+        jitter: what they are multiplied by.
 
     Raises:
         ValueError: if it cannot run to its end, or ``costs`` does not cover its stages.
     """
-    return play(view, walk(view), costs)
+    return play(view, walk(view), costs, jitter)
 
 
-def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts) -> Simulation:
+def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Simulation:
     """:func:`simulate` for who has walked ``view`` already."""
     schedule = view.schedule if isinstance(view, Program) else view
     if walked.stuck:
         rank, index, action, missing = walked.stuck[0]
         raise ValueError(f"{schedule.name} hangs: rank {rank} waits at action {index} ({action}) for {missing}")
-    stage_costs = costs.per_stage(schedule.stages, schedule.chunks) if isinstance(costs, Costs) else costs
-    clock = _Clock(schedule, durations(stage_costs, view))
+    if isinstance(costs, Costs):
+        costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts)
+    clock = _Clock(schedule, durations(costs, view), jitter)
     start = [[0.0] * len(row) for row in view.actions]
     end = [[0.0] * len(row) for row in view.actions]
     for step in walked.steps:
@@ -132,8 +157,9 @@ def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[flo
 class _Clock:
     """Every rank's time, and when each action ended."""
 
-    def __init__(self, schedule: Schedule, durations: dict[Op, tuple[float, ...]]) -> None:
+    def __init__(self, schedule: Schedule, durations: dict[Op, tuple[float, ...]], jitter: Jitter | None) -> None:
         self._schedule = schedule
+        self._jitter = jitter
         self._durations = durations
         self._latency = durations[Op.SEND]
         self._free = [0.0] * schedule.ranks
@@ -152,15 +178,16 @@ class _Clock:
                 ready = arrived
         start = self._free[rank]
         if op is Op.SEND:
-            end = start + self._latency[_edge(action)]
+            sent = 0.0 if action.payload is Payload.STASH else self._latency[_edge(action)]
+            end = start + sent * self._chance(action)
         elif op is Op.RECV:
             end = max(start, ready)
         elif op is Op.REDUCE:
             start = max(start, ready, self._reduce_free[rank])
-            end = self._reduce_free[rank] = start + self._durations[op][action.stage]
+            end = self._reduce_free[rank] = start + self._durations[op][action.stage] * self._chance(action)
         else:
             start = max(start, ready)
-            end = self._free[rank] = start + self._durations[op][action.stage]
+            end = self._free[rank] = start + self._durations[op][action.stage] * self._chance(action)
         self._ended[action] = end
         return start, end
 
@@ -169,7 +196,10 @@ class _Clock:
         assert needed.microbatch is not None  # compute waits for compute and messages only
         if self._schedule.rank_of(needed.stage, needed.microbatch) == rank:
             return 0.0
-        return self._latency[min(needed.stage, stage)]
+        return self._latency[min(needed.stage, stage)] * self._chance(needed, message=True)
+
+    def _chance(self, action: Action, *, message: bool = False) -> float:
+        return 1.0 if self._jitter is None else self._jitter.factor(action, message=message)
 
 
 def _edge(send: Action) -> int:
@@ -196,13 +226,40 @@ def _summary(
         busy=tuple(busy),
         bubble_ratio=1.0 - sum(busy) / total if total else 0.0,
         inner_idle=tuple(inner_idle),
-        peak_activations=peak_activations(view),
+        peak_activations=_peaks_with_moves(view, start, end) if schedule.moves else peak_activations(view),
     )
+
+
+def _peaks_with_moves(
+    view: Schedule | Program, start: Sequence[Sequence[float]], end: Sequence[Sequence[float]]
+) -> tuple[float, ...]:
+    """:func:`peak_activations` where ranks keep others' micro-batches for a while, of full backwards.
+
+    A micro-batch leaves its rank, and is back on it, at the end of the actions that say so.
+    """
+    schedule = view.schedule if isinstance(view, Program) else view
+    changes: list[list[tuple[float, int]]] = [[] for _ in view.actions]
+    ended: dict[Action, float] = {}
+    for rank, row in enumerate(view.actions):
+        for action, begun, done in zip(row, start[rank], end[rank], strict=True):
+            ended[action] = done
+            if action.op is Op.F:
+                changes[rank].append((begun, 1))
+            elif action.op is Op.B:
+                changes[rank].append((done, -1))
+    for move in schedule.moves:
+        owner = schedule.rank_of(move.stage, move.microbatch)
+        leaves, returns = ended[move.leaves], ended[move.returns]
+        changes[owner] += [(leaves, -1), (returns, 1)]
+        changes[move.host] += [(leaves, 1), (returns, -1)]
+    return tuple(max(accumulate(step for _, step in sorted(each))) / schedule.chunks for each in changes)
 
 
 def peak_activations(view: Schedule | Program) -> tuple[float, ...]:
     """Per rank, most micro-batches of its whole share held at once, as in :class:`Simulation`."""
     schedule = view.schedule if isinstance(view, Program) else view
+    if schedule.moves:  # what a rank keeps of others' depends on when these move it
+        return simulate(view, Costs()).peak_activations
     return tuple(_peak_of_rank(schedule, row) for row in view.actions)
 
 
@@ -218,4 +275,4 @@ def _peak_of_rank(schedule: Schedule, row: Sequence[Action]) -> float:
             held -= 1
         elif op is Op.F and microbatch is not None:
             held -= not schedule.backward or schedule.is_recomputed(action.stage, microbatch)
-    return peak / schedule.chunks
+    return peak / (schedule.chunks * schedule.parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from runner.errors import Problem
@@ -20,11 +20,14 @@ class ScheduleRequest:
         ranks: pipeline ranks, D.
         microbatches: per optimizer step and data replica, T.
         chunks: model chunks per rank, v; None means the schedule's own.
-        variant: of ``chimera``: what follows a unit of D micro-batches; None means ``concatenation``.
+        variant: of ``chimera``: how its units follow each other: as they are (``concatenation``, which None means),
+            with forwards of two micro-batches (``doubling``), with backwards of half a one (``halving``).
         pipes: of ``chimera``: pipelines, half of them in each direction; None means 2.
         file: of ``from_file``.
         memory_limit: of ``zb_auto``: micro-batches of its whole share that a rank may keep between F and W; None
-            means D, as many as 1F1B keeps on its first rank.
+            means D, as many as 1F1B keeps on its first rank. Of an opportunistic ``varuna``: those between F and B up
+            to which a rank takes a forward before its turn; None means all.
+        opportunistic: of ``varuna``: a forward in place of a backward whose gradient is late; None means not.
         costs: of ``zb_auto``: the durations from which it finds its order.
     """
 
@@ -36,6 +39,7 @@ class ScheduleRequest:
     costs: Costs | StageCosts = Costs()
     variant: str | None = None
     pipes: int | None = None
+    opportunistic: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class ScheduleSpec:
         description: one line.
         source: the paper, or where the order comes from.
         formulas: None where the order is found by search or is the user's own.
+        variants: formulas of what ``schedule.variant`` may name; the empty name is none of them.
         generate: called with a request without problems.
         default_chunks: model chunks per rank; None where a file says it.
         ranks: which D there are.
@@ -89,6 +94,7 @@ class ScheduleSpec:
         microbatches: which T there are.
         one_rank: whether it means something on one rank, where it accumulates gradients.
         constraint: what else a request breaks.
+        keys: fields of a request, of those that few schedules have, that it looks at.
         kind: "synchronous": every forward and backward of a step sees the same weights.
         data_unit: what passes through the pipeline as one.
         by_costs: its order follows from the request's costs.
@@ -106,10 +112,16 @@ class ScheduleSpec:
     microbatches: Legal = Legal("at least 1", lambda ranks, microbatches: True)
     one_rank: bool = False
     constraint: Callable[[ScheduleRequest], list[Problem]] = field(default=lambda request: [], repr=False)
+    keys: frozenset[str] = frozenset()
+    variants: Mapping[str, Formulas] = field(default_factory=dict)
     kind: str = "synchronous"
     data_unit: str = "micro-batch"
     by_costs: bool = False
     by_plan: bool = False
+
+    def formulas_of(self, variant: str | None) -> Formulas | None:
+        """Of a variant; None means the schedule's own."""
+        return self.formulas if variant is None else self.variants[variant]
 
     def accepts(self, request: ScheduleRequest) -> bool:
         """Whether there is such an order for the request, whose chunks are a number."""

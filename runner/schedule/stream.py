@@ -30,6 +30,15 @@ def repeat(schedule: Schedule, windows: int) -> Schedule:
         pipeline_of_microbatch=schedule.pipeline_of_microbatch * windows,
         window_of_microbatch=tuple(window for window in range(windows) for _ in range(size)),
         actions=tuple(tuple(shifted(a, window) for window in range(windows) for a in row) for row in schedule.actions),
+        moves=tuple(
+            move._replace(
+                microbatch=move.microbatch + window * size,
+                leaves=shifted(move.leaves, window),
+                returns=shifted(move.returns, window),
+            )
+            for window in range(windows)
+            for move in schedule.moves
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["COMPUTE", "Action", "Op", "Payload", "Program", "Schedule", "parse_action"]
+__all__ = ["COMPUTE", "Action", "Move", "Op", "Payload", "Program", "Schedule", "parse_action"]
 
 
 class Op(StrEnum):
@@ -34,6 +34,7 @@ class Payload(StrEnum):
 
     ACTIVATION = "F"
     GRADIENT = "B"
+    STASH = "S"  # what a stage keeps of a micro-batch for its backward
 
 
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
@@ -41,7 +42,7 @@ COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
 
 _NUMBER = "(0|[1-9][0-9]*)"
 _COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
-_MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FB]){_NUMBER}>{_NUMBER}|(RECV)_([FB]){_NUMBER}<{_NUMBER})")
+_MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FBS]){_NUMBER}>{_NUMBER}|(RECV)_([FBS]){_NUMBER}<{_NUMBER})")
 _WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?::([1-9][0-9]*))?(?:@([1-9][0-9]*))?")
 
 
@@ -52,7 +53,7 @@ class Action(NamedTuple):
         op: what to do.
         stage: the stage on this rank. A SEND of an activation carries this stage's output, a RECV of an
             activation its input; a SEND of a gradient carries the gradient of its input, a RECV of a
-            gradient that of its output.
+            gradient that of its output. A stash is the stage's, on whichever rank.
         microbatch: number over the whole stream; None for REDUCE and STEP.
         payload: of SEND and RECV, else None.
         peer: pipeline rank on the other side of a SEND or RECV, else None.
@@ -99,6 +100,22 @@ def parse_action(text: str) -> Action:
     raise ValueError(f"{text!r} is no action; the forms are 2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE and 3STEP")
 
 
+class Move(NamedTuple):
+    """What a stage keeps of a micro-batch is on another rank for a while.
+
+    Args:
+        stage, microbatch: whose.
+        host: the rank that keeps it meanwhile.
+        leaves, returns: compute of the stage's own rank, directly after which it is sent and taken back.
+    """
+
+    stage: int
+    microbatch: int
+    host: int
+    leaves: Action
+    returns: Action
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Who computes what, in order.
@@ -112,6 +129,12 @@ class Schedule:
         window_of_microbatch: micro-batch -> optimizer step of the stream; empty means that all are of
             window 0.
         backward: False for validation: forwards only.
+        joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
+            hands all of its outputs on together. Their backwards are each their own.
+        parts: so many neighbouring micro-batches are the parts of one that was asked for.
+        ahead: where it is not 0, a rank takes its next forward in place of a backward whose gradient is late, as long
+            as it holds fewer than so many micro-batches between F and B; see :mod:`runner.schedule.opportunistic`.
+        moves: what is kept for a backward on another rank, and when.
     """
 
     name: str
@@ -121,6 +144,10 @@ class Schedule:
     chunks: int = 1
     window_of_microbatch: tuple[int, ...] = ()
     backward: bool = True
+    joined: int = 1
+    parts: int = 1
+    ahead: int = 0
+    moves: tuple[Move, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -146,6 +173,11 @@ class Schedule:
         """The pipeline rank that holds ``stage`` for ``microbatch``."""
         return self.placement[self.pipeline_of_microbatch[microbatch]][stage]
 
+    def joined_with(self, microbatch: int) -> range:
+        """The micro-batches, itself among them, whose forwards are one."""
+        first = microbatch - microbatch % self.joined
+        return range(first, first + self.joined)
+
     def window_of(self, microbatch: int) -> int:
         """The optimizer step that ``microbatch`` belongs to."""
         return self.window_of_microbatch[microbatch] if self.window_of_microbatch else 0
@@ -169,6 +201,10 @@ class Schedule:
     def is_recomputed(self, stage: int, microbatch: int) -> bool:
         """Whether this forward is recomputed before its backward."""
         return (stage, microbatch) in self._recomputed
+
+    def host_of(self, stage: int, microbatch: int) -> int | None:
+        """The rank that keeps what this backward needs for a while; None where it stays."""
+        return self._hosts.get((stage, microbatch))
 
     def microbatches_of_window(self, window: int) -> tuple[int, ...]:
         """The micro-batches of one optimizer step, ascending."""
@@ -199,6 +235,10 @@ class Schedule:
             for stage, rank in enumerate(owners):
                 first[stage].setdefault(rank, row)
         return tuple(tuple(rows.values()) for rows in first)
+
+    @cached_property
+    def _hosts(self) -> dict[tuple[int, int], int]:
+        return {(move.stage, move.microbatch): move.host for move in self.moves}
 
     @cached_property
     def _split(self) -> frozenset[tuple[int, int | None]]:

@@ -1,16 +1,15 @@
 """Checkpoint files: written whole or not at all, checked before they are trusted, read without running their code.
 
 A file is what ``torch.save`` writes: a zip archive whose members carry CRC-32 sums. A file that was cut short has no
-table of contents, and changed bytes break a sum, so that a damaged file is told from a good one by itself.
+table of contents, and changed bytes break a sum, so that a damaged file is told from a good one by itself. A directory
+is a checkpoint in parts, see :mod:`runner.strategy.part_files`; here it is read as if it were a file.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import re
-import tempfile
+import shutil
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -19,7 +18,8 @@ from typing import Any
 
 import torch
 
-from runner.errors import RunFailedError
+from runner.strategy.durable_file import TEMPORARY, CheckpointError, durably, first_line
+from runner.strategy.part_files import check_parts, read_parts
 
 __all__ = [
     "CheckpointError",
@@ -28,17 +28,13 @@ __all__ = [
     "damage_of",
     "newest_good_checkpoint",
     "read_checkpoint",
+    "remove_checkpoint",
     "remove_leftovers",
     "write_checkpoint",
 ]
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
-_TEMPORARY = ".unfinished-"
 _CHUNK_BYTES = 1 << 22
-
-
-class CheckpointError(Exception):
-    """A file that is no good checkpoint; the message says why."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -51,7 +47,7 @@ def checkpoint_files(directory: Path) -> dict[int, Path]:
     found = {}
     for path in directory.glob("step-*.ckpt"):
         match = _NAME.fullmatch(path.name)
-        if match is not None and path.is_file():
+        if match is not None:
             found[int(match[1])] = path
     return dict(sorted(found.items()))
 
@@ -70,11 +66,10 @@ def newest_good_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
 def damage_of(path: Path) -> str | None:
     """Why the file cannot be trusted, None for a good one. Reads all of it."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                with archive.open(member) as stream:  # its end raises where the sum does not hold
-                    while stream.read(_CHUNK_BYTES):
-                        pass
+        if path.is_dir():
+            check_parts(path)
+        else:
+            _check_sums(path)
         read_checkpoint(path)
     except FileNotFoundError:
         return "there is no such file"
@@ -87,6 +82,14 @@ def damage_of(path: Path) -> str | None:
     return None
 
 
+def _check_sums(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as stream:  # its end raises where the sum does not hold
+                while stream.read(_CHUNK_BYTES):
+                    pass
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint; its tensors are mapped from the file, not read.
 
@@ -96,15 +99,19 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is no checkpoint, or holds more than that.
     """
-    try:
-        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"it holds what is neither a tensor nor a plain value: {_first_line(error)}") from error
-    except (RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise CheckpointError(f"it is damaged or no checkpoint: {_first_line(error)}") from error
+    content = read_parts(path) if path.is_dir() else _read_file(path)
     if not isinstance(content, dict) or not {"state_dict", "global_step"} <= content.keys():
         raise CheckpointError("it holds no state_dict and global_step of a training run")
     return content
+
+
+def _read_file(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"it holds what is neither a tensor nor a plain value: {first_line(error)}") from error
+    except (RuntimeError, ValueError, EOFError, KeyError) as error:
+        raise CheckpointError(f"it is damaged or no checkpoint: {first_line(error)}") from error
 
 
 def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
@@ -113,48 +120,21 @@ def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
     Raises:
         RunFailedError: the file system refuses, or :func:`read_checkpoint` would refuse the content.
     """
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY, suffix=f"-{path.name}")
-        with os.fdopen(handle, "wb") as file:
+    with durably(path) as temporary:
+        with temporary.open("wb") as file:
             torch.save(dict(content), file)
-            file.flush()
-            os.fsync(file.fileno())
-        read_checkpoint(Path(temporary))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
-    except BaseException as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, CheckpointError):
-            raise RunFailedError(
-                f"the checkpoint {path} could not be loaded again: {error}; the state of callbacks, too, must be "
-                "tensors and plain values"
-            ) from error
-        if isinstance(error, OSError | RuntimeError):  # torch puts its own on top of the cause
-            cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            raise RunFailedError(f"the checkpoint {path} could not be written: {_first_line(cause)}") from error
-        raise
+        read_checkpoint(temporary)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint, whole or in parts, or do nothing where there is none."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_leftovers(directory: Path) -> None:
     """Delete what writers that were killed left behind; call it while nobody writes."""
-    for path in directory.glob(f"{_TEMPORARY}*"):
+    for path in [*directory.glob(f"{TEMPORARY}*"), *directory.glob(f"*/{TEMPORARY}*")]:
         path.unlink(missing_ok=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), None)
-    return (named or (lines[0] if lines else type(error).__name__)).rstrip(".")

@@ -23,6 +23,7 @@ from runner.engine.gradients import StageGradients
 from runner.engine.transport import Handle, Transport
 from runner.model.layers import StageModule
 from runner.optim.operators import load_operators, needed_operators
+from runner.strategy.twin_flow import TwinFlow
 
 __all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "start_deepspeed"]
 
@@ -139,6 +140,7 @@ class DeepSpeedStage:
         self.stage: int = settings["zero_optimization"]["stage"]
         self.engine: Any = None
         self.replicas = replicas
+        self.twin = self._twin_flow()
         self.most_gradient_bytes = 0
         self._left = 0
         self._unmeasured = _MEASURED_BACKWARDS
@@ -154,6 +156,19 @@ class DeepSpeedStage:
                 parameter.model_parallel = True  # type: ignore[attr-defined]  # so that every stage counts in the norm
         self._limit_bucket()
         self.engine = _initialize(deepspeed, self.module, optimizer, self.settings, groups)
+        if self.twin is not None:
+            self.twin.attach(self.optimizer)
+
+    def _twin_flow(self) -> TwinFlow | None:
+        zero = self.settings["zero_optimization"]
+        offload = zero.get("offload_optimizer", {})
+        if "ratio" not in offload:
+            return None
+        twin = TwinFlow(
+            [parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad], offload["ratio"]
+        )
+        self.settings["zero_optimization"] = zero | {"offload_optimizer": offload | {"ratio": twin.ratio_of_groups}}
+        return twin
 
     def _limit_bucket(self) -> None:
         """A bucket is allocated whole: it need not be larger than all gradients."""
@@ -221,6 +236,8 @@ class DeepSpeedStage:
 
     def step(self) -> None:
         """Update the stage's weights."""
+        if self.twin is not None:
+            self.twin.follow()
         self.optimizer.step()
         self.optimizer.custom_loss_scaler = False  # backwards are not to be scaled by it
 

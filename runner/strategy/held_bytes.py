@@ -36,6 +36,10 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
     _new_bytes(sharding.bucket_tensors(), seen)
     offloaded = sharding.settings["zero_optimization"].get("offload_optimizer") is not None
     if offloaded:
+        if sharding.twin is not None:
+            flats = sharding.twin.flats()
+            found["gradients"] = _new_bytes([flat.grad for flat in flats], seen)
+            found["optimizer"] = _new_bytes([*flats, *_states_of(optimizer, flats)], seen)
         coming = getattr(sharding.optimizer, "accumulated_grads_in_cpu", {}).values()
         found["host"] = _new_bytes([*sharding.tensors(), *states, *coming], seen)
         return found
@@ -47,13 +51,17 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
 
 def _states(optimizer: Optimizer) -> Iterable[Tensor]:
     """Counters of steps, which have no axis, left out."""
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor) and value.dim())
+    yield from _states_of(optimizer, optimizer.state)
     onebit = compressing(optimizer)
     if onebit is not None:
         yield from (onebit.compression.worker_error, onebit.compression.server_error)
     if isinstance(optimizer, MasterWeights):
         yield from (tensor for group in optimizer.inner.param_groups for tensor in group["params"])
+
+
+def _states_of(optimizer: Optimizer, weights: Iterable[Tensor]) -> Iterable[Tensor]:
+    for weight in weights:
+        yield from (value for value in optimizer.state[weight].values() if isinstance(value, Tensor) and value.dim())
 
 
 def _shard(parameter: Any) -> Tensor | None:

@@ -142,6 +142,10 @@ class PipelineStrategy(WholeCheckpointStrategy):
     def replica(self) -> int:
         return self.plan.topology.coordinates(self.global_rank).data
 
+    @property
+    def num_replicas(self) -> int:
+        return self.plan.topology.num_replicas
+
     # Setting up
 
     @override

@@ -16,6 +16,7 @@ __all__ = [
     "gather_optimizer_state",
     "load_buffers",
     "load_optimizer_state",
+    "named_parameters",
     "own_buffers",
     "own_optimizer_state",
     "tensor_problems",
@@ -24,13 +25,20 @@ __all__ = [
 _MOST_DIFFERENCES = 3
 
 
-def own_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule]) -> dict[str, Any]:
-    """``{"state": {global name: {…}}, "param_groups": [settings]}`` of this rank; tensors on the CPU."""
+def own_optimizer_state(
+    optimizer: Optimizer, stages: Mapping[int, StageModule], states: Mapping[Tensor, Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """``{"state": {global name: {…}}, "param_groups": [settings]}`` of this rank; tensors on the CPU.
+
+    Args:
+        states: by parameter, where the optimizer's own are of something else.
+    """
     optimizer = getattr(optimizer, "_optimizer", optimizer)
+    found = optimizer.state if states is None else states
     state = {}
-    for name, parameter in _parameters(stages).items():
-        if parameter in optimizer.state:
-            entries = optimizer.state[parameter].items()
+    for name, parameter in named_parameters(stages).items():
+        if parameter in found:
+            entries = found[parameter].items()
             state[name] = {key: value.cpu() if isinstance(value, Tensor) else value for key, value in entries}
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return {"state": state, "param_groups": groups}
@@ -66,13 +74,13 @@ def gather_optimizer_state(parts: Sequence[dict[str, Any] | None] | None) -> dic
     }
 
 
-def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule], state: dict[str, Any]) -> None:
+def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule], state: Mapping[str, Any]) -> None:
     """Put this rank's part of a whole state into its optimizer."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = {parameter: number for number, parameter in enumerate(held)}  # torch numbers them in this order
     own = {
         numbers[parameter]: _copied(state["state"][name])
-        for name, parameter in _parameters(stages).items()
+        for name, parameter in named_parameters(stages).items()
         if parameter in numbers and name in state["state"]
     }
     groups = [
@@ -109,7 +117,8 @@ def _copied(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
 
 
-def _parameters(stages: Mapping[int, StageModule]) -> dict[str, Parameter]:
+def named_parameters(stages: Mapping[int, StageModule]) -> dict[str, Parameter]:
+    """By global name."""
     return {
         module.global_name(name): parameter
         for module in stages.values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ _COLLECTIVES = {
     "all_gather_into_tensor": ("weights", "output_tensor", 0, 2, 1),
     "all_gather": ("weights", "tensor_list", 0, 2, 1),
 }
+_LONGEST_HOLD_SECONDS = 0.2
 
 
 class Traffic:
@@ -35,19 +37,26 @@ class Traffic:
         self.sent = {"weights": 0.0, "weight_gradients": 0.0}
         self.steps = 0
         self._counts = False
+        self._waits = False
 
     def per_step(self) -> dict[str, float]:
         """Kind to bytes, a mean over the steps so far."""
         return {kind: sent / max(1, self.steps) for kind, sent in self.sent.items()}
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """What is sent within counts."""
-        self._counts, self.steps = True, self.steps + 1
+    def step(self, *, settled: bool = False) -> Iterator[None]:
+        """What is sent within counts.
+
+        Args:
+            settled: wait after each collective until nobody holds its tensors any more. Gloo's threads let go of them
+                up to milliseconds later, so that a bucket is now and then still there while the optimizer updates: a
+                peak that is measured then would be another in every run.
+        """
+        self._counts, self._waits, self.steps = True, settled, self.steps + 1
         try:
             yield
         finally:
-            self._counts = False
+            self._counts = self._waits = False
 
     def watch(self, backend: Any) -> None:
         """Count what goes through a backend of ``deepspeed.comm``, in place of whoever counted before."""
@@ -63,7 +72,14 @@ class Traffic:
             if self._counts:
                 ranks = dist.get_world_size(_argument(given, named, *group))
                 self._add(kind, rounds * (ranks - 1) / ranks, _argument(given, named, *whole))
-            return call(*given, **named)
+            tensor = _argument(given, named, *whole)
+            if not (self._waits and isinstance(tensor, Tensor)):
+                return call(*given, **named)
+            references = _references(tensor)
+            result = call(*given, **named)
+            if result is None or result.is_completed():
+                _wait_until_let_go(tensor, references)
+            return result
 
         return counted
 
@@ -71,6 +87,17 @@ class Traffic:
         tensors = whole if isinstance(whole, list) else [whole]
         if sum(tensor.numel() for tensor in tensors) > len(tensors):
             self.sent[kind] += times * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _references(tensor: Any) -> int:
+    count: int = tensor._use_count()
+    return count
+
+
+def _wait_until_let_go(tensor: Tensor, references: int) -> None:
+    end = time.perf_counter() + _LONGEST_HOLD_SECONDS
+    while _references(tensor) > references and time.perf_counter() < end:
+        time.sleep(1e-4)
 
 
 def _argument(given: tuple[Any, ...], named: Mapping[str, Any], name: str, place: int) -> Any:

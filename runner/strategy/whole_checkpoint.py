@@ -1,13 +1,18 @@
-"""Checkpoints of all ranks' stages: whole, by global parameter names, whatever the layout."""
+"""Checkpoints of all ranks' stages by global parameter names, whatever the layout: whole, or in parts.
+
+A whole one is gathered to rank 0. Of one in parts each rank has its own: the replicas of a stage share out its weights
+and states, each one tensor as a whole, so that any layout finds what it needs by name.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -27,7 +32,7 @@ from runner.strategy.state import (
     tensor_problems,
 )
 
-__all__ = ["WholeCheckpointStrategy"]
+__all__ = ["WholeCheckpointStrategy", "num_bytes"]
 
 _REPLICA_BUFFERS = "replica_buffers"
 """Key of the buffers of the replicas after the first, by replica and global name: each has seen other samples."""
@@ -36,15 +41,53 @@ _ERRORS = "compression_errors"
 """Key, in an optimizer's state, of what a 1-bit optimizer left over."""
 
 
+Value = TypeVar("Value")
+
+
 class WholeCheckpointStrategy(CollectiveStrategy):
-    """Gathers the engine's stages to rank 0, and gives each rank its part back."""
+    """Gathers the engine's stages to rank 0, or leaves each rank its part, and gives each rank its part back."""
 
     engine: Engine | None
+    _write_part: Callable[[dict[str, Any]], None] | None = None
 
     @property
     @abstractmethod
     def replica(self) -> int:
         """This rank's place on the data axis."""
+
+    @property
+    @abstractmethod
+    def num_replicas(self) -> int:
+        """Length of the data axis."""
+
+    @contextmanager
+    def in_parts(self, write: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        """Within it, a checkpoint is in parts: ``write`` gets this rank's, tensors on the CPU and its own."""
+        self._write_part = write
+        try:
+            yield
+        finally:
+            self._write_part = None
+
+    def saved_parts(self, own: Value) -> list[Value] | None:
+        """Of a checkpoint in parts this rank's; else every rank's on rank 0, None elsewhere."""
+        return self.gather_objects(own) if self._write_part is None else [own]
+
+    def saved_here(self, named: Mapping[str, Value]) -> dict[str, Value]:
+        """What this rank saves of weights, or of their states, that all replicas have.
+
+        In parts, each goes to the replica that has least yet; else the first replica saves all.
+        """
+        if self._write_part is None:
+            return dict(named) if self.replica == 0 else {}
+        sizes = [0] * self.num_replicas
+        own = {}
+        for name, value in named.items():
+            replica = sizes.index(min(sizes))
+            sizes[replica] += num_bytes(value)
+            if replica == self.replica:
+                own[name] = value
+        return own
 
     def whole_weights(self) -> AbstractContextManager[object]:
         """Within it, every rank's weights are whole and final; a collective of the stage's replicas."""
@@ -54,42 +97,62 @@ class WholeCheckpointStrategy(CollectiveStrategy):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The whole model's weights by global name, on rank 0; empty elsewhere."""
+        """The whole model's weights by global name, on rank 0; empty elsewhere. In parts, this rank's."""
         assert self.engine is not None
         self.engine.settle()
-        own: dict[str, Tensor] = {}
-        if self.replica == 0:
-            for module in self.engine.first_copies.values():
-                own.update({name: value.detach().cpu() for name, value in module.global_state().items()})
-        parts = self.gather_objects(own)
+        copies = self.engine.first_copies
+        whole = {name: value.detach() for module in copies.values() for name, value in module.global_state().items()}
+        buffers = own_buffers(copies)  # replicas have different ones: the first one's are the model's
+        own = self.saved_here({name: value for name, value in whole.items() if name not in buffers})
+        own |= buffers if self.replica == 0 else {}
+        parts = self.saved_parts({name: own[name].cpu() for name in whole if name in own})
         return {name: value for part in parts or [] for name, value in part.items()}
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere."""
+        """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere.
+
+        In parts, this rank's.
+        """
         assert self.engine is not None
         self.engine.settle()
-        own = own_optimizer_state(optimizer, self.engine.first_copies) if self.replica == 0 else None
-        state = gather_optimizer_state(self.gather_objects(own))
+        state = self.saved_optimizer_state(self._own_optimizer_state(optimizer))
         parts = self.gather_objects(own_errors(optimizer, self.engine.stages, self.replica))
         errors = gathered_errors(parts or [])
         state |= {_ERRORS: errors} if errors else {}
         scale = self.engine.update.scale
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
 
+    def _own_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        """Of this rank's stages, where its replica is one that saves; every rank calls this."""
+        assert self.engine is not None
+        return own_optimizer_state(optimizer, self.engine.first_copies) if self._saves else None
+
+    @property
+    def _saves(self) -> bool:
+        return self._write_part is not None or self.replica == 0
+
+    def saved_optimizer_state(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Of the states that all replicas of this rank have, the whole model's on rank 0; in parts, this rank's."""
+        kept = {**own, "state": self.saved_here(own["state"])} if own is not None and self._saves else None
+        return gather_optimizer_state(self.saved_parts(kept))
+
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Rank 0 writes the file, whole or not at all; every rank calls this."""
         buffers = self._replica_buffers()
-        if self.is_global_zero:
-            write_checkpoint(checkpoint | ({_REPLICA_BUFFERS: buffers} if buffers else {}), Path(filepath))
+        content = checkpoint | ({_REPLICA_BUFFERS: buffers} if buffers else {})
+        if self._write_part is not None:
+            self._write_part(_own_tensors(content))
+        elif self.is_global_zero:
+            write_checkpoint(content, Path(filepath))
 
     def _replica_buffers(self) -> dict[int, dict[str, Tensor]]:
-        """By replica after the first, on rank 0; empty elsewhere."""
+        """By replica after the first, on rank 0; empty elsewhere. In parts, this rank's."""
         assert self.engine is not None
         own = own_buffers(self.engine.first_copies) if self.replica else {}
         found: dict[int, dict[str, Tensor]] = {}
-        for replica, buffers in self.gather_objects((self.replica, own)) or []:
+        for replica, buffers in self.saved_parts((self.replica, own)) or []:
             if buffers:
                 found.setdefault(replica, {}).update(buffers)
         return found
@@ -122,7 +185,31 @@ class WholeCheckpointStrategy(CollectiveStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         assert self.engine is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            load_optimizer_state(optimizer, self.engine.stages, state)
+            self._load_optimizer_state(optimizer, state)
             load_errors(optimizer, self.engine.stages, self.replica, state.get(_ERRORS, {}))
             if "loss_scale" in state:
                 self.engine.update.scale.load_state_dict(state["loss_scale"])
+
+    def _load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """Put this rank's part of a whole state into its optimizer."""
+        assert self.engine is not None
+        load_optimizer_state(optimizer, self.engine.stages, state)
+
+
+def _own_tensors(value: Any) -> Any:
+    """``value`` with copies of its tensors on the CPU, which nothing else changes."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    if isinstance(value, Mapping):
+        return {key: _own_tensors(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_own_tensors(one) for one in value]
+    return tuple(_own_tensors(one) for one in value) if isinstance(value, tuple) else value
+
+
+def num_bytes(value: Any) -> int:
+    """Of all tensors in ``value``."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return sum(num_bytes(one) for one in parts)

@@ -29,7 +29,6 @@ from runner.strategy.deepspeed_stage import DeepSpeedGradients, DeepSpeedStage, 
 from runner.strategy.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.pipeline import Layout, PipelineStrategy
-from runner.strategy.state import gather_optimizer_state
 from runner.strategy.traffic import Traffic
 from runner.strategy.zero_state import gathered_weights, load_states, whole_states
 
@@ -41,20 +40,31 @@ class ZeroStrategy(PipelineStrategy):
 
     Args:
         plan, options, device, timeout_seconds: as for every layout; one stage per rank.
-        settings: DeepSpeed's configuration (:func:`runner.config.deepspeed.deepspeed_settings`).
+        settings: DeepSpeed's configuration (:func:`runner.config.deepspeed.deepspeed_settings`); whoever knows it only
+            later sets the attribute before :meth:`setup`.
     """
 
     strategy_name = "runner_zero"
 
     def __init__(
-        self, plan: Layout, options: EngineOptions, settings: Mapping[str, Any], *, device: str = "cpu", **more: Any
+        self,
+        plan: Layout,
+        options: EngineOptions,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        device: str = "cpu",
+        **more: Any,
     ) -> None:
         super().__init__(plan, options, device=device, **more)
-        self.settings = settings
+        self.settings: Mapping[str, Any] = settings or {}
         self.sharding: DeepSpeedStage | None = None
-        self._stage: int = settings["zero_optimization"]["stage"]
         self._attached = False
         self._traffic = Traffic()
+
+    @property
+    def _stage(self) -> int:
+        stage: int = self.settings["zero_optimization"]["stage"]
+        return stage
 
     @override
     def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
@@ -110,7 +120,8 @@ class ZeroStrategy(PipelineStrategy):
 
     @override
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        with self._traffic.step():
+        assert self.meter is not None
+        with self._traffic.step(settled=self.meter.will_track):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     @override
@@ -161,8 +172,7 @@ class ZeroStrategy(PipelineStrategy):
             optimizer.settle()
         if has_blocks(self.sharding):
             return self._flat_state()
-        own = whole_states(self.sharding, masters=self._masters)
-        state = gather_optimizer_state(self.gather_objects(own if self.replica == 0 else None))
+        state = self.saved_optimizer_state(whole_states(self.sharding, masters=self._masters))
         scale = self.engine.update.scale
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
 
@@ -181,9 +191,9 @@ class ZeroStrategy(PipelineStrategy):
             self.engine.update.scale.load_state_dict(state["loss_scale"])
 
     def _flat_state(self) -> dict[str, Any]:
-        """Of all ranks, on rank 0; empty elsewhere."""
+        """Of all ranks, on rank 0; empty elsewhere. In parts, this rank's."""
         assert self.sharding is not None
-        parts = self.gather_objects((self._place, own_flat_states(self.sharding)))
+        parts = self.saved_parts((self._place, own_flat_states(self.sharding)))
         if parts is None:
             return {}
         groups = self.sharding.optimizer.optimizer.param_groups

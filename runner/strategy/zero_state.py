@@ -43,7 +43,7 @@ def whole_states(sharding: DeepSpeedStage, *, masters: bool) -> dict[str, Any]:
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     optimizer = sharding.optimizer.optimizer
-    template = _first_state(sharding)
+    template = _any_state(sharding)
     state: dict[str, dict[str, Any]] = {}
     for name, parameter in _trained(sharding) if template else ():
         entries: dict[str, Any] = {}
@@ -76,6 +76,8 @@ def load_states(sharding: DeepSpeedStage, saved: Mapping[str, Any]) -> None:
             for key, value in template.items()
             if key != MASTER
         }
+    if sharding.twin is not None:
+        sharding.twin.restore_counters()
     if sharding.stage < 3:
         outer._hp_optimizer_states_linked = False
         outer._lazy_init_hp_params_optimizer_state()
@@ -119,9 +121,9 @@ def flat_weights(sharding: DeepSpeedStage) -> list[Tensor]:
     return flats
 
 
-def _first_state(sharding: DeepSpeedStage) -> dict[str, Any]:
-    """The state of the first flat weight; empty before the first update."""
-    return dict(sharding.optimizer.optimizer.state.get(flat_weights(sharding)[0], {}))
+def _any_state(sharding: DeepSpeedStage) -> dict[str, Any]:
+    """The state of one flat weight, the last, which always is the named optimizer's; empty before the first update."""
+    return dict(sharding.optimizer.optimizer.state.get(flat_weights(sharding)[-1], {}))
 
 
 def _is_shared_out(value: Any) -> bool:

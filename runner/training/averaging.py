@@ -75,9 +75,12 @@ class WeightAveraging(Callback):
         self._kept.clear()
 
     def whole(self, strategy: PipelineStrategy) -> dict[str, Tensor]:
-        """The whole model's averages by global name, on rank 0; empty elsewhere. Every rank calls this."""
-        own = {name: value.cpu() for name, value in self._averages.items()} if strategy.replica == 0 else {}
-        return {name: value for part in strategy.gather_objects(own) or [] for name, value in part.items()}
+        """The whole model's averages by global name, on rank 0; empty elsewhere. Every rank calls this.
+
+        For a checkpoint in parts, this rank's.
+        """
+        own = {name: value.cpu() for name, value in strategy.saved_here(self._averages).items()}
+        return {name: value for part in strategy.saved_parts(own) or [] for name, value in part.items()}
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What the runner adds to Lightning's loop: the record, the prediction, checkpoints, progress."""
+"""What the runner adds to Lightning's loop: the record, the prediction, validations, progress."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
 from runner.record import StepLog
-from runner.strategy.checkpoint_file import checkpoint_files, checkpoint_name, remove_leftovers
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.module import LayersModule
-from runner.training.random_state import set_random_state
-from runner.training.resume import ENTRY, History, Progress, follow_config, loop_state
+from runner.training.resume import History
 
-__all__ = ["BeforeFirstStep", "Checkpoints", "ProgressBar", "ProgressLines", "StepClock", "Validations", "progress"]
+__all__ = ["BeforeFirstStep", "ProgressBar", "ProgressLines", "StepClock", "Validations", "progress"]
 
 logger = logging.getLogger(__name__)
 
 _LINES_PER_RUN = 20
-_Content = dict[str, Any]
 
 
 def _strategy(trainer: pl.Trainer) -> PipelineStrategy:
@@ -133,90 +129,6 @@ class Validations(Callback):
             trainer.should_stop = True
         elif _strategy(trainer).stopped and not self._are_due(trainer.global_step):
             trainer.limit_val_batches = 0
-
-
-class Checkpoints(Callback):
-    """Saves every so many steps and at the last one; keeps the newest few; puts a run back where one was saved.
-
-    Args:
-        directory: made on first use.
-        every: steps between saves, or None.
-        keep: how many stay.
-        validates: whether a validation follows a step; the save waits for it.
-        progress: where the run stands; called on every rank.
-        resumed: the progress that the run continues from.
-        follows_config: whether a resumed optimizer takes the request's settings; else it keeps its own.
-        saved: called after each save.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        every: int | None,
-        keep: int,
-        validates: Callable[[int], bool],
-        progress: Callable[[pl.Trainer], Progress],
-        resumed: Progress | None,
-        follows_config: bool,
-        saved: Callable[[], None],
-    ) -> None:
-        self._directory = directory
-        self._every = every
-        self._keep = keep
-        self._validates = validates
-        self._progress = progress
-        self._resumed = resumed
-        self._follows_config = follows_config
-        self._saved = saved
-        start = resumed.step if resumed is not None else 0
-        self._files = [path for step, path in checkpoint_files(directory).items() if step <= start]
-
-    @property
-    def newest(self) -> Path | None:
-        return self._files[-1] if self._files else None
-
-    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
-        if self._resumed is not None:
-            checkpoint["loops"] = loop_state(trainer, self._resumed)
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
-        checkpoint[ENTRY] = self._progress(trainer).to_entry()
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The last thing before the first step: what ran since the start has drawn random numbers too."""
-        if trainer.is_global_zero:
-            remove_leftovers(self._directory)
-        if self._resumed is not None:
-            if self._follows_config:
-                follow_config(trainer)
-            set_random_state(self._resumed.random_of(trainer.global_rank))
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        if self._is_due(trainer.global_step) and not self._validates(trainer.global_step):
-            self._save(trainer)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._is_due(trainer.global_step):
-            self._save(trainer)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._save(trainer)
-
-    def _is_due(self, step: int) -> bool:
-        return self._every is not None and step % self._every == 0
-
-    def _save(self, trainer: pl.Trainer) -> None:
-        path = self._directory / checkpoint_name(trainer.global_step)
-        if path in self._files:
-            return
-        trainer.save_checkpoint(path, weights_only=False)
-        self._files.append(path)
-        for old in self._files[: -self._keep]:
-            if trainer.is_global_zero:
-                old.unlink(missing_ok=True)
-        self._files = self._files[-self._keep :]
-        self._saved()
 
 
 class ProgressLines(Callback):

@@ -21,9 +21,10 @@ from runner.plan.values import RunPlan
 from runner.record import RunRecord, step_seconds
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.averaging import WeightAveraging
-from runner.training.callbacks import Checkpoints, StepClock
+from runner.training.callbacks import StepClock
+from runner.training.checkpoints import Checkpoints
 from runner.training.lightning_module import TrainedModule
-from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step
+from runner.training.measures import RankMeasures, bubble_ratio, compute_seconds, seconds_of_median_step
 from runner.training.timelines import draw_timelines
 
 __all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
@@ -59,6 +60,8 @@ def finish(
         artifacts["averaged_weights"] = AVERAGE_FILE
     if checkpoints.newest is not None:
         artifacts["checkpoint"] = str(checkpoints.newest.relative_to(run_dir))
+    if checkpoints.best is not None:
+        artifacts["best_checkpoint"] = str(checkpoints.best.relative_to(run_dir))
     for name in ("tensorboard", "csv"):
         if (run_dir / name).is_dir():
             artifacts[name] = name
@@ -139,8 +142,20 @@ def _measured(
         extras=record.extras
         | _tokens_per_second(config, plan, median)
         | _skipped(config, lines)
+        | _slowest(measures, timed)
         | {"state_bytes": _states(plan, measures)},
     )
+
+
+def _slowest(measures: Sequence[RankMeasures], timed: Sequence[int]) -> dict[str, Any]:
+    """The rank that computes longest, which the others wait for, and every rank's compute in a median step."""
+    seconds = compute_seconds(measures, timed)
+    if len(seconds) < 2 or min(seconds) <= 0:
+        return {}
+    slowest, mean = seconds.index(max(seconds)), sum(seconds) / len(seconds)
+    ratio = seconds[slowest] / mean
+    logger.info("slowest rank: %d, %.4f s of compute in a median step, %.2f of the mean", slowest, max(seconds), ratio)
+    return {"slowest_rank": {"rank": slowest, "of_mean": ratio, "compute_seconds": seconds}}
 
 
 def _states(plan: RunPlan, measures: Sequence[RankMeasures]) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class _Bound:
     def _training_step(self, batch: StepBatch, batch_idx: int) -> Tensor:
         if self._model.step is not None:
             self._model.step.around = self._training
-            self._model.step.batch_idx = batch_idx * self._config.schedule.microbatches
+            self._model.step.batch_idx = batch_idx * self._config.schedule.computed_microbatches
         return self._strategy.hand_over(batch)
 
     @contextmanager

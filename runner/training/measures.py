@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from runner.engine.timeline import Event, StepTimes
 
-__all__ = ["RankMeasures", "bubble_ratio", "seconds_of_median_step", "timed_events"]
+__all__ = ["RankMeasures", "bubble_ratio", "compute_seconds", "seconds_of_median_step", "timed_events"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> float |
             if span > 0:
                 ratios.append(1.0 - sum(step.compute for step in steps) / (len(steps) * span))
     return median(ratios) if ratios else None
+
+
+def compute_seconds(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> list[float]:
+    """Of every rank, its compute in a median step; empty where no step was timed."""
+    return [median(rank.steps[index].compute for index in timed) for rank in ranks] if timed else []
 
 
 def seconds_of_median_step(

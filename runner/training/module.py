@@ -27,7 +27,7 @@ __all__ = ["LayersModule", "requested_optimizer"]
 def requested_optimizer(config: RunConfig, stages: nn.ModuleDict) -> OptimizerLRSchedulerConfig:
     """The request's optimizer over a rank's stages, with its learning rate by the step."""
     trained = [parameter for parameter in stages.parameters() if parameter.requires_grad]
-    # ZeRO shares out masters of its own
+    # DeepSpeed shares out masters of its own
     masters = PRECISIONS[config.precision.name].master_weights and not config.zero.stage
     delay_from = config.offload.delay_from
     optimizer = build_optimizer(config.optimizer, trained, master_weights=masters, delay_from=delay_from)

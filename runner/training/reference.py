@@ -129,10 +129,10 @@ def _microbatches(config: RunConfig, batch: StepBatch) -> list[list[tuple[Any, A
         place = replica_slice(batch.samples, config.parallelism.data, replica)
         samples = len(range(batch.samples)[place])
         inputs, targets = (
-            split_microbatches(_part(value, place), samples, config.schedule.microbatches)
+            split_microbatches(_part(value, place), samples, config.schedule.computed_microbatches)
             for value in (batch.inputs, batch.targets)
         )
-        bounds = [len(part) for part in torch.empty(samples).tensor_split(config.schedule.microbatches)]
+        bounds = [len(part) for part in torch.empty(samples).tensor_split(config.schedule.computed_microbatches)]
         found.append(list(zip(inputs, targets, bounds, strict=True)))
     return found
 

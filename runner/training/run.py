@@ -28,24 +28,26 @@ from runner.model.precision import autocast_of, dtype_of
 from runner.plan.choose import read_chosen
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
+from runner.plan.zero import shares_by_itself
 from runner.profile import ModelProfile, read_profile
 from runner.record import RunRecord, StepLog
 from runner.strategy.checkpoint_file import CheckpointError
 from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.shared import SharedStatesStrategy
 from runner.strategy.zero import ZeroStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
     BeforeFirstStep,
-    Checkpoints,
     ProgressBar,
     StepClock,
     Validations,
     progress,
 )
+from runner.training.checkpoints import Checkpoints
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule, trainable, validates
 from runner.training.loading import close_loader, first_batch, make_loader, resume_at, steps_per_epoch
-from runner.training.loggers import build_logger, build_profiler
+from runner.training.loggers import build_logger, build_profiler, note_identity
 from runner.training.module import LayersModule
 from runner.training.prediction import measured_plan
 from runner.training.random_state import random_state
@@ -53,6 +55,7 @@ from runner.training.resume import History, Progress, read_progress
 from runner.training.scaling import loss_scaling
 from runner.training.stop_signals import StopSignals
 from runner.training.streams import count_samples
+from runner.training.watchdog import MARGIN_SECONDS, Watchdog
 
 __all__ = ["run_rank"]
 
@@ -102,6 +105,8 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:
             heard.pass_on(strategy.engine.request_stop)
+        if rank == 0:
+            note_identity(trainer.logger, run_dir)
         clock.start()
 
     average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
@@ -112,9 +117,12 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         Validations(_validations(config, loaders[1])),
         checkpoints,
         *progress(config.trainer.progress, rank),
+        *_watchdog(config, run_dir, rank, plan),
         *watchers,
     ]
-    trainer = _trainer(config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None)
+    trainer = _trainer(
+        config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None, steps_before=len(before.loss)
+    )
     try:
         trainer.fit(module, *loaders, ckpt_path=config.resume)
     finally:
@@ -124,6 +132,13 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         log.close()  # a run with no step left to take has not come to on_train_end
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
     return strategy.stopped
+
+
+def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> list[Callback]:
+    seconds = config.launcher.watchdog_seconds
+    if seconds is None:
+        return []
+    return [Watchdog(run_dir, rank, plan.topology.world_size, seconds, config.launcher.step_timeout_seconds)]
 
 
 def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
@@ -171,13 +186,13 @@ def _checkpoints(
 
     return Checkpoints(
         run_dir / "checkpoints",
-        every=config.checkpoint.every,
-        keep=config.checkpoint.keep,
+        config.checkpoint,
         validates=_validations(config, loaders[1]),
         progress=progress_of,
         resumed=resumed,
         follows_config=not brings(module, "configure_optimizers") or isinstance(module, LayersModule),
         saved=clock.start,
+        val_losses=lambda: module.val_losses,
     )
 
 
@@ -217,7 +232,7 @@ def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:
 
 def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
     options = EngineOptions(
-        microbatches=config.schedule.microbatches,
+        microbatches=config.schedule.computed_microbatches,
         dtype=dtype_of(config.precision.name),
         seed=config.seed,
         clip_norm=config.trainer.grad_clip_norm,
@@ -232,9 +247,12 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
         link_bytes_per_second=config.transport.bytes_per_second,
     )
     device = device_type(config)
-    placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds}
+    margin = MARGIN_SECONDS if config.launcher.watchdog_seconds is not None else 0.0
+    placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds + margin}
     if config.zero.stage is None:
         return PipelineStrategy(plan, options, **placed)
+    if shares_by_itself(config, plan.schedule):
+        return SharedStatesStrategy(plan, options, **placed)
     return ZeroStrategy(plan, options, deepspeed_settings(config, accelerated=device == "cuda"), **placed)
 
 
@@ -304,7 +322,13 @@ def _predict(
 
 
 def _trainer(
-    config: RunConfig, run_dir: Path, strategy: PipelineStrategy, callbacks: list[Callback], *, has_validation: bool
+    config: RunConfig,
+    run_dir: Path,
+    strategy: PipelineStrategy,
+    callbacks: list[Callback],
+    *,
+    has_validation: bool,
+    steps_before: int,
 ) -> pl.Trainer:
     world_size = strategy.plan.topology.world_size
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
@@ -320,7 +344,7 @@ def _trainer(
         check_val_every_n_epoch=None,
         limit_val_batches=1.0 if has_validation else 0,
         num_sanity_val_steps=0,
-        logger=build_logger(config, run_dir, strategy.global_rank if world_size > 1 else 0),
+        logger=build_logger(config, run_dir, strategy.global_rank if world_size > 1 else 0, steps_before),
         profiler=build_profiler(config, run_dir),
         log_every_n_steps=config.trainer.log_every,
         callbacks=callbacks,

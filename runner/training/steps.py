@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["ModuleSteps"]
 
 
+def _leave_gradients(epoch: int, batch_idx: int, optimizer: Any) -> None:
+    """Gradients are the engine's, or those of ZeRO's optimizer, which keeps buffers for offloaded ones."""
+
+
 class ModuleSteps:
     """``training_step``, ``validation_step``, ``test_step`` and ``predict_step`` of one module in one pipeline.
 
@@ -38,6 +42,7 @@ class ModuleSteps:
             "validation_step": self.evaluation_step,
             "test_step": self.evaluation_step,
             "predict_step": self.predict_step,
+            "optimizer_zero_grad": _leave_gradients,
             "on_validation_epoch_end": self._ending("val_loss", self._model.on_validation_epoch_end),
             "on_test_epoch_end": self._ending("test_loss", self._model.on_test_epoch_end),
         }

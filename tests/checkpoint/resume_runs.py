@@ -45,11 +45,11 @@ def command(*words: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", "runner", *words], {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-def train(run_dir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def train(run_dir: Path, *overrides: str, seconds: float = 280) -> subprocess.CompletedProcess[str]:
     """``runner train`` with the zoo's overrides, in new processes."""
     line, environment = command("train", *OVERRIDES, f"run_dir={run_dir}", *overrides)
     return subprocess.run(
-        line, env=environment, cwd=run_dir.parent, capture_output=True, text=True, timeout=280, check=False
+        line, env=environment, cwd=run_dir.parent, capture_output=True, text=True, timeout=seconds, check=False
     )
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from runner.errors import RunFailedError
-from runner.strategy import checkpoint_file
 from runner.strategy.checkpoint_file import (
     CheckpointError,
     checkpoint_files,
@@ -20,6 +19,7 @@ from runner.strategy.checkpoint_file import (
     remove_leftovers,
     write_checkpoint,
 )
+from runner.strategy.durable_file import TEMPORARY
 
 
 def content(step: int) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     (path,) = write(tmp_path, 1)
-    (tmp_path / f"{checkpoint_file._TEMPORARY}abc-step-2.ckpt").write_bytes(b"half")
+    (tmp_path / f"{TEMPORARY}abc-step-2.ckpt").write_bytes(b"half")
     assert newest_good_checkpoint(tmp_path)[0] == path
     remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == [path]

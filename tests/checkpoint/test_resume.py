@@ -53,6 +53,7 @@ STATES = {
     "momentum": ["optimizer=sgd", "optimizer.momentum=0.9"],
     "average": ["trainer.ema_decay=0.9", "precision=bf16_mixed"],
     "workers": ["data.workers=2"],
+    "parts": ["checkpoint.asynchronous=true", "trainer.ema_decay=0.9"],
 }
 
 
@@ -70,6 +71,55 @@ def test_every_state_goes_on(states: str, tmp_path: Path, monkeypatch: pytest.Mo
         assert any("loss_scale" in name for name in theirs)
     if states == "average":
         assert any("averaged_weights" in name for name in theirs)
+
+
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_the_newest_and_the_best_are_kept(asynchronous: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "run"
+    request = ["trainer.val_every=1", "checkpoint.keep=2", "checkpoint.keep_best=2", "optimizer.lr=0.3"]
+    request += ["resume=auto", f"checkpoint.asynchronous={asynchronous}", "lr_scheduler.name=constant"]
+    run_here(monkeypatch, place, *request, "trainer.max_steps=5")
+    record = run_here(monkeypatch, place, *request, "trainer.max_steps=9")
+    ranked = [step for _, step in sorted((value, -step) for step, value in record["val_loss"])]
+    best = {-step for step in ranked[:2]}
+    assert best - {8, 9}, "the test shows nothing"
+    files = {path.name for path in (place / "checkpoints").iterdir()}
+    assert files == {f"step-{step}.ckpt" for step in best | {8, 9}}
+    assert record["artifacts"]["checkpoint"] == "checkpoints/step-9.ckpt"
+    assert record["artifacts"]["best_checkpoint"] == f"checkpoints/step-{-ranked[0]}.ckpt"
+
+
+def test_the_copy_that_is_saved_in_the_background_is_counted(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and two states of each, once; the counters of steps are left out of the prediction."""
+    saving = run_here(monkeypatch, tmp_path / "run", "checkpoint.asynchronous=true", "trainer.max_steps=4")
+    peaks, before = saving["peak_memory_bytes"], record_of(unbroken)["peak_memory_bytes"]
+    copied = {kind: peaks[kind][0] - before[kind][0] for kind in ("predicted", "measured")}
+    weights = (6 * 12 + 12 + 12 * 12 + 12 + 12 * 3 + 3) * 4
+    assert copied["measured"] == pytest.approx(3 * weights, rel=0.02)
+    assert copied["predicted"] == pytest.approx(3 * weights, rel=0.02)
+
+
+def test_a_save_in_the_background_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runner.errors import RunFailedError
+    from runner.strategy import part_files
+
+    save = part_files.save_file
+
+    def fill_up(tensors: Any, path: Path, header: Any) -> None:
+        save(tensors, path, header)
+        if "step-3.ckpt" in str(path):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(part_files, "save_file", fill_up)
+    place = tmp_path / "run"
+    with pytest.raises(RunFailedError, match=r"step-3\.ckpt/rank-0-of-1\.safetensors could not be .*No space left"):
+        run_here(monkeypatch, place, "checkpoint.asynchronous=true", "checkpoint.keep=1")
+    good = {path.parent.name for path in (place / "checkpoints").glob("*/rank-0-of-1.safetensors")}
+    assert "step-2.ckpt" in good
+    assert "step-3.ckpt" not in good
+    assert list((place / "checkpoints").glob("*/.unfinished*")) == []
 
 
 def flat(content: Any, path: str = "") -> dict[str, torch.Tensor]:

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from runner.cli.main import main
-from runner.launch import doctor
+from runner.config.container import fingerprint
+from runner.config.links import links_file
+from runner.launch import collectives, doctor
 from runner.launch.doctor import PYTHON, VERSIONS, Check, examine
+from runner.plan.ordered import resolve_request
 
 ROOT = Path(__file__).resolve().parents[2]
+MORE = {"shared memory", "ports", "submitit", "mpirun"}
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -32,7 +36,18 @@ def test_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is True
     rows = {row["name"]: row for row in document["checks"]}
-    assert {"python", *VERSIONS, "cpu", "memory", "disk", "gloo", "cuda", "deepspeed", "libaio", "slurm"} <= rows.keys()
+    assert {
+        "python",
+        *VERSIONS,
+        "cpu",
+        "memory",
+        "disk",
+        "gloo",
+        "cuda",
+        "deepspeed",
+        "libaio",
+        "slurm",
+    } | MORE <= rows.keys()
     assert rows["gloo"]["status"] == "ok"
     for row in rows.values():
         assert row["found"]
@@ -65,3 +80,38 @@ def test_ranks_that_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = doctor._gloo()
     assert (row.ok, row.found) == (False, "RuntimeError: no route to host")
     assert "GLOO_SOCKET_IFNAME" in row.fix
+
+
+@pytest.mark.slow
+def test_collectives_are_right_timed_and_kept_for_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RUNNER_CACHE", str(tmp_path))
+    monkeypatch.setattr(doctor, "examine", lambda outputs: [])
+    plain = resolve_request(["model=mlp"])
+    assert plain.hardware.link_bytes_per_second is None
+    assert main(["doctor", "--collectives", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+    assert {"all_reduce", "all_gather", "broadcast", "send and receive", "link"} == rows.keys()
+    assert all(row["status"] == "ok" for row in rows.values())
+    kept = json.loads(links_file().read_text(encoding="utf-8"))
+    found = resolve_request(["model=mlp"])
+    assert found.hardware.link_bytes_per_second == kept["bytes_per_second"] > 0
+    assert found.hardware.link_latency_seconds == kept["latency_seconds"] > 0
+    assert "runner doctor --collectives" in found.hardware.source
+    assert fingerprint(found) == fingerprint(plain)
+    named = resolve_request(["model=mlp", "hardware.link_bytes_per_second=5"])
+    assert (named.hardware.link_bytes_per_second, named.hardware.link_latency_seconds) == (5, 0)
+
+
+def test_a_collective_that_is_wrong_or_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNNER_CACHE", str(tmp_path))
+    wrong = {"right": {"all_reduce": False}, "bus_bytes_per_second": {"all_reduce": 1e9}}
+    wrong |= {"latency_seconds": 1e-5, "bytes_per_second": 1e9}
+    monkeypatch.setattr(doctor, "measure_collectives", lambda ranks, device: wrong)
+    row, _ = doctor.collectives("cpu", 2)
+    assert (row.name, row.ok, row.found) == ("all_reduce", False, "wrong values")
+    monkeypatch.setattr(collectives, "start_together", lambda lines, seconds: [(1, "", "a\nRuntimeError: no route")])
+    with pytest.raises(RuntimeError, match="no route"):
+        collectives.measure_collectives(2, "cpu")
+    assert not links_file().exists()

@@ -98,6 +98,8 @@ def told(*overrides: str) -> list[str]:
         ("trainer.ema_decay=1", "trainer.ema_decay = 1.0: must lie in (0, 1). Try trainer.ema_decay=0.999."),
         ("checkpoint.every=0", "checkpoint.every = 0: must be at least 1. Try checkpoint.every=1."),
         ("checkpoint.keep=0", "checkpoint.keep = 0: must be at least 1. Try checkpoint.keep=1."),
+        ("checkpoint.keep_best=-1 trainer.val_every=2", "checkpoint.keep_best = -1: must be at least 0. Try checkpoint.keep_best=0."),
+        ("checkpoint.keep_best=1", "checkpoint.keep_best = 1: must be 0 without trainer.val_every. Checkpoints are compared by the validation at their step, and there is one at the end only. Try trainer.val_every=100."),
         ("hardware.flops.fp32=0", "hardware.flops.fp32 = 0.0: must be a finite number above 0. Try hardware.flops.fp32=1e12."),
         ("hardware.memory_bytes=0", "hardware.memory_bytes = 0.0: must be a finite number above 0. Try hardware.memory_bytes=8e9."),
         ("hardware.link_bytes_per_second=-1", "hardware.link_bytes_per_second = -1.0: must be a finite number above 0. Try hardware.link_bytes_per_second=1e9."),

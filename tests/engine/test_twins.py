@@ -82,14 +82,15 @@ def assert_twins_are_equal(copies: Sequence[dict[int, State]], schedule: Schedul
             assert [name for name in first if not torch.equal(first[name], other[name])] == []
 
 
-NAMES = ["gems", "chimera", "dualpipe", "bitpipe"]
+NAMES = ["gems", "chimera", "chimera doubling", "chimera halving", "dualpipe", "bitpipe"]
 MATRIX = {"name": NAMES, "ranks": [2, 4], "uneven": [False, True], "clip_norm": [None, 0.05]}
 
 
 @pytest.mark.parametrize(list(MATRIX), covering(MATRIX, strength=2))
 def test_the_sums_of_both_directions(name: str, ranks: int, uneven: bool, clip_norm: float | None) -> None:
     """Bitwise the reference that sums what goes down, then what goes up; to rounding the plain loop."""
-    schedule = registry.build(name, ranks=ranks, microbatches=2 * ranks)
+    name, *variant = name.split()
+    schedule = registry.build(name, ranks=ranks, microbatches=2 * ranks, variant=variant[0] if variant else None)
     batches = make_batches(6 * ranks - 1 if uneven else 4 * ranks)
     options = {"clip_norm": clip_norm, "optimizer": adamw}
     results = train_twins(make_model, functional.cross_entropy, batches, schedule, **options)
@@ -97,7 +98,8 @@ def test_the_sums_of_both_directions(name: str, ranks: int, uneven: bool, clip_n
     for pipelines in (2, 1):
         model = make_model()
         count = schedule.microbatches
-        losses = train(model, functional.cross_entropy, batches, count=count, pipelines=pipelines, **options)
+        ways = {"count": count, "pipelines": pipelines, "joined": schedule.joined}
+        losses = train(model, functional.cross_entropy, batches, **ways, **options)
         states.append((losses, model.state_dict()))
     assert_twins_are_equal([copies for _, copies in results], schedule)
     weights = {name: value for _, copies in results for state in copies.values() for name, value in state.items()}

@@ -13,23 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import left_behind
 from user_project import OVERRIDES, environment, make_directory, record, train
 
 pytestmark = pytest.mark.slow
 TWO = ("parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform")
 PHASES = ("import", "rehearsal", "step", "validation", "save")
-
-
-def left_behind(directory: Path) -> list[int]:
-    """Processes that still know the run's directory."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(directory).encode() in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
 
 
 def start(directory: Path, *overrides: str) -> subprocess.Popen[str]:
@@ -197,16 +186,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=False)
 
 
-@pytest.mark.parametrize("full_at", ["start", "checkpoint"])
+@pytest.mark.parametrize("full_at", ["start", "checkpoint", "part"])
 def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, full_at: str) -> None:
     run = small_disk / "run"
     if full_at == "start":
         (small_disk / "ballast").write_bytes(bytes(160_000 - 8192))
-    done = train(make_directory(tmp_path), "model.kwargs.width=128", f"run_dir={run}")
+    in_parts = f"checkpoint.asynchronous={str(full_at == 'part').lower()}"
+    done = train(make_directory(tmp_path), "model.kwargs.width=128", f"run_dir={run}", in_parts)
     assert done.returncode == 1, done.stderr
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
-    if full_at == "checkpoint":
+    if full_at != "start":
         made = record(run)
         assert (made["status"], made["steps"]) == ("failed", 4)
         assert "No space left on device" in made["reason"]

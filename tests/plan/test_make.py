@@ -225,6 +225,32 @@ def test_a_partition_by_memory_lowers_the_highest_predicted_peak() -> None:
     assert "4 micro-batches in flight" in to_table(plans["memory"])
 
 
+def test_running_statistics_have_no_twins() -> None:
+    """Their averages would be those of one direction: refused before a rank starts, and auto keeps to one pipeline."""
+    layers = model([layer(name="norm", has_running_statistics=True), *[layer()] * 7])
+    with pytest.raises(RequestError) as caught:
+        planned(layers, **TWINS)
+    assert "must be a schedule of one pipeline with running statistics (norm)" in str(caught.value)
+    assert planned(**TWINS).schedule.name == "chimera"
+    asked = {"parallelism__pipeline": 2, "schedule__microbatches": 4, "data__batch_size": 4}
+    assert len(planned(layers, schedule="auto", **asked).schedule.placement) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"compile": True}, "compile = true: must be false"),
+        ({"schedule__post_validation": True}, "schedule.post_validation = true: must be false"),
+        ({"activation_checkpoint__name": "full"}, "activation_checkpoint = full: must be none"),
+        ({"zero__stage": 1}, "zero.stage = 1: must be null"),
+    ],
+)
+def test_what_does_not_go_with_activations_on_other_ranks(changes: dict[str, Any], path: str) -> None:
+    asked = PIPELINE | {"schedule__name": "bpipe"} | changes
+    assert path in "\n".join(problem.line() for problem in plan_problems(request(**asked), 8))
+    assert plan_problems(request(**PIPELINE, schedule__name="bpipe"), 8) == []
+
+
 def _zb_auto(layers: ModelProfile, **overrides: Any) -> RunPlan:
     asked: dict[str, Any] = {"parallelism__pipeline": 4, "schedule__microbatches": 6, "data__batch_size": 6}
     return planned(layers, schedule="zb_auto", **asked, **overrides)

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "engine": _FOUNDATION | {"optim", "memory", "model"},
     "strategy": _TRAINED,
     "training": _TRAINED | {"strategy"},
-    "api": _TRAINED | {"strategy", "training"},
+    "api": _TRAINED | {"strategy", "training", "launch"},
     "launch": _TRAINED | {"strategy", "training", "report"},
     "cli": _TRAINED | {"strategy", "training", "report", "launch"},
     "__main__": {"cli"},

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from runner.recipes.benchmarks import one_process, prediction, sleeping_stages, two_stages, zero
+from runner.recipes.benchmarks import (
+    checkpoints,
+    jitter,
+    one_process,
+    prediction,
+    sleeping_stages,
+    two_stages,
+    zero,
+)
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.rounds import take_turns
@@ -67,6 +75,30 @@ def test_sleeping_stages_take_at_least_their_schedule():
     settings = {"schedules": ["1f1b", "zb_h1"], "microbatches": 4, "rounds": 2, "delay_seconds": 0.0}
     measured = run_ranks(2, partial(sleeping_stages.compare, 0.002, **settings))
     assert all(value >= 13 * 0.002 for values in measured["seconds"].values() for value in values)
+
+
+def test_simulated_steps_under_chance():
+    setting = jitter.Setting(ranks=4, microbatches=8, seconds=0.02, delay_seconds=0.02, amount=0.3)
+    found = {one.name: one for one in jitter.figures("simulated", jitter.play(setting, 12))}
+    assert found["simulated: varuna opportunistic / 1f1b recomputed, p90"].verdict == "met"
+    assert found["simulated: varuna opportunistic / varuna, p90"].verdict == "met"
+
+
+@pytest.mark.full
+def test_steps_under_chance_of_all_contestants():
+    setting = jitter.Setting(ranks=2, microbatches=3, seconds=0.002, delay_seconds=0.001, amount=0.3)
+    measured = run_ranks(2, jitter.measure, setting, 2)
+    assert measured["seconds"].keys() == jitter.CONTESTANTS.keys()
+    assert all(len(values) == 2 for values in measured["seconds"].values())
+
+
+@pytest.mark.slow
+def test_steps_beside_a_save_are_told_from_those_without():
+    measured = checkpoints.measure(SMALL, samples=4, rounds=2, every=2, asynchronous=True)
+    assert {name: len(values) for name, values in measured["seconds"].items()} == {"with a save": 2, "without": 2}
+    assert len(measured["losses"]) == 16
+    assert all(value > 0 for values in measured["seconds"].values() for value in values)
+    assert len(checkpoints.record_seconds(3)) == 3
 
 
 @pytest.mark.slow

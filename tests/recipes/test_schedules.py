@@ -20,6 +20,15 @@ from runner.recipes.schedules.tables import markdown, replace_block, to_csv
 from runner.schedule.registry import SPECS
 
 
+def test_variants_have_their_own_closed_forms():
+    idle = {row.variant: row for row in ROWS if row.schedule == "chimera"}
+    assert compute(idle["doubling"], 4, 16).formula == pytest.approx(2 / 26)
+    assert compute(idle["halving"], 4, 16).formula == pytest.approx(2 / 50)
+    whole, half, double = (memory.predict(idle[name], 4, 16) for name in (None, "halving", "doubling"))
+    assert whole["share"] == half["share"]
+    assert double["simulated"] == [2 * count for count in whole["simulated"]]
+
+
 def row(name: str, chunks: int | None = None) -> Row:
     return next(row for row in ROWS if row.schedule == name and chunks in (None, row.chunks))
 

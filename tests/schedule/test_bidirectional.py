@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from orders import assert_figures
 
 from runner.schedule import (
     Action,
@@ -12,13 +14,14 @@ from runner.schedule import (
     Op,
     Schedule,
     build,
+    check,
     check_program,
     dependencies,
     lower,
     parse_action,
     simulate,
 )
-from runner.schedule.render import to_text
+from runner.schedule.render import to_csv, to_json, to_text
 from runner.schedule.stream import weight_versions
 
 GRIDS = {
@@ -109,11 +112,82 @@ def _numbered_by_direction(row: str) -> str:
 def test_four_ranks_eight_microbatches(
     name: str, span: float, idle: float, inner: float, peaks: tuple[float, ...]
 ) -> None:
-    found = simulate(build(name, ranks=4, microbatches=8), Costs())
-    assert found.makespan == span
-    assert found.bubble_ratio == pytest.approx(idle, abs=5e-4)
-    assert max(found.inner_idle) == inner
-    assert found.peak_activations == peaks
+    assert_figures(build(name, ranks=4, microbatches=8), span, idle, inner, peaks)
+
+
+# The source's order of one unit, its micro-batches numbered by direction and forwards of two written as the first.
+DOUBLED = """
+F0==F2==. . f0==b0==b1==f2==b2==b3==B0==B1==. . B2==B3==
+. . F0==f0==F2==f2==b0==b1==B0==B1==b2==b3==B2==B3==. .
+. . f0==F0==f2==F2==B0==B1==b0==b1==B2==B3==b2==b3==. .
+f0==f2==. . F0==B0==B1==F2==B2==B3==b0==b1==. . b2==b3==
+"""
+
+
+def test_a_unit_of_doubled_forwards_is_the_sources() -> None:
+    """Capitals are the pipeline down; a backward of a micro-batch takes as long as the forward of two."""
+    schedule = build("chimera", ranks=4, microbatches=8, variant="doubling")
+    times = simulate(schedule, Costs())
+    rows = []
+    for rank, row in enumerate(schedule.actions):
+        drawn = [". . "] * 14
+        for index, action in enumerate(row):
+            assert action.microbatch is not None
+            group, second = divmod(action.microbatch, 2)
+            number, up = divmod(group, 2)
+            letters = "fb" if up else "FB"
+            if action.op is Op.F and second:
+                continue
+            slot = round(times.start[rank][index] / 2)
+            drawn[slot] = f"{letters[action.op is Op.B]}{2 * number + second}=="
+        rows.append("".join(drawn))
+    assert [row.rstrip() for row in rows] == DOUBLED.strip().splitlines()
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+@pytest.mark.parametrize("units", [1, 2, 3])
+def test_bubbles_of_chimeras_variants(ranks: int, units: int) -> None:
+    """Only units as they are leave gaps between them, where B = 2 F."""
+    idle, rest = ranks - 2, ranks // 2 - 1
+    closed = {
+        "concatenation": (units * ranks, (units + 1) * idle, 1),
+        "doubling": (2 * units * ranks, 2 * idle, 2),
+        "halving": (units * ranks, idle, 1),
+    }
+    for variant, (microbatches, expected, held) in closed.items():
+        schedule = build("chimera", ranks=ranks, microbatches=microbatches, variant=variant)
+        assert check_program(lower(schedule)) == []
+        found = simulate(schedule, Costs())
+        assert found.makespan == 3 * microbatches + expected, variant
+        assert found.bubble_ratio == pytest.approx(expected / found.makespan)
+        assert found.peak_activations[0] == held * (rest + 2 if units * ranks > 2 else ranks), variant
+        program = simulate(lower(schedule), Costs())
+        assert program.makespan == found.makespan, variant
+
+
+def test_joined_forwards_stand_together() -> None:
+    schedule = build("chimera", ranks=2, microbatches=4, variant="doubling")
+    first, second, *rest = schedule.actions[0]
+    wrong = replace(schedule, actions=((second, first, *rest), *schedule.actions[1:]))
+    assert check(wrong) == ["rank 0, cell 1 (0F0): must be followed by 0F1"]
+    assert "must be whole groups of 2" in check(replace(schedule, pipeline_of_microbatch=(0, 0, 1)))[0]
+
+
+@pytest.mark.parametrize(("variant", "microbatches"), [("doubling", 8), ("halving", 4)])
+def test_variants_are_written_and_read(variant: str, microbatches: int, tmp_path: Path) -> None:
+    schedule = build("chimera", ranks=4, microbatches=microbatches, variant=variant)
+    document = to_json(schedule, Costs())
+    cells = document["actions"][0][:6]
+    assert cells == (
+        ["0F0+1", "0F4+5", "3F2+3", "3B2", "3B3", "3F6+7"]
+        if variant == "doubling"
+        else ["0F0", "0F2", "3F1", "3B1.0", "3B1.1", "3F3"]
+    )
+    assert document["microbatches"] == microbatches == len(document["pipeline_of_microbatch"])
+    file = tmp_path / "order.csv"
+    file.write_text(to_csv(schedule), encoding="utf-8")
+    again = build("from_file", ranks=4, microbatches=microbatches, file=str(file))
+    assert replace(again, name=schedule.name) == schedule
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])

@@ -56,7 +56,13 @@ def test_alias() -> None:
         ({"name": "gems", "microbatches": 1}, "schedule.microbatches", "nearest is 2. Try schedule.microbatches=2."),
         ({"name": "chimera", "microbatches": 6}, "schedule.microbatches", "nearest are 4 and 8. Try schedule.micro"),
         ({"name": "chimera", "pipes": 3}, "schedule.pipes", "must be 2 f, where f divides D / 2. As many pipelines"),
-        ({"name": "chimera", "variant": "x"}, "schedule.variant", "must be one of concatenation"),
+        ({"name": "chimera", "variant": "x"}, "schedule.variant", "must be one of concatenation, doubling, halving."),
+        (
+            {"name": "chimera", "variant": "doubling", "microbatches": 12},
+            "schedule.microbatches",
+            "must be a multiple of 2 D for schedule.variant=doubling. A unit is 2 D micro-batches",
+        ),
+        ({"name": "bpipe", "ranks": 3}, "parallelism.pipeline", "must be even. There is no bpipe of 3 ranks"),
         ({"name": "gems", "pipes": 2}, "schedule.pipes", "applies to schedule=chimera only"),
         ({"name": "1f1b", "variant": "x"}, "schedule.variant", "applies to schedule=chimera only"),
         ({"name": "v_min", "chunks": 4}, "schedule.chunks", "nearest is 2. Try schedule.chunks=2."),
@@ -66,11 +72,12 @@ def test_alias() -> None:
 )
 def test_refusals(request_: dict[str, object], path: str, says: str) -> None:
     asked = {"ranks": 4, "microbatches": 8, **request_}
-    problems = problems_of(**asked)  # type: ignore[arg-type]
+    name = asked.pop("name")
+    problems = problems_of(name, **asked)
     assert [problem.path for problem in problems] == [path]
     assert says in problems[0].line()
     with pytest.raises(RequestError) as caught:
-        build(**asked)  # type: ignore[arg-type]
+        build(name, **asked)
     assert caught.value.problems == tuple(problems)
 
 

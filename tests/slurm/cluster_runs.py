@@ -73,7 +73,7 @@ class Followed:
     def finish(self) -> tuple[int, str]:
         """Its exit status, and what it said."""
         try:
-            status = self._process.wait(timeout=2 * PATIENCE_SECONDS)
+            status = self._process.wait(timeout=4 * PATIENCE_SECONDS)
         finally:
             self._process.kill()
         return status, self._file.read_text(errors="replace")

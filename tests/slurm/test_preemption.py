@@ -26,9 +26,11 @@ def _preempt(cluster: Cluster, job: int, run_dir: Path, number: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_followed_job_is_preempted_loses_a_node_and_ends_the_same(
+@pytest.mark.timeout(600)
+def test_a_followed_job_is_queued_again_three_times_and_ends_the_same(
     cluster: Cluster, reference: Path, tmp_path: Path
 ) -> None:
+    """Told to stop, cut off by a node that fails, and put aside for a job of a higher partition."""
     run_dir = tmp_path / "run"
     followed = Followed(cluster, run_dir, *REPLICAS)
     assert "2 x 1 ranks on n[1-2]; the plan: pipeline 1 x data 2 x tensor 1" in followed.said_of("2 x 1 ranks")
@@ -37,11 +39,38 @@ def test_a_followed_job_is_preempted_loses_a_node_and_ends_the_same(
     wait_for_step(run_dir, record(run_dir)["steps"] + 10)
     cluster.fail_node("n2")
     cluster.start_node("n2")
+    wait_for_step(run_dir, record(run_dir)["steps"] + 5)
+    _make_room_for_another(cluster, followed.job, run_dir)
     status, said = followed.finish()
     assert status == 0, said
     assert "stopped by SIGUSR1, saved after step" in said
     assert_equal(run_dir, reference)
-    assert record(run_dir)["restarts"] == 2
+    assert record(run_dir)["restarts"] == 3
+
+
+def _make_room_for_another(cluster: Cluster, job: int, run_dir: Path) -> None:
+    """SLURM tells the ranks to stop by SIGTERM, queues the job again itself, and runs the other one first."""
+    restarts = int(cluster.job(job)["Restarts"])
+    words = ("--partition=high", "--nodes=2", "--ntasks-per-node=4", "--output=/dev/null", "--parsable")
+    other = int(cluster.command("sbatch", *words, "--wrap=srun true"))
+    cluster.wait_for_state(other, ("COMPLETED",))
+    assert int(cluster.job(job)["Restarts"]) == restarts + 1, log(run_dir)
+    assert "stopped by SIGTERM, saved after step" in log(run_dir)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_time_limit_saves_and_queues_again(cluster: Cluster, reference: Path, tmp_path: Path) -> None:
+    """SLURM's own signal before the limit, which it sends up to a minute early; the model takes its time."""
+    run_dir = tmp_path / "run"
+    limit = ("launcher.time_limit=2", "launcher.signal_seconds=30", "model.kwargs.seconds=3")
+    followed = Followed(cluster, run_dir, *REPLICAS, *limit)
+    status, said = followed.finish()
+    assert status == 0, said
+    assert "stopped by SIGUSR1, saved after step" in said
+    assert record(run_dir)["restarts"] >= 1
+    assert_equal(run_dir, reference)
 
 
 @pytest.mark.full

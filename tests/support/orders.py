@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from runner.schedule.check import check
+from runner.schedule.simulate import Costs, simulate
 from runner.schedule.values import Action, Op, Schedule
 
 
@@ -63,3 +64,12 @@ def in_order(
     )
     assert check(schedule) == []
     return schedule
+
+
+def assert_figures(schedule: Schedule, span: float, idle: float, inner: float, peaks: Sequence[float]) -> None:
+    """With B = 2 F and free messages: the span, the bubble to three digits, the most inner idle, each rank's peak."""
+    found = simulate(schedule, Costs())
+    assert found.makespan == span
+    assert abs(found.bubble_ratio - idle) <= 5e-4
+    assert max(found.inner_idle) == inner
+    assert found.peak_activations == tuple(peaks)

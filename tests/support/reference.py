@@ -70,12 +70,14 @@ def train(
     dtype: torch.dtype = torch.float32,
     by_replica: bool = False,
     pipelines: int = 1,
+    joined: int = 1,
 ) -> list[float]:
     """Train ``model`` in place; the mean loss of every step.
 
     With ``by_replica`` gradients and losses are summed within each replica first, then over replicas: the order in
     which replicas sum, so that they must agree bitwise. With ``pipelines`` every such micro-batch of one replica is
-    summed with its like first: those of each direction, where micro-batches go through the ranks in several ways.
+    summed with its like first: those of each direction, where micro-batches go through the ranks in several ways;
+    ``joined`` neighbours go the same way.
     """
     model.to(dtype)
     parameters = list(model.parameters())
@@ -84,7 +86,11 @@ def train(
     for inputs, targets in batches:
         pairs = list(zip(microbatches(inputs, replicas, count), microbatches(targets, replicas, count), strict=True))
         groups = [pairs[d * count : (d + 1) * count] for d in range(replicas)] if by_replica else [pairs]
-        groups = [group[start::pipelines] for group in groups for start in range(pipelines)]
+        groups = [
+            [pair for number, pair in enumerate(group) if number // joined % pipelines == way]
+            for group in groups
+            for way in range(pipelines)
+        ]
         sums = [accumulate(model, loss, group, dtype) for group in groups]
         total, weight = sum(part[0] for part in sums), sum(part[1] for part in sums)
         for index, parameter in enumerate(parameters):

@@ -55,19 +55,19 @@ def record(run_dir: Path) -> dict:
     return json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
 
 
-def plain_batches(samples: int = 24, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def plain_batches(samples: int = 24, size: int = 8, steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The samples in the dataset's order, epoch after epoch; the last step of an epoch may be short."""
     inputs, targets = user_code.points(samples)[0].tensors
     parts = [(inputs[at : at + size], targets[at : at + size]) for at in range(0, samples, size)]
-    return (parts * STEPS)[:STEPS]
+    return (parts * steps)[:steps]
 
 
-def plain_result(model=user_code.model, loss=user_code.mean, samples: int = 24, **options):
+def plain_result(model=user_code.model, loss=user_code.mean, samples: int = 24, steps: int = STEPS, **options):
     """Losses and weights of the plain loop."""
     torch.manual_seed(0)
     made = model()
     adamw = {"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0)}
-    losses = train_plainly(made, loss, plain_batches(samples), **(adamw | options))
+    losses = train_plainly(made, loss, plain_batches(samples, steps=steps), **(adamw | options))
     return losses, made.state_dict()
 
 

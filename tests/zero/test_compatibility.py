@@ -14,6 +14,8 @@ from runner.config.zero_table import ROWS, compatibility_lines
 from runner.plan.make import plan_problems
 
 BASE = ["model=mlp", "parallelism.data=2"]
+TWIN = ["zero.stage=3", "optimizer=cpu_adam", "offload.ratio=0.5"]
+HOST_16 = ["optimizer=cpu_adam", "precision=bf16"]
 NVME = ["offload.optimizer=nvme", "offload.nvme_path=/tmp"]
 
 REFUSED = [  # overrides, the key that is refused, what its source must name
@@ -35,10 +37,14 @@ REFUSED = [  # overrides, the key that is refused, what its source must name
     (["zero.stage=2", "offload.optimizer=cpu", "offload.ratio=0.5"], "offload.ratio", "offload_ratio_check"),
     (["zero.stage=3", *NVME, "offload.ratio=0.5"], "offload.ratio", "CPU Adam"),
     (["zero.stage=3", "offload.optimizer=cpu", "offload.ratio=0.5"], "offload.ratio", "DeepSpeedCPUAdam"),
+    ([*TWIN, "optimizer.decoupled_weight_decay=false"], "offload.ratio", "backup_optimizer"),
+    ([*TWIN, "offload.delay_from=1"], "offload.ratio", "DeepSpeedCPUAdam"),
+    ([*TWIN, "offload.parameters=nvme", NVME[1]], "offload.ratio", "params_in_nvme_and_cpu"),
     (["zero.stage=3", "offload.optimizer=nvme"], "offload.nvme_path", "_configure_tensor_swapping"),
     (["zero.stage=3", "offload.optimizer=cpu", "offload.nvme_path=/tmp"], "offload.nvme_path", "the runner"),
     (["zero.stage=1", "offload.delay_from=1"], "offload.delay_from", "ZeRO-Offload"),
     (["zero.stage=1", "offload.optimizer=cpu", "offload.delay_from=0"], "offload.delay_from", "_lazy_init"),
+    (["zero.stage=2", *HOST_16, "offload.delay_from=1"], "offload.delay_from", "_configure_master_weights"),
     (["zero.stage=1", "offload.optimizer=cpu", "offload.delay_from=1", "resume=auto"], "resume", "the runner"),
     (["zero.stage=3", *NVME, "resume=auto"], "resume", "swap file"),
     (["zero.stage=2", "trainer.grad_clip_value=1"], "trainer.grad_clip_value", "unscale_and_clip_grads"),
@@ -50,7 +56,6 @@ REFUSED = [  # overrides, the key that is refused, what its source must name
     (["zero.stage=1", "data.batch_size=1"], "data.batch_size", "the runner"),
     (["zero.config=a.json"], "zero.config", "the runner"),
     (["zero.stage=2", "optimizer=onebit_adam"], "optimizer.name", "0.19.7"),
-    (["zero.stage=1", "optimizer=cpu_adam"], "optimizer.name", "ZeRO-Offload"),
     (["zero.stage=2", "optimizer=cpu_adam", "offload=none"], "optimizer.name", "cpu_adam.py"),
     (["zero.stage=2", "optimizer=adam8bit", "offload.optimizer=cpu"], "optimizer.name", "bitsandbytes"),
 ]  # fmt: skip
@@ -82,6 +87,9 @@ def test_every_row_has_a_request_that_breaks_it():
     [
         *([f"zero.stage={stage}"] for stage in (0, 1, 2, 3)),
         *([f"zero.stage={stage}", "offload.optimizer=cpu", "precision=bf16_master"] for stage in (1, 2, 3)),
+        *([f"zero.stage={stage}", *HOST_16] for stage in (1, 2, 3)),
+        TWIN,
+        [*TWIN, "offload.parameters=cpu", "precision=bf16"],
         ["zero.stage=3", "offload.parameters=cpu"],
         ["zero.stage=3", *NVME, "offload.parameters=nvme"],
         ["zero.stage=2", "parallelism.pipeline=2", "schedule.microbatches=4", "activation_checkpoint=full"],
@@ -91,14 +99,24 @@ def test_what_works_is_not_refused(overrides):
     assert problems(overrides) == []
 
 
-def test_schedules_that_split_the_backward_are_refused(tmp_path):
+def test_schedules_that_split_the_backward_share_out_states_alone(tmp_path):
+    """DeepSpeed's hooks count those of whole backwards: the runner does it, and what it cannot is refused."""
     rows = ["0F0,0F1,0I0,0W0,0I1,0W1", "1F0,1I0,1W0,1F1,1I1,1W1"]
     (tmp_path / "split.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     asked = ["schedule=from_file", f"schedule.file={tmp_path / 'split.csv'}", "schedule.microbatches=2"]
-    config = resolve([*BASE, *asked, "parallelism.pipeline=2", "zero.stage=1"])
-    (problem,) = plan_problems(config, 4)
-    assert problem.path == "schedule.name"
-    assert "create_gradient_handling_hooks" in problem.why
+    asked += [*BASE, "parallelism.pipeline=2"]
+    assert plan_problems(resolve([*asked, "zero.stage=1"]), 4) == []
+    (tmp_path / "empty.json").write_text("{}", encoding="utf-8")
+    for more, path in (
+        (["zero.stage=2"], "zero.stage"),
+        (["zero.stage=1", "offload.optimizer=cpu"], "offload.optimizer"),
+        (["zero.stage=1", "optimizer=fused_adam"], "optimizer.name"),
+        (["zero.stage=1", "precision=bf16_master"], "precision.name"),
+        (["zero.stage=1", f"zero.config={tmp_path / 'empty.json'}"], "zero.config"),
+    ):
+        (problem,) = plan_problems(resolve([*asked, *more]), 4)
+        assert problem.path == path
+        assert "create_gradient_handling_hooks" in problem.why
 
 
 def test_the_table_in_words_tells_what_is_broken():

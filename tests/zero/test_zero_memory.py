@@ -89,8 +89,7 @@ def test_live_and_moved_bytes_are_the_predicted_ones(tmp_path):
         told = trained[name].record["peak_memory_bytes"]
         peaks[name] = max(told["measured"]) / max(told["predicted"]) - 1
     assert {name: error for name, error in errors.items() if abs(error) > 0.02} == {}
-    # Seen now and then: with stage 1 a rank held a tenth more, maybe a partition of gradients of the step before.
-    assert {name: error for name, error in peaks.items() if not -0.2 < error < 0.12} == {}
+    assert {name: error for name, error in peaks.items() if not -0.2 < error < 0.05} == {}
     moved = {name: result.record["bytes_moved"] for name, result in trained.items()}
     found = {name: (bytes_["weights"], bytes_["weight_gradients"]) for name, bytes_ in moved.items()}
     assert found == {name: between_ranks(name, trained[name].weights.values()) for name in RUNS}

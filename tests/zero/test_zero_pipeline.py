@@ -43,6 +43,53 @@ def test_pipelines_with_zero_are_the_plain_loop(tmp_path):
     assert whole / 2 <= shared <= whole / 2 + 8  # two states, each padded by at most an alignment
 
 
+SPLIT = (
+    *GRID, "model.target=zero_model:model", "model.kwargs.width=33", "model.kwargs.depth=6", "checkpoint.every=2",
+    "checkpoint.keep=2", "lr_scheduler=linear",
+)  # fmt: skip
+KINDS = {"split": "schedule=zb_h1", "v": "schedule=zb_v"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_states_shared_out_by_the_runner_change_no_bit_and_are_halved(tmp_path):
+    """Several stages per rank, and backwards in two parts; checkpoints are whole, whoever shared out."""
+    momentum = ("optimizer=sgd", "optimizer.momentum=0.9", "precision=bf16")
+    after = f"resume={tmp_path / 'bytes_v_1' / 'checkpoints' / 'step-2.ckpt'}"
+    runs = {
+        **{f"bytes_{kind}": (*SPLIT, schedule) for kind, schedule in KINDS.items()},
+        **{f"bytes_{kind}_1": (*SPLIT, schedule, "zero.stage=1") for kind, schedule in KINDS.items()},
+        "momentum": (*SPLIT, KINDS["v"], *momentum),
+        "momentum_1": (*SPLIT, KINDS["v"], *momentum, "zero.stage=1"),
+        "resumed": (*SPLIT, KINDS["v"], "zero.stage=1", after),
+        "without": (*SPLIT, KINDS["v"], after),
+        "elsewhere": (*SPLIT, "schedule=interleaved_1f1b", "zero.stage=1", after),
+    }
+    found = train_all(tmp_path, runs, ranks=4, seconds=600)
+    whole = {name: name.removesuffix("_1") for name in runs if name.endswith("_1")}
+    whole |= dict.fromkeys(("resumed", "without"), "bytes_v")
+    for name, other in whole.items():
+        assert found[name].loss == found[other].loss, name
+        weights = found[name].weights
+        assert [key for key in weights if not torch.equal(weights[key], found[other].weights[key])] == [], name
+    assert found["elsewhere"].loss == pytest.approx(found["bytes_v"].loss, rel=1e-6)
+    for kind in KINDS:
+        all_states, shared = state_elements(tmp_path / f"bytes_{kind}"), state_elements(tmp_path / f"bytes_{kind}_1")
+        assert all_states / 2 <= shared <= all_states / 2 + 2
+        assert_as_predicted(found[f"bytes_{kind}_1"])
+
+
+def assert_as_predicted(result):
+    """States within 2 %, peaks within 5 %; weights are gathered once, from one replica to the other."""
+    for told in zip(*result.record["state_bytes"].values(), strict=True):
+        predicted, measured = told
+        assert measured == pytest.approx(predicted, rel=0.02)
+    for predicted, measured in zip(*result.record["peak_memory_bytes"].values(), strict=False):
+        assert measured == pytest.approx(predicted, rel=0.05)
+    weights = sum(weight.nbytes for weight in result.weights.values())
+    assert result.record["bytes_moved"]["weights"] == pytest.approx(weights, rel=1e-3)
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_under_another_stage_bit_by_bit(tmp_path):
     """Stage 1 sums as plain data parallelism does, so that where a run stops and goes on changes nothing."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import subprocess
 
-__all__ = ["job_state", "requeue"]
+__all__ = ["ENDED", "job_state", "requeue"]
 
 logger = logging.getLogger(__name__)
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE")
+"""The states of a job that has ended, unless it is queued again just then."""
 
 _SECONDS = 60
 # Told to stop in another state, a job was cancelled by its user, or SLURM queues it again itself.

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
+from runner.launch.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
 
-__all__ = ["SLURM_RANK_VARIABLE", "Step", "current_step"]
+__all__ = ["Step", "current_step"]
 
-SLURM_RANK_VARIABLE = "RUNNER_SLURM_RANK"
-"""Set in a process that has become a rank of a step."""
-
-_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below the ports that systems give to outgoing connections
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -79,7 +76,7 @@ class Step:
         from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
         environment.setdefault("MASTER_ADDR", SLURMEnvironment.resolve_root_node_address(self.nodes))
-        port = _FIRST_PORT + zlib.crc32(f"{self.place}.{self.restarts}".encode()) % _NUM_PORTS
+        port = FIRST_PORT + zlib.crc32(f"{self.place}.{self.restarts}".encode()) % NUM_PORTS
         environment.setdefault("MASTER_PORT", str(port))
         environment.update(
             {
@@ -88,7 +85,7 @@ class Step:
                 "GROUP_RANK": str(self.node),
                 "WORLD_SIZE": str(self.num_tasks),
                 "LOCAL_WORLD_SIZE": str(self.tasks[self.node]),
-                SLURM_RANK_VARIABLE: "1",
+                MEETING_VARIABLE: "1",
             }
         )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,18 +30,18 @@ from runner.launch.prepare import CONFIG_FILE, check_elsewhere, write_submitted
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.resume import with_checkpoint
 from runner.launch.run_directory import OUTPUTS, create_run_directory
-from runner.launch.slurm.requeue import job_state
+from runner.launch.slurm.requeue import ENDED, job_state
 from runner.launch.slurm.script import LOG_FILE, SCRIPT_FILE, batch_script
 from runner.record import RunRecord, Status, finish_failed, write_atomically
 
-__all__ = ["print_script", "submit", "submit_in"]
+__all__ = ["follow", "needs_sbatch", "print_script", "submit", "submit_in", "unfinished_job", "without_job"]
 
 logger = logging.getLogger(__name__)
 
+_JOB = "slurm_job"  # the record's key for the job's number
 _POLL_SECONDS = 0.5
 _UNKNOWN_LIMIT = 30  # polls in a row without an answer of SLURM's
 _SETTLED = 3  # polls: a job that is queued again passes through some of these
-_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE")
 _EXIT_OF: Mapping[Status, int] = {
     "ok": EXIT_OK,
     "failed": EXIT_FAILED,
@@ -73,8 +74,7 @@ def submit(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY) -> int:
         RequestError, DoesNotFitError: before anything is written or submitted.
     """
     check_elsewhere(config)
-    if shutil.which("sbatch") is None:
-        raise_problems([Problem("launcher", "slurm", "needs sbatch", "It is not on the PATH", "launcher=local")])
+    needs_sbatch("launcher", "slurm")
     config = with_checkpoint(config)
     run_dir = create_run_directory(config.name, config.run_dir)
     return submit_in(run_dir, config, command=command, entry=entry, wait=config.launcher.wait)
@@ -93,9 +93,31 @@ def submit_in(run_dir: Path, config: RunConfig, *, command: str, entry: str, wai
         finish_failed(run_dir, "failed", str(error))
         raise
     record = RunRecord.load(run_dir)
-    record.replace(extras=record.extras | {"slurm_job": job}).save(run_dir)
+    record.replace(extras=record.extras | {_JOB: job}).save(run_dir)
     logger.info("submitted as SLURM job %s: %s", job, run_dir)
-    return _follow(job, run_dir) if wait else EXIT_OK
+    return follow(job, run_dir) if wait else EXIT_OK
+
+
+def needs_sbatch(path: str, value: str) -> None:
+    """Refuse what an override asks for where there is no SLURM.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if shutil.which("sbatch") is None:
+        raise_problems([Problem(path, value, "needs sbatch", "It is not on the PATH", "launcher=local")])
+
+
+@contextlib.contextmanager
+def without_job() -> Iterator[None]:
+    """Hide the job that this process is in: its variables would be taken for options of a new one."""
+    hidden = {name: os.environ[name] for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _script(config: RunConfig, run_dir: Path, entry: str) -> str:
@@ -104,24 +126,29 @@ def _script(config: RunConfig, run_dir: Path, entry: str) -> str:
 
 
 def _sbatch(script: Path) -> str:
-    # Inside of a job, its own variables would be taken for options of the new one.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
-    done = subprocess.run(
-        ["sbatch", "--parsable", str(script)],
-        env=own,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with without_job():
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(script)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"status {done.returncode}"
         raise RunFailedError(f"sbatch did not take {script}: {said}")
     return done.stdout.strip().split(";")[0]
 
 
-def _follow(job: str, run_dir: Path) -> int:
-    """Show the job's log until it has ended; Ctrl-C cancels the job."""
+def unfinished_job(run_dir: Path) -> str | None:
+    """The job that the directory's run was submitted as, where SLURM has not ended it yet."""
+    job = RunRecord.load(run_dir).extras.get(_JOB)
+    state = job_state(job) if isinstance(job, str) else None
+    return job if state is not None and state not in ENDED else None
+
+
+def follow(job: str, run_dir: Path) -> int:
+    """Show the job's log until it has ended; Ctrl-C cancels the job. Returns the run's exit status."""
     log = _Tail(run_dir / LOG_FILE)
     try:
         state = _wait(job, log)
@@ -144,7 +171,7 @@ def _wait(job: str, log: _Tail) -> str:
     while unknown < _UNKNOWN_LIMIT and ended < _SETTLED:
         state = job_state(job)
         unknown = unknown + 1 if state is None else 0
-        ended = ended + 1 if state in _ENDED else 0
+        ended = ended + 1 if state in ENDED else 0
         if state is not None and state != shown:
             logger.info("SLURM job %s: %s", job, state.lower())
             shown = state

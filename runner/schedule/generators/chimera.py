@@ -5,11 +5,14 @@ Source: Li and Hoefler, Chimera, 2021. A unit is D micro-batches; units follow e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from runner.schedule.generators.bidirectional import of_pipelines
 from runner.schedule.generators.layout import backward, forward
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["chimera", "chimera_placement"]
+__all__ = ["chimera", "chimera_in_pairs", "chimera_placement"]
 
 
 def chimera_placement(ranks: int, pipes: int) -> list[tuple[int, ...]]:
@@ -44,3 +47,31 @@ def chimera(ranks: int, microbatches: int, pipes: int) -> Schedule:
             slots[rank].append((start + 2 * ranks - 1 - stage, backward(stage, number)))
     rows = [[action for _, action in sorted(row)] for row in slots]
     return of_pipelines("chimera", placement, rows, microbatches)
+
+
+def chimera_in_pairs(ranks: int, microbatches: int, pipes: int, *, halves: bool) -> Schedule:
+    """Chimera whose forwards take two micro-batches as one, and whose backwards take one each.
+
+    Where a backward takes twice as long as a forward, both then fill equal slots, and units follow each other without
+    a gap: forward doubling. With ``halves`` the two are the halves of one micro-batch: backward halving.
+
+    Args:
+        ranks: D, even.
+        microbatches: a multiple of D; of 2 D without ``halves``.
+        pipes: 2 f, where f divides D / 2.
+        halves: cut each micro-batch in two.
+    """
+    whole = chimera(ranks, microbatches if halves else microbatches // 2, pipes)
+    return replace(
+        whole,
+        pipeline_of_microbatch=tuple(row for row in whole.pipeline_of_microbatch for _ in range(2)),
+        actions=tuple(tuple(_in_pairs(row)) for row in whole.actions),
+        joined=2,
+        parts=2 if halves else 1,
+    )
+
+
+def _in_pairs(row: Iterable[Action]) -> Iterable[Action]:
+    for action in row:
+        number = action.microbatch or 0
+        yield from (action._replace(microbatch=2 * number + which) for which in range(2))

@@ -1,6 +1,7 @@
 """A schedule of the user's own, in the CSV form of torch.distributed.pipelining.
 
 One row per rank; a cell is ``<stage><op><micro-batch>`` with op F, B, I, W or R (recompute, which torch does not have);
+``0F0+1`` is one forward of two micro-batches, ``0B0.1`` the backward of half of one, neither of which torch has;
 a blank cell is a bubble and says nothing, because the lists' order alone counts. Cells in which torch writes
 communication or sharding (``0SEND_F1``, ``1RECV_B3``, ``0UNSHARD``, ``0RESHARD``, ``0REDUCE_GRAD``) are read over, so
 that any file torch writes can be used: messages and reductions are always derived from the compute order here.
@@ -16,18 +17,25 @@ from pathlib import Path
 
 from runner.errors import Problem, did_you_mean
 from runner.schedule.check import check
-from runner.schedule.values import COMPUTE, Action, Schedule, parse_action
+from runner.schedule.values import COMPUTE, Action, Op, Schedule, parse_action
 
 __all__ = ["read_schedule"]
 
 _logger = logging.getLogger(__name__)
 _DERIVED = re.compile("[0-9]+(?:(?:SEND|RECV)_[FB][0-9]+|UNSHARD|RESHARD|REDUCE_GRAD)")
+_DOUBLED = re.compile("([0-9]+)F([0-9]*[02468])[+]([0-9]+)")
+_HALVED = re.compile("([0-9]+[BIW])([0-9]+)[.]([01])")
 _PATH = "schedule.file"
 
 
 def read_schedule(file: str) -> Schedule | list[Problem]:
     """The checked schedule that ``file`` holds, or what is wrong with it."""
-    rows = _rows(file)
+    cells = _cells(file)
+    if cells and isinstance(cells[0], Problem):
+        return [cell for cell in cells if isinstance(cell, Problem)]
+    written = [cell for cell in cells if not isinstance(cell, Problem)]
+    doubled, halved = (any(form.fullmatch(text) for _, _, text in written) for form in (_DOUBLED, _HALVED))
+    rows = _rows(file, written, halved=halved)
     if rows and isinstance(rows[0], Problem):
         return [row for row in rows if isinstance(row, Problem)]
     actions = tuple(row for row in rows if not isinstance(row, Problem))
@@ -45,38 +53,70 @@ def read_schedule(file: str) -> Schedule | list[Problem]:
         pipeline_of_microbatch=tuple(_pipelines(actions, placement, microbatches)),
         actions=actions,
         chunks=len(placement[0]) // len(actions),
+        joined=2 if doubled or halved else 1,
+        parts=2 if halved else 1,
     )
     return [Problem(_PATH, file, defect) for defect in check(schedule)] or schedule
 
 
-def _rows(file: str) -> list[tuple[Action, ...]] | list[Problem]:
+_Cell = tuple[int, int, str]
+"""Row and column, from 0, and what stands there; without blank cells, a row without any is there as an empty text."""
+
+
+def _cells(file: str) -> list[_Cell] | list[Problem]:
     try:
         with Path(file).open(newline="", encoding="utf-8") as stream:
-            cells = [row for row in csv.reader(stream) if row]
+            rows = [row for row in csv.reader(stream) if row]
     except OSError as error:
         return [Problem(_PATH, file, "must be a readable file", error.strerror or str(error), _nearby(file))]
     except (UnicodeDecodeError, csv.Error) as error:
         return [Problem(_PATH, file, "must be a CSV text file", str(error))]
-    rows: list[tuple[Action, ...]] = []
+    return [(rank, column, cell.strip()) for rank, row in enumerate(rows) for column, cell in enumerate(row)]
+
+
+def _rows(file: str, cells: Sequence[_Cell], *, halved: bool) -> list[tuple[Action, ...]] | list[Problem]:
+    """Each rank's actions; where micro-batches are halved, their halves are numbered through."""
+    rows: list[list[Action]] = [[] for _ in range(1 + max((rank for rank, _, _ in cells), default=-1))]
     problems: list[Problem] = []
     derived = 0
-    for rank, row in enumerate(cells):
-        actions: list[Action] = []
-        for column, text in enumerate(cell.strip() for cell in row):
-            if not text:
-                continue
-            if _DERIVED.fullmatch(text):
-                derived += 1
-                continue
-            found = _compute(text)
-            if isinstance(found, Action):
-                actions.append(found)
-            else:
-                problems.append(Problem(_PATH, file, f"row {rank + 1}, cell {column + 1} ({text}): {found}"))
-        rows.append(tuple(actions))
+    for rank, column, text in cells:
+        if not text:
+            continue
+        if _DERIVED.fullmatch(text):
+            derived += 1
+            continue
+        found = _halves(text) if halved else _whole(text)
+        if isinstance(found, str):
+            problems.append(Problem(_PATH, file, f"row {rank + 1}, cell {column + 1} ({text}): {found}"))
+        else:
+            rows[rank] += found
     if derived:
         _logger.info("%s: %d cells of communication or sharding read over; they are derived here", file, derived)
-    return problems or rows
+    return problems or [tuple(row) for row in rows]
+
+
+def _halves(text: str) -> list[Action] | str:
+    """The halves that a cell of a file with halves holds, or the rule it breaks."""
+    if found := _HALVED.fullmatch(text):
+        return [parse_action(f"{found[1]}{2 * int(found[2]) + int(found[3])}")]
+    action = _compute(text)
+    if isinstance(action, str):
+        return action
+    if action.op is not Op.F:
+        return "must name its half, .0 or .1, as others of this file do"
+    assert action.microbatch is not None  # compute always has one
+    return [action._replace(microbatch=2 * action.microbatch + half) for half in (0, 1)]
+
+
+def _whole(text: str) -> list[Action] | str:
+    """The actions that a cell holds, two of them for a doubled forward, or the rule it breaks."""
+    if found := _DOUBLED.fullmatch(text):
+        stage, first, second = map(int, found.groups())
+        if second != first + 1:
+            return f"must be a forward of micro-batches {first} and {first + 1}"
+        return [Action(Op.F, stage, microbatch) for microbatch in (first, second)]
+    action = _compute(text)
+    return action if isinstance(action, str) else [action]
 
 
 def _compute(text: str) -> Action | str:

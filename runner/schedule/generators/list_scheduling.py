@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from runner.schedule.dependencies import dependencies
-from runner.schedule.simulate import StageCosts, durations
+from runner.schedule.simulate import Jitter, StageCosts, durations
 from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["Clock", "Urgency", "list_schedule"]
@@ -30,23 +30,26 @@ class Clock:
         backwards: per rank, B or I that have begun.
     """
 
-    def __init__(self, draft: Schedule, costs: StageCosts) -> None:
+    def __init__(self, draft: Schedule, costs: StageCosts, jitter: Jitter | None = None) -> None:
         self.now = 0.0
         self.started: dict[Action, float] = {}
         self.held = [0] * draft.ranks
         self.forwards = [0] * draft.ranks
         self.backwards = [0] * draft.ranks
         self._durations = durations(costs, draft)
+        self._jitter = jitter
         self._arrivals: list[list[float]] = [[] for _ in range(draft.ranks)]
         self._alarms: list[float] = []
 
     def duration(self, action: Action) -> float:
         """Time that ``action`` takes."""
-        return self._durations[action.op][action.stage]
+        chance = 1.0 if self._jitter is None else self._jitter.factor(action)
+        return self._durations[action.op][action.stage] * chance
 
-    def latency(self, first: int, second: int) -> float:
-        """Time of a message between two neighbouring stages of different ranks."""
-        return self._durations[Op.SEND][min(first, second)]
+    def latency(self, made: Action, stage: int) -> float:
+        """Time of the message that brings what an action made to a neighbouring stage of another rank."""
+        chance = 1.0 if self._jitter is None else self._jitter.factor(made, message=True)
+        return self._durations[Op.SEND][min(made.stage, stage)] * chance
 
     def next_arrival(self, rank: int) -> float:
         """When the next action of ``rank`` becomes ready that something running now makes ready."""
@@ -92,18 +95,19 @@ Urgency = Callable[[Clock, int, Action], tuple[float, ...] | None]
 """Of a ready action on a rank: the least is started first; None: not now."""
 
 
-def list_schedule(draft: Schedule, costs: StageCosts, urgency: Urgency) -> Schedule:
+def list_schedule(draft: Schedule, costs: StageCosts, urgency: Urgency, jitter: Jitter | None = None) -> Schedule:
     """``draft`` with each rank's actions in the order in which they were started.
 
     Args:
         draft: every action on its rank, in any order.
         costs: durations to play it with.
         urgency: the rule.
+        jitter: what the durations are multiplied by.
 
     Raises:
         ValueError: the rule lets nothing start although actions are left.
     """
-    clock = Clock(draft, costs)
+    clock = Clock(draft, costs, jitter)
     board = _Board(draft)
     busy_until = [0.0] * draft.ranks
     rows: list[list[Action]] = [[] for _ in range(draft.ranks)]
@@ -160,7 +164,7 @@ class _Board:
     def release(self, clock: Clock, rank: int, action: Action, end: float) -> None:
         """``action`` of ``rank`` ends at ``end``: whoever waited for it last becomes ready."""
         for other, waiting in self._waiting.get(action, ()):
-            ready = end if other == rank else end + clock.latency(action.stage, waiting.stage)
+            ready = end if other == rank else end + clock.latency(action, waiting.stage)
             self._ready_at[waiting] = max(self._ready_at[waiting], ready)
             self._missing[waiting] -= 1
             if not self._missing[waiting]:

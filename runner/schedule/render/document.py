@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runner.schedule.render.table import cells
 from runner.schedule.simulate import Costs, simulate
 from runner.schedule.stream import updates, weight_versions
 from runner.schedule.values import Schedule
@@ -15,7 +16,8 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
     """Everything about ``schedule`` that a program might ask, in plain lists and numbers.
 
     An entry ``[stage, window, index]`` of ``updates`` is an optimizer step that comes before ``index`` of the rank's
-    actions. ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
+    actions. A move ``[stage, micro-batch, rank]`` is a micro-batch whose activations that rank keeps for a while.
+    ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
     ``steady_bubble_ratio`` is null where ``period`` is not given.
 
     Args:
@@ -25,17 +27,19 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
     """
     times = simulate(schedule, costs)
     busy = sum(times.busy) / schedule.windows
-    seen = [[schedule.window_of(m)] * schedule.stages for m in range(schedule.microbatches)]
+    asked = range(0, schedule.microbatches, schedule.parts)  # the first part of each micro-batch
+    seen = [[schedule.window_of(m)] * schedule.stages for m in asked]
     return {
         "schedule": schedule.name,
         "ranks": schedule.ranks,
         "stages": schedule.stages,
-        "microbatches": schedule.microbatches,
+        "microbatches": len(asked),
         "chunks": schedule.chunks,
         "placement": [list(row) for row in schedule.placement],
-        "pipeline_of_microbatch": list(schedule.pipeline_of_microbatch),
-        "window_of_microbatch": [schedule.window_of(m) for m in range(schedule.microbatches)],
-        "actions": [[str(action) for action in row] for row in schedule.actions],
+        "pipeline_of_microbatch": [schedule.pipeline_of_microbatch[m] for m in asked],
+        "window_of_microbatch": [schedule.window_of(m) for m in asked],
+        "actions": [cells(schedule, row) for row in schedule.actions],
+        "moves": [[move.stage, move.microbatch, move.host] for move in schedule.moves],
         "costs": {"F": costs.F, "B": costs.B, "I": costs.I, "W": costs.W, "comm": costs.comm},
         "makespan": times.makespan,
         "bubble_ratio": times.bubble_ratio,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from runner.schedule.render.table import label
 from runner.schedule.simulate import Costs, StageCosts, simulate
 from runner.schedule.values import Op, Program, Schedule
 
@@ -43,8 +44,13 @@ class Event(NamedTuple):
 def events_of(view: Schedule | Program, costs: Costs | StageCosts) -> tuple[Event, ...]:
     """The simulated timeline, rank by rank."""
     times = simulate(view, costs)
+    schedule = view.schedule if isinstance(view, Program) else view
+
+    def asked(microbatch: int | None) -> int | None:
+        return None if microbatch is None else microbatch // schedule.parts
+
     return tuple(
-        Event(rank, action.op.value, action.stage, action.microbatch, start, end, str(action))
+        Event(rank, action.op.value, action.stage, asked(action.microbatch), start, end, label(schedule, action))
         for rank, row in enumerate(view.actions)
         for action, start, end in zip(row, times.start[rank], times.end[rank], strict=True)
     )

@@ -54,7 +54,7 @@ def to_svg(view: Schedule | Program, costs: Costs | StageCosts, *, title: str | 
 
 
 def _batches(schedule: Schedule) -> str:
-    each = f"{schedule.microbatches // schedule.windows} micro-batches"
+    each = f"{schedule.microbatches // (schedule.windows * schedule.parts)} micro-batches"
     return each if schedule.windows == 1 else f"{schedule.windows} steps of {each}"
 
 

@@ -121,7 +121,7 @@ def _draw(
             lane = schedule.pipeline_of_microbatch[action.microbatch or 0], action.stage
             first, last = _span(times, rank, index, unit)
             for column in range(first, min(last, columns)):
-                drawn[column] = (lane, _character(action))
+                drawn[column] = (lane, _character(action, schedule.parts))
     return drawn
 
 
@@ -134,8 +134,8 @@ def _line(drawn: list[tuple[_Lane, str] | None], lane: _Lane) -> str:
     return "".join("." if cell is None else cell[1] if cell[0] == lane else " " for cell in drawn)
 
 
-def _character(action: Action) -> str:
-    microbatch = action.microbatch or 0
+def _character(action: Action, parts: int) -> str:
+    microbatch = (action.microbatch or 0) // parts
     if action.op is Op.F:
         return str(microbatch % 10)
     if action.op is Op.R:

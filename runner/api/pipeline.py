@@ -1,20 +1,4 @@
-"""The pipeline from a user's own script, with Lightning's own Trainer::
-
-    class Model(pl.LightningModule):
-        def layers(self):                      # modules in order, or callables that make them
-            return [lambda: nn.Linear(8, 32), nn.ReLU, lambda: nn.Linear(32, 4)]
-
-        def loss(self, output, target):        # a mean over its samples, or (sum, weight)
-            return nn.functional.cross_entropy(output, target)
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-    strategy = PipelineStrategy(stages=2, schedule="1f1b", microbatches=4)
-    pl.Trainer(strategy=strategy, devices=2, accelerator="cpu", max_epochs=3).fit(Model(), loader)
-
-Start it with ``python`` or ``torchrun``. See docs/lightning.md.
-"""
+"""The pipeline engine as the strategy of a user's own Trainer."""
 
 from __future__ import annotations
 
@@ -45,19 +29,18 @@ from runner.schedule.fuse import fuse_backwards
 from runner.schedule.lower import lower
 from runner.schedule.values import Program, Schedule
 from runner.strategy import pipeline
-from runner.training.averaging import WeightAveraging
 from runner.training.steps import ModuleSteps
 
-__all__ = ["PipelineStrategy", "WeightAveraging"]
+__all__ = ["PRECISIONS", "PipelineStrategy", "trainer_options"]
 
-# Lightning's precision flags and the runner's names for them.
-_PRECISIONS = {
+PRECISIONS = {
     "32-true": "fp32",
     "32": "fp32",
     "bf16-true": "bf16",
     "bf16-mixed": "bf16_mixed",
     "16-mixed": "fp16_mixed",
 }
+"""Lightning's precision flags and the runner's names for them."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +88,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
         scaling: LossScaling | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
-        wanted: dict[str, Any] = {"ranks": stages, "microbatches": microbatches, "chunks": chunks}
-        raise_problems(registry.problems_of(schedule, file=None, **wanted))
-        order = fuse_backwards(registry.build(schedule, file=None, **wanted))
+        order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
         topology = Topology.grid(stages, data, placement=order.placement)
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # what seed_everything leaves for other processes
         options = EngineOptions(microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite)
@@ -163,7 +144,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         if self.engine is None:
             self._device_type = self.root_device.type
-            self.options = replace(self.options, **_trainer_options(trainer, self._scaling))
+            self.options = replace(self.options, **trainer_options(trainer, self._scaling))
         super().setup(trainer)
 
     @override
@@ -197,7 +178,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
         ModuleSteps(self, model).bind()
 
 
-def _trainer_options(trainer: pl.Trainer, scaling: LossScaling) -> dict[str, Any]:
+def trainer_options(trainer: pl.Trainer, scaling: LossScaling) -> dict[str, Any]:
     """The engine's options that the Trainer was given.
 
     Raises:
@@ -209,11 +190,11 @@ def _trainer_options(trainer: pl.Trainer, scaling: LossScaling) -> dict[str, Any
         why = "The schedule accumulates over the micro-batches of each batch"
         fix = f"PipelineStrategy(microbatches={accumulated}) and batches {accumulated} times as large"
         problems.append(Problem("Trainer.accumulate_grad_batches", accumulated, "must be 1", why, fix))
-    if precision not in _PRECISIONS:
-        rule = f"must be one of {', '.join(_PRECISIONS)}"
+    if precision not in PRECISIONS:
+        rule = f"must be one of {', '.join(PRECISIONS)}"
         problems.append(Problem("Trainer.precision", precision, rule, fix="precision=bf16-mixed"))
     raise_problems(problems)
-    name, most = _PRECISIONS[precision], trainer.gradient_clip_val
+    name, most = PRECISIONS[precision], trainer.gradient_clip_val
     by_value = str(trainer.gradient_clip_algorithm or "norm").rpartition(".")[2].lower() == "value"
     limit = float(most) if most else None
     return {

@@ -1,0 +1,45 @@
+"""The links between this machine's ranks as ``runner doctor --collectives`` has measured them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runner.config.schema import RunConfig
+
+__all__ = ["cache_root", "links_file", "with_measured_link"]
+
+
+def cache_root() -> Path:
+    """Where measurements of this machine are kept: ``$RUNNER_CACHE``, else ``~/.cache/runner``."""
+    root = os.environ.get("RUNNER_CACHE")
+    return Path(root) if root else Path.home() / ".cache" / "runner"
+
+
+def links_file() -> Path:
+    """One file per machine, which holds ``bytes_per_second``, ``latency_seconds``, ``date`` and what was measured."""
+    return cache_root() / "links" / f"{platform.node() or 'machine'}.json"
+
+
+def with_measured_link(config: RunConfig) -> RunConfig:
+    """``hardware=auto`` with the link's figures, where they were measured and the request names none.
+
+    They become part of the request, so that ranks on other machines plan with the same ones.
+    """
+    hardware = config.hardware
+    if hardware.name != "auto" or hardware.link_bytes_per_second is not None or hardware.link_latency_seconds:
+        return config
+    try:
+        found: dict[str, Any] = json.loads(links_file().read_text(encoding="utf-8"))
+        link: dict[str, Any] = {
+            "link_bytes_per_second": float(found["bytes_per_second"]),
+            "link_latency_seconds": float(found["latency_seconds"]),
+            "source": f"{hardware.source}; its links by runner doctor --collectives, {found['date']}",
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return config
+    return replace(config, hardware=replace(hardware, **link))

@@ -1,0 +1,71 @@
+"""The words of a sweep that choose and set Hydra's plugins, resolved by Hydra against the plugins' own schemas."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from runner.errors import Problem, RequestError, raise_problems
+
+__all__ = ["LAUNCHER", "plugin_settings", "split_words"]
+
+LAUNCHER = "launcher"
+_KINDS = (LAUNCHER,)
+# What may be chosen, and the packages that bring it.
+_PLUGINS = {"submitit_slurm": ("hydra-submitit-launcher", "runner[submitit]")}
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words about Hydra's plugins, and the others."""
+    prefixes = tuple(prefix for kind in _KINDS for prefix in (f"hydra/{kind}=", f"hydra.{kind}."))
+    ours = [word for word in words if word.startswith(prefixes)]
+    return ours, [word for word in words if word not in ours]
+
+
+def plugin_settings(kind: str, words: Sequence[str], name: str) -> dict[str, Any] | None:
+    """The settings of ``hydra/<kind>`` as plain values; None where no word chooses one.
+
+    Args:
+        kind: of plugin, e.g. ``launcher``.
+        words: see :func:`split_words`.
+        name: what the settings may refer to as ``hydra.job.name``.
+
+    Raises:
+        RequestError: there is no such plugin here, or it has no such setting.
+    """
+    own = [word for word in words if word.startswith((f"hydra/{kind}=", f"hydra.{kind}."))]
+    if not own:
+        return None
+    chosen = [word.partition("=")[2] for word in own if word.startswith(f"hydra/{kind}=")]
+    if len(chosen) != 1 or chosen[0] not in _PLUGINS:
+        asked, known = ", ".join(chosen) or None, " or ".join(_PLUGINS)
+        raise_problems(
+            [Problem(f"hydra/{kind}", asked, f"must be {known}", fix=f"hydra/{kind}={next(iter(_PLUGINS))}")]
+        )
+    package, extra = _PLUGINS[chosen[0]]
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        why = f"It comes with {package}, which is not installed: pip install '{extra}'"
+        raise_problems([Problem(f"hydra/{kind}", chosen[0], "needs a package", why)])
+    return _composed(kind, own, name)
+
+
+def _composed(kind: str, words: Sequence[str], name: str) -> dict[str, Any]:
+    from hydra import compose, initialize
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with warnings.catch_warnings(), initialize(config_path=None, version_base="1.3"):
+            warnings.simplefilter("ignore")
+            composed = compose(overrides=[*words, f"hydra.job.name='{name}'"], return_hydra_config=True)
+            container = OmegaConf.to_container(composed.hydra[kind], resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        told = " ".join(str(error).split())
+        raise RequestError([Problem(f"hydra.{kind}", " ".join(words), "cannot be set so", told)]) from error
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}

@@ -1,0 +1,71 @@
+"""Files that appear under their name whole and durable, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from runner.errors import RunFailedError
+
+__all__ = ["TEMPORARY", "CheckpointError", "durably", "first_line", "sync_directory"]
+
+TEMPORARY = ".unfinished-"
+"""How the names of files begin that are being written, or that a killed writer left."""
+
+
+class CheckpointError(Exception):
+    """A file that is no good checkpoint; the message says why."""
+
+
+@contextlib.contextmanager
+def durably(path: Path) -> Iterator[Path]:
+    """The place to write what is to become ``path``: it takes that name, durably, where the block ends well.
+
+    Raises:
+        RunFailedError: the file system refuses, or what was written could not be read again.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY, suffix=f"-{path.name}")
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except BaseException as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        if isinstance(error, CheckpointError):
+            raise RunFailedError(
+                f"the checkpoint {path} could not be loaded again: {error}; the state of callbacks, too, must be "
+                "tensors and plain values"
+            ) from error
+        if isinstance(error, OSError | RuntimeError | SafetensorError):  # torch puts its own on top of the cause
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise RunFailedError(f"the checkpoint {path} could not be written: {first_line(cause)}") from error
+        raise
+
+
+def sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in a line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), None)
+    return (named or (lines[0] if lines else type(error).__name__)).rstrip(".")

@@ -1,0 +1,181 @@
+"""When a run is saved, what stays of it, and how a run is put back where one was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from runner.config.schema import CheckpointConfig
+from runner.strategy.checkpoint_file import checkpoint_files, checkpoint_name, remove_checkpoint, remove_leftovers
+from runner.strategy.part_files import write_part
+from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.whole_checkpoint import num_bytes
+from runner.training.random_state import set_random_state
+from runner.training.resume import ENTRY, Progress, follow_config, loop_state
+
+__all__ = ["Checkpoints"]
+
+_Content = dict[str, Any]
+
+
+class Checkpoints(Callback):
+    """Saves every so many steps and at the last one; keeps some; puts a run back where one was saved.
+
+    Args:
+        directory: made on first use.
+        config: when to save, how, and what stays.
+        validates: whether a validation follows a step; the save waits for it.
+        progress: where the run stands; called on every rank.
+        resumed: the progress that the run continues from.
+        follows_config: whether a resumed optimizer takes the request's settings; else it keeps its own.
+        saved: called after each save.
+        val_losses: ``[step, value]`` pairs of the run so far.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: CheckpointConfig,
+        *,
+        validates: Callable[[int], bool],
+        progress: Callable[[pl.Trainer], Progress],
+        resumed: Progress | None,
+        follows_config: bool,
+        saved: Callable[[], None],
+        val_losses: Callable[[], Iterable[Sequence[float]]],
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._validates = validates
+        self._progress = progress
+        self._resumed = resumed
+        self._follows_config = follows_config
+        self._saved = saved
+        self._val_losses = val_losses
+        self._start = resumed.step if resumed is not None else 0
+        self._files = {step: path for step, path in checkpoint_files(directory).items() if step <= self._start}
+        self._background = _Background()
+        self._copied = 0  # most bytes of a copy so far
+
+    @property
+    def newest(self) -> Path | None:
+        return self._files[max(self._files)] if self._files else None
+
+    @property
+    def best(self) -> Path | None:
+        """Of those that are kept because of their validation's loss, the one with the least."""
+        ranked = self._best()
+        return self._files[ranked[0]] if ranked and self._config.keep_best else None
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
+        if self._resumed is not None:
+            checkpoint["loops"] = loop_state(trainer, self._resumed)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
+        checkpoint[ENTRY] = self._progress(trainer).to_entry()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The last thing before the first step: what ran since the start has drawn random numbers too."""
+        if trainer.is_global_zero:
+            remove_leftovers(self._directory)
+            for step, path in checkpoint_files(self._directory).items():
+                if step > self._start:  # the run passed it over as damaged
+                    remove_checkpoint(path)
+        if self._resumed is not None:
+            if self._follows_config:
+                follow_config(trainer)
+            set_random_state(self._resumed.random_of(trainer.global_rank))
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        self._background.check()
+        if self._is_due(trainer.global_step) and not self._validates(trainer.global_step):
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._is_due(trainer.global_step):
+            self._save(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._save(trainer)
+        if self._config.asynchronous:
+            self._wait_for_all_ranks(trainer)
+            self._remove_old(trainer)
+
+    def _is_due(self, step: int) -> bool:
+        every = self._config.every
+        return every is not None and step % every == 0
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        step = trainer.global_step
+        if step in self._files:
+            return
+        path = self._directory / checkpoint_name(step)
+        if self._config.asynchronous:
+            self._wait_for_all_ranks(trainer)
+            self._remove_old(trainer)
+            self._start_saving(trainer, path)
+            self._files[step] = path
+        else:
+            trainer.save_checkpoint(path, weights_only=False)
+            self._files[step] = path
+            self._remove_old(trainer)
+        self._saved()
+
+    def _start_saving(self, trainer: pl.Trainer, path: Path) -> None:
+        """Copy what is to be saved, and let it be written while the run goes on."""
+        strategy = trainer.strategy
+        assert isinstance(strategy, PipelineStrategy)
+        with strategy.in_parts(partial(self._start_writing, strategy, path)):
+            trainer.save_checkpoint(path, weights_only=False)
+
+    def _start_writing(self, strategy: PipelineStrategy, path: Path, content: _Content) -> None:
+        copied = num_bytes([content.get("state_dict"), content.get("optimizer_states")])
+        assert strategy.meter is not None
+        strategy.meter.hold(max(0, copied - self._copied))
+        self._copied = max(copied, self._copied)
+        self._background.start(partial(write_part, content, path, strategy.global_rank, strategy.world_size))
+
+    def _wait_for_all_ranks(self, trainer: pl.Trainer) -> None:
+        """Until the save that was begun last is whole, so that older ones may go."""
+        self._background.wait()
+        trainer.strategy.barrier()
+
+    def _remove_old(self, trainer: pl.Trainer) -> None:
+        """Only what has been saved whole since makes an older one superfluous."""
+        kept = {*sorted(self._files)[-self._config.keep :], *self._best()[: self._config.keep_best]}
+        for step in self._files.keys() - kept:
+            path = self._files.pop(step)
+            if trainer.is_global_zero:
+                remove_checkpoint(path)
+
+    def _best(self) -> list[int]:
+        """The steps of those with a validation, the least loss first."""
+        losses = {int(step): value for step, value in self._val_losses() if int(step) in self._files}
+        return sorted(losses, key=lambda step: (losses[step], -step))
+
+
+class _Background:
+    """Writes one thing at a time in a thread."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        self._writing = self._pool.submit(write)
+
+    def check(self) -> None:
+        """Raise what has gone wrong so far."""
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+
+    def wait(self) -> None:
+        """Until all is written; raise what went wrong."""
+        if self._writing is not None:
+            self._writing.result()

@@ -1,0 +1,137 @@
+"""A thread of every rank that sees whether the rank makes progress, and says where it stands where it does not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from runner.record import RunRecord, finish_failed, hang_file, write_atomically
+from runner.strategy.pipeline import PipelineStrategy
+
+__all__ = ["MARGIN_SECONDS", "Watchdog"]
+
+logger = logging.getLogger(__name__)
+
+_POLLS = 10  # until a report
+MARGIN_SECONDS = 10.0
+"""Messages may take this much longer: who waits for a rank that stands still would else be told as the cause."""
+_GRACE_SECONDS = 2.0  # the ranks do not stand still at the same moment: time for the others to say where they are
+
+
+class Watchdog(Callback):
+    """Writes ``logs/rank_<n>.hang.txt`` where nothing happened for a while, and ends the rank where it stays so.
+
+    Progress is an action of the engine, or a step or batch of Lightning's loop.
+
+    Args:
+        run_dir: the run's directory.
+        rank, num_ranks: of this process, and in all.
+        report_seconds: without progress until the place and the stacks are written.
+        end_seconds: without progress until the process ends.
+    """
+
+    def __init__(self, run_dir: Path, rank: int, num_ranks: int, report_seconds: float, end_seconds: float) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._report_seconds = min(report_seconds, end_seconds)
+        self._end_seconds = end_seconds
+        self._beats = 0
+        self._done = threading.Event()
+        self._main = threading.main_thread().ident
+        self._strategy: PipelineStrategy | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(trainer.strategy, PipelineStrategy)
+        self._strategy = trainer.strategy
+        hang_file(self._run_dir, self._rank).unlink(missing_ok=True)
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._beats += 1
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._beats += 1
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self._beats += 1
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.stop()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Watch no more; harmless where it has not begun."""
+        self._done.set()
+
+    def _watch(self) -> None:
+        seen, since, reported = self._progress(), time.monotonic(), False
+        poll = self._report_seconds / _POLLS
+        while not self._done.wait(poll):
+            now = self._progress()
+            if now != seen:
+                seen, since, reported = now, time.monotonic(), False
+                continue
+            still = time.monotonic() - since
+            if still >= self._report_seconds and not reported:
+                reported = True
+                self._report(still)
+            if still >= self._end_seconds:
+                self._end(still)
+
+    def _progress(self) -> tuple[int, int]:
+        engine = self._strategy.engine if self._strategy is not None else None
+        return self._beats, engine.actions_begun if engine is not None else 0
+
+    def _report(self, still: float) -> None:
+        """The first line says where this rank stands; the picture and the stacks of all its threads follow."""
+        engine = self._strategy.engine if self._strategy is not None else None
+        place, picture = engine.place() if engine is not None else ("before the first step", "")
+        frames = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = sys._current_frames()
+        where = _innermost(stacks[self._main]) if self._main in stacks else ""
+        lines = [f"rank {self._rank} {place}{where}", "", picture, ""]
+        for ident, frame in stacks.items():
+            lines += [f"thread {frames.get(ident, ident)}", "".join(traceback.format_stack(frame))]
+        file = hang_file(self._run_dir, self._rank)
+        write_atomically(file, "\n".join(lines) + "\n")
+        logger.warning("no progress for %.0f s: %s; see %s", still, lines[0], file)
+
+    def _end(self, still: float) -> None:
+        if self._done.wait(_GRACE_SECONDS):
+            return
+        places = [_first_line(hang_file(self._run_dir, rank)) for rank in range(self._num_ranks)]
+        told = [place or f"rank {rank} does not say where it is" for rank, place in enumerate(places)]
+        reason = f"no progress for {still:.0f} s: {'; '.join(told)}"
+        file = hang_file(self._run_dir, self._rank)
+        write_atomically(file, f"{reason}\n\n{file.read_text(encoding='utf-8')}")
+        if RunRecord.load(self._run_dir).status == "running":
+            finish_failed(self._run_dir, "failed", reason)
+        os._exit(1)
+
+
+def _first_line(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").partition("\n")[0]
+    except FileNotFoundError:
+        return ""
+
+
+def _innermost(frame: Any) -> str:
+    """The innermost frame that is neither a package's nor the runner's own: the user's."""
+    here = str(Path(__file__).parents[1])
+    frames = traceback.extract_stack(frame)
+    own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(("<", here))]
+    own = [one for one in own if f"{os.sep}lib{os.sep}python" not in one.filename]
+    return f", at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""

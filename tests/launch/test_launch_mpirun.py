@@ -1,0 +1,77 @@
+"""``mpirun -n 4 runner train``: its processes become the ranks, and equal one process."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from launch_helpers import OVERRIDES, Started, wait_for
+from safetensors.torch import load_file
+
+from runner.errors import RequestError
+from runner.launch.mpi import become_rank, num_ranks
+from runner.record import RunRecord
+
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+RUNNER = (sys.executable, "-m", "runner", "train", *OVERRIDES, "logger=none", "trainer.progress=false")
+FOUR = ("parallelism.pipeline=2", "parallelism.data=2", "run_dir=four")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: apt-get install openmpi-bin"),
+    pytest.mark.timeout(600),
+]
+
+
+def test_the_variables_of_a_rank() -> None:
+    started = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "PMIX_NAMESPACE": "17"}
+    started |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    assert (num_ranks({}), num_ranks(started)) == (0, 8)
+    with pytest.raises(RequestError, match="MASTER_ADDR = null: must be set"):
+        become_rank(dict(started))
+    ports = set()
+    for rank in "5", "6":
+        found = started | {"MASTER_ADDR": "n1", "OMPI_COMM_WORLD_RANK": rank}
+        become_rank(found)
+        assert [found[key] for key in ("RANK", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE")] == [rank, "1", "1", "8"]
+        assert found["MASTER_ADDR"] == "n1"
+        ports.add(found["MASTER_PORT"])
+    assert len(ports) == 1
+
+
+@pytest.mark.slow
+def test_four_ranks_equal_one_process(tmp_path: Path) -> None:
+    started = Started([*MPIRUN, "-n", "4", *RUNNER, *FOUR], tmp_path)
+    status, out, err = started.finish(timeout=280)
+    assert status == 0, err + out
+    assert started.left_behind() == []
+    status, _, err = Started([*RUNNER, "schedule.microbatches=4", "run_dir=one"], tmp_path).finish(timeout=280)
+    assert status == 0, err
+    assert RunRecord.load(tmp_path / "four").loss == RunRecord.load(tmp_path / "one").loss
+    weights, expected = (load_file(tmp_path / name / "weights.safetensors") for name in ("four", "one"))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_a_signal_saves_and_a_wrong_number_is_refused(tmp_path: Path) -> None:
+    started = Started([*MPIRUN, "-n", "2", *RUNNER, *FOUR], tmp_path)
+    status, out, err = started.finish(timeout=280)
+    assert "parallelism = 2 x 2 x 1: the product of the degrees, 4, must be the number of ranks, 2" in err + out
+    assert status == 2
+    assert not (tmp_path / "four").exists()
+    two = ("parallelism.pipeline=2", "trainer.max_steps=100000", "run_dir=two")
+    started = Started([*MPIRUN, "-n", "2", *RUNNER, *two], tmp_path)
+    wait_for([tmp_path / "two" / "steps.jsonl"], timeout=250)
+    time.sleep(0.2)
+    started.process.send_signal(signal.SIGUSR1)
+    status, out, err = started.finish(timeout=280)
+    assert status == 75, err + out
+    assert started.left_behind() == []
+    record = RunRecord.load(tmp_path / "two")
+    assert (record.status, record.reason) == (
+        "preempted",
+        f"stopped by SIGUSR1, saved after step {record.steps}; resume=auto goes on",
+    )

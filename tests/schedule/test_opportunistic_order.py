@@ -1,0 +1,120 @@
+"""The order in which ranks run that take forwards before their turn, by the simulator and its chance."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+from plan_profiles import layer, model
+
+from runner.plan.memory import in_flight_microbatches, predict_memory
+from runner.plan.stages import stage_figures
+from runner.schedule import Costs, Op, Schedule, build, check, check_program, lower, problems_of, simulate
+from runner.schedule.opportunistic import hurried, realised, take_forward
+from runner.schedule.simulate import Jitter
+from runner.schedule.values import COMPUTE, Program
+
+
+def opportunistic(ranks: int, microbatches: int, limit: int | None = None) -> Schedule:
+    return build("varuna", ranks=ranks, microbatches=microbatches, opportunistic=True, memory_limit=limit)
+
+
+def as_run(program: Program, order: Schedule) -> Program:
+    """A program with its forwards taken where an order has them; its messages go with them, and only these."""
+    rows = []
+    for row, wanted in zip(map(list, program.actions), order.actions, strict=True):
+        at = 0
+        for action in wanted:
+            while row[at].op not in COMPUTE:
+                at += 1
+            if row[at] != action:
+                assert take_forward(row, at, program.schedule.ahead) == action
+                at = row.index(action)
+            at += 1
+        rows.append(tuple(row))
+    return replace(program, schedule=replace(program.schedule, ahead=0), actions=tuple(rows))
+
+
+def p90(values: list[float]) -> float:
+    return statistics.quantiles(values, n=10)[-1]
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "limit"), [(2, 5, None), (4, 8, None), (4, 9, 3), (6, 6, 2)])
+def test_what_chance_makes_of_the_order_is_valid_and_within_what_is_planned(ranks, microbatches, limit):
+    schedule = opportunistic(ranks, microbatches, limit)
+    profile = model([layer() for _ in range(ranks)])
+    figures = stage_figures(profile, [(s, s) for s in range(ranks)])
+    planned = predict_memory(lower(schedule), profile, figures, batch_samples=microbatches).peak_bytes
+    orders = set()
+    for seed in range(12):
+        jitter = Jitter(1.0, seed)
+        order = realised(schedule, Costs(comm=0.5), jitter)
+        assert check(order) == []
+        assert check_program(lower(order)) == []
+        assert simulate(order, Costs(comm=0.5), jitter).makespan > 0
+        in_order = replace(order, ahead=0)
+        held = predict_memory(as_run(lower(schedule), order), profile, figures, batch_samples=microbatches).peak_bytes
+        assert all(one <= most for one, most in zip(held, planned, strict=True))
+        assert all(
+            one <= most
+            for one, most in zip(in_flight_microbatches(in_order), in_flight_microbatches(schedule), strict=True)
+        )
+        for rank, row in enumerate(order.actions):
+            for op in (Op.F, Op.R, Op.B):
+                assert [a for a in row if a.op is op] == [a for a in schedule.actions[rank] if a.op is op]
+        orders.add(order.actions)
+    assert len(orders) > 1
+
+
+def test_the_order_that_holds_most_runs_all_forwards_first():
+    rows = hurried(opportunistic(3, 4))
+    assert [str(action) for action in rows[0]][:6] == ["0F0", "0F1", "0F2", "0F3", "0R0", "0B0"]
+    assert rows[2] == opportunistic(3, 4).actions[2], "the last rank waits for no gradient"
+    static = build("varuna", ranks=3, microbatches=4)
+    assert hurried(static) == static.actions
+    assert realised(static, Costs(comm=1)) is static
+
+
+def test_late_messages_reorder_without_chance_and_save_time():
+    schedule = opportunistic(4, 16)
+    slow = Costs(comm=1.0)
+    assert simulate(realised(schedule, slow), slow).makespan < simulate(schedule, slow).makespan
+
+
+@pytest.mark.parametrize("comm", [0.0, 1.0])
+def test_p90_of_a_step_is_below_1f1bs_that_keeps_as_little(comm):
+    """1F1B with every layer recomputed in its backward, which then takes 3; with messages of a forward's time also
+    plain 1F1B, which keeps all it saved."""
+    schedule = opportunistic(4, 16)
+    one_f_one_b = build("1f1b", ranks=4, microbatches=16)
+    ours, static, recomputing, plain = [], [], [], []
+    for seed in range(16):
+        costs, jitter = Costs(comm=comm), Jitter(0.3, seed)
+        ours.append(simulate(realised(schedule, costs, jitter), costs, jitter).makespan)
+        static.append(simulate(schedule, costs, jitter).makespan)
+        recomputing.append(simulate(one_f_one_b, Costs(B=3, comm=comm), jitter).makespan)
+        plain.append(simulate(one_f_one_b, costs, jitter).makespan)
+    assert p90(ours) < 0.95 * p90(recomputing)
+    assert p90(ours) <= p90(static)
+    if comm:
+        assert p90(ours) < 0.95 * p90(plain)
+
+
+def test_chance_is_a_function_of_the_seed_and_the_action_alone():
+    action = build("1f1b", ranks=2, microbatches=1).actions[0][0]
+    factors = [Jitter(0.5, seed).factor(action) for seed in range(2000)]
+    assert Jitter(0.5, 7).factor(action) == factors[7]
+    assert min(factors) >= 1.0
+    assert statistics.mean(factors) == pytest.approx(1.5, rel=0.05)
+    assert Jitter(0.5, 7).factor(action, message=True) != factors[7]
+
+
+def test_refusals():
+    (problem,) = problems_of("1f1b", ranks=2, microbatches=2, opportunistic=True)
+    assert problem.line() == (
+        "schedule.opportunistic = true: applies to schedule=varuna only. The other schedules are run in their order. "
+        "Try schedule.opportunistic=null."
+    )
+    (problem,) = problems_of("varuna", ranks=2, microbatches=2, memory_limit=2)
+    assert problem.line().startswith("schedule.memory_limit = 2: needs schedule.opportunistic=true.")

@@ -1,0 +1,109 @@
+"""An update shared out over replicas is the unshared one bit for bit, wherever the parts begin."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from runner.optim.shared import SharedStates
+
+SHAPES = [(3, 5), (7,), (1,), (4, 2)]  # 31 elements: no number of replicas divides them
+
+
+class Together:
+    """Replicas in threads, which meet at every gathering."""
+
+    def __init__(self, size):
+        self.parts, self.barrier = [None] * size, threading.Barrier(size, timeout=20)
+
+    def of(self, rank):
+        together = self
+
+        class OfRank:
+            size = len(together.parts)
+
+            def __init__(self):
+                self.rank = rank
+
+            def all_gather(self, tensor):
+                together.barrier.wait()
+                together.parts[rank] = tensor.clone()
+                together.barrier.wait()
+                return list(together.parts)
+
+        return OfRank()
+
+
+def weights():
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+
+
+def set_gradients(parameters, step):
+    generator = torch.Generator().manual_seed(step)
+    for number, parameter in enumerate(parameters):
+        parameter.grad = None if number == step == 1 else torch.randn(parameter.shape, generator=generator)
+
+
+def train(parameters, step_once, steps):
+    for step in steps:
+        set_gradients(parameters, step)
+        step_once()
+
+
+def by_replica(size, work):
+    results, threads = [None] * size, []
+    for rank in range(size):
+
+        def run(rank=rank):
+            results[rank] = work(rank)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(30)
+    assert None not in results
+    return results
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_it_is_the_unshared_update_and_goes_on_from_its_states(size):
+    expected = weights()
+    plain = adamw(expected)
+    train(expected, plain.step, (0, 2, 3, 4))
+    first, second = Together(size), Together(size)
+
+    def work(rank):
+        parameters = weights()
+        shared = SharedStates(adamw(parameters), first.of(rank))
+        train(parameters, shared.step, (0, 2))
+        states = shared.whole()
+        again = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+        optimizer = adamw(again)
+        going_on = SharedStates(optimizer, second.of(rank))
+        named = {new: states[old] for new, old in zip(again, parameters, strict=True)}
+        going_on.load(named, [{"lr": 0.1}])
+        train(again, going_on.step, (3, 4))
+        return again, sum(
+            value.numel() for state in optimizer.state.values() for value in state.values() if value.dim()
+        )
+
+    for found, elements in by_replica(size, work):
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert elements == 2 * -(-31 // size)
+
+
+def test_a_weight_without_gradient_counts_as_zero():
+    parameters = weights()
+    shared = SharedStates(torch.optim.SGD(parameters, lr=1.0), Together(1).of(0))
+    before = [parameter.detach().clone() for parameter in parameters]
+    set_gradients(parameters, 1)
+    shared.step()
+    assert torch.equal(parameters[1], before[1])
+    assert not torch.equal(parameters[0], before[0])
