@@ -27,11 +27,7 @@ def claims_table(cells: Mapping[Key, Cell]) -> dict[str, Any]:
 
 
 def ordering_rows(kind: str, figures: Figures) -> list[tuple[str, str, str, str]]:
-<<<<<<< HEAD
-    """Of each claim about ``memory``, ``time`` or ``loss``: name, whether the paper and ``figures`` hold it, and why.
-=======
     """Of claims about ``memory``, ``time`` or ``loss``: name, whether it holds in the paper, in ``figures``, and why.
->>>>>>> main
 
     ``-`` stands where a figure is missing.
     """

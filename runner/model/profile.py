@@ -23,12 +23,7 @@ from runner.config.optimizers import ERROR_WIDTH, OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
-<<<<<<< HEAD
-from runner.model.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
-from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples, shapes
-=======
 from runner.model.boundary import flatten, map_tensors, num_samples, shapes
->>>>>>> main
 from runner.model.chain import LoadedModel, load_model
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_memory_bytes
