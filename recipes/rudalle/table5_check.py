@@ -26,7 +26,7 @@ _REPLICAS = 2
 def check(cells: Cells) -> list[Finding]:
     """Each assertion on a sweep's cells."""
     asserted: list[tuple[str, Callable[[Cells], tuple[bool, str]]]] = [
-        ("15 cells have numbers, 5 a reason", _complete),
+        ("the paper's 15 cells have numbers, every other one has them or a reason", _complete),
         ("state bytes fall with the stage: Adam, Fused Adam, CPU Adam", _fall),
         ("state bytes fall from ZeRO 1 on: 8-bit Adam, whose ZeRO 1 adds a copy of what it updates", _fall_8bit),
         ("state bytes are the predicted ones within 2 %", _as_predicted),
@@ -53,7 +53,8 @@ def _tried(holds: Callable[[Cells], tuple[bool, str]], cells: Cells) -> tuple[bo
 def _complete(cells: Cells) -> tuple[bool, str]:
     done = {key for key, cell in cells.items() if cell.status == "ok"}
     refused = {key for key, cell in cells.items() if cell.status == "unsupported" and cell.reason}
-    return done == set(PUBLISHED) and len(refused) == 5, f"{len(done)} and {len(refused)}"
+    every = {(optimizer, stage) for optimizer in OPTIMIZERS for stage in STAGES}
+    return done >= set(PUBLISHED) and done | refused == every, f"{len(done)} and {len(refused)}"
 
 
 def _bytes(cells: Cells, optimizer: str, stage: int) -> float:

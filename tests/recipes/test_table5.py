@@ -18,14 +18,15 @@ from runner.report.write import tables
 JOBS = resolve_sweep(["recipe=rudalle_table5"])
 
 
-def test_fifteen_cells_run_and_five_are_the_papers_dashes():
+def test_the_papers_fifteen_cells_run_and_one_of_its_dashes():
+    """CPU Adam at ZeRO 1 runs here; the paper leaves it out."""
     found = {}
     for job in JOBS:
         config = resolve(job)
         found[config.optimizer.name, config.zero.stage] = problems_in(config)
         assert (config.optimizer.lr, config.optimizer.betas, config.optimizer.weight_decay) == (5e-3, [0.9, 0.98], 0.2)
     assert list(found) == [(optimizer, stage) for optimizer in OPTIMIZERS for stage in STAGES]
-    assert {key for key, problems in found.items() if not problems} == set(PUBLISHED)
+    assert {key for key, problems in found.items() if not problems} == {*PUBLISHED, ("cpu_adam", 1)}
 
 
 def test_what_the_command_names_is_not_swept():
@@ -139,4 +140,7 @@ def test_an_assertion_that_does_not_hold_is_told(key, changed, broken):
 
 def test_the_command_says_what_is_missing(swept, capsys):
     assert main(str(swept)) == 1
-    assert "FAILS   15 cells have numbers, 5 a reason: 14 and 5" in capsys.readouterr().out
+    assert (
+        "FAILS   the paper's 15 cells have numbers, every other one has them or a reason: 14 and 5"
+        in capsys.readouterr().out
+    )
