@@ -107,12 +107,9 @@ def _run(config: RunConfig, plan: RunPlan, directory: Path, world_size: int, ent
 
 
 def _promise(config: RunConfig, plan: RunPlan) -> Promise:
-    """Equal bits, where every sum has one order: on the CPU, one thread, at most two replicas whose gradients the
-    runner sums, one micro-batch after the other, and no weight that several stages add up by themselves."""
-    from runner.plan.zero import shares_by_itself
-
-    own = not config.zero.stage or shares_by_itself(config, plan.schedule)
-    alone = config.parallelism.data <= _MOST_EXACT_REPLICAS and own
+    """Equal bits, where every sum has one order: on the CPU, one thread, at most two replicas that share
+    nothing out, one micro-batch after the other, and no weight that several stages add up by themselves."""
+    alone = config.parallelism.data <= _MOST_EXACT_REPLICAS and not config.zero.stage
     exact = not uses_cuda(config) and config.trainer.threads == 1 and alone
     return "bitwise" if exact and plan.schedule.sums_in_order and not _ties_cross(config, plan) else "rounding"
 
