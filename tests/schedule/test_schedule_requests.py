@@ -66,7 +66,11 @@ def test_alias() -> None:
         ({"name": "gems", "pipes": 2}, "schedule.pipes", "applies to schedule=chimera only"),
         ({"name": "1f1b", "variant": "x"}, "schedule.variant", "applies to schedule=chimera only"),
         ({"name": "v_min", "chunks": 4}, "schedule.chunks", "nearest is 2. Try schedule.chunks=2."),
-        ({"name": "zb_h1", "memory_limit": 3}, "schedule.memory_limit", "applies to schedule=zb_auto or auto only"),
+        (
+            {"name": "zb_h1", "memory_limit": 3},
+            "schedule.memory_limit",
+            "applies to schedule=zb_auto or auto or varuna only",
+        ),
         ({"name": "zb_auto", "memory_limit": 0}, "schedule.memory_limit", "must be at least 1"),
     ],
 )
