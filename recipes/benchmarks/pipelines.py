@@ -90,7 +90,7 @@ class RunnerPipeline:
             for stage in order.stages_of(rank)
         }
         self._has_first, self._has_last = 0 in stages, order.stages - 1 in stages
-        topology = Topology.grid(ranks, 1, placement=order.placement)
+        topology = Topology.grid(ranks, 1, placement=order.rows)
         groups = [tuple(range(ranks)), *(topology.holders(stage) for stage in range(order.stages))]
         transport: Transport = SocketTransport(groups, timeout_seconds=_LONGEST_WAIT_SECONDS)
         if link is not None:

@@ -46,7 +46,7 @@ def compute(row: Row, ranks: int, microbatches: int) -> Computed:
     schedule = row.build(ranks, microbatches)
     played = simulate(schedule, COSTS)
     busy = sum(played.busy) / ranks
-    several = len(schedule.placement) > 1
+    several = len(schedule.rows) > 1
     return Computed(
         formula=_bubble_of_formula(row, ranks, microbatches),
         simulated=played.bubble_ratio,

@@ -57,7 +57,7 @@ def predict(row: Row, ranks: int, microbatches: int) -> dict[str, Any]:
     profile, figures = _profile(schedule)
     samples = microbatches * _SAMPLES
     parts = predict_memory(lower(schedule), profile, figures, batch_samples=samples, temporaries=1).parts
-    pipelines = len(schedule.placement)
+    pipelines = len(schedule.rows)
     each = [schedule.parts * _held(one) for one in figures]  # of a whole micro-batch
     shares = [sum(each[stage] for stage in schedule.stages_of(rank)) // pipelines for rank in range(ranks)]
     batches = [_batch_bytes(schedule, rank) for rank in range(ranks)]

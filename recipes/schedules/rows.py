@@ -128,5 +128,11 @@ ROWS = (
     ),
     Row("dualpipe", 1, (), f"{_SPLIT} and B = I + W; weights 2 Mw; pairs of F and B run one after the other."),
     Row("bitpipe", 2, (), "Two Vs; weights 2 Mw. Half of chimera's bubble, between its units too."),
+    Row(
+        "pipefb",
+        1,
+        (),
+        "A reconstruction. Backwards on other ranks, recomputed; weights (2 D - 1) / D Mw; found by list scheduling.",
+    ),
     Row("varuna", 1, (), "Recomputation counts as work, not as idle time; no closed form here."),
 )

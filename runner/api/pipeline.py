@@ -89,7 +89,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
         timeout_seconds: float = 600.0,
     ) -> None:
         order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
-        topology = Topology.grid(stages, data, placement=order.placement)
+        topology = Topology.grid(stages, data, placement=order.rows)
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # what seed_everything leaves for other processes
         options = EngineOptions(microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite)
         super().__init__(_Layout(topology, order, lower(order)), options, timeout_seconds=timeout_seconds)

@@ -23,9 +23,14 @@ def run(arguments: Arguments) -> int:
     """
     command = shlex.join(["runner", "train", *arguments.words, *(["-m"] if arguments.switch("multirun") else [])])
     if arguments.switch("multirun"):
-        from runner.launch.hydra.settings import split_words
+        from runner.launch.hydra.settings import SWEEPER, chooses, split_words
 
         plugins, words = split_words(arguments.words)
+        if chooses(SWEEPER, plugins):
+            from runner.launch.hydra.study import study
+
+            raise_problems(arguments.problems)
+            return study(words, plugins, command=command)
         jobs = jobs_of(replace(arguments, words=tuple(words)))
         from runner.launch.sweep import sweep
 

@@ -28,15 +28,34 @@ def optimizer_rules(config: RunConfig) -> Iterator[Problem]:
         yield from _unread_keys(config, kind)
         yield from _weight_decay(config, kind)
         yield from _compression(config, kind)
+        yield from _own_function(config)
+
+
+def _own_function(config: RunConfig) -> Iterator[Problem]:
+    optimizer = config.optimizer
+    if optimizer.name != "custom":
+        for key, value in (("target", optimizer.target), ("kwargs", optimizer.kwargs)):
+            if value:
+                why = f"{optimizer.name} calls no function of yours"
+                yield Problem(f"optimizer.{key}", value, "belongs to optimizer=custom", why, "optimizer=custom")
+        return
+    if optimizer.target is None:
+        why, fix = "The option custom calls your own function", "optimizer.target=package.module:function"
+        yield Problem("optimizer.target", None, "must be given", why, fix)
+    if optimizer.weight_decay:
+        why, fix = "Your function is called with lr and its kwargs alone", "+optimizer.kwargs.weight_decay=0.1"
+        path = "optimizer.weight_decay"
+        yield Problem(path, optimizer.weight_decay, "must be 0 with optimizer=custom", why, fix)
 
 
 def _unread_keys(config: RunConfig, kind: OptimizerKind) -> Iterator[Problem]:
     optimizer, default = config.optimizer, type(config.optimizer)()
     if "momentum" not in kind.reads and optimizer.momentum != default.momentum:
-        why = f"It has no meaning for {optimizer.name}, which has betas"
-        yield Problem("optimizer.momentum", optimizer.momentum, "belongs to optimizer=sgd", why, "optimizer.momentum=0")
+        why = f"It has no meaning for {optimizer.name}"
+        rule = "belongs to optimizer=sgd or lars"
+        yield Problem("optimizer.momentum", optimizer.momentum, rule, why, "optimizer.momentum=0")
     if "betas" not in kind.reads and optimizer.betas != default.betas:
-        why = f"They have no meaning for {optimizer.name}, which has momentum"
+        why = f"They have no meaning for {optimizer.name}"
         fix = "optimizer.betas=[0.9,0.999]"
         yield Problem("optimizer.betas", optimizer.betas, "belong to adam and adamw", why, fix)
     if "eps" not in kind.reads and optimizer.eps != default.eps:
@@ -80,6 +99,7 @@ def lr_scheduler_rules(config: RunConfig) -> Iterator[Problem]:
     yield from at_least("lr_scheduler.warmup_steps", section.warmup_steps, 0)
     yield from at_least("lr_scheduler.total_steps", section.total_steps, 1)
     yield from not_negative("lr_scheduler.min_lr", section.min_lr)
+    yield from at_least("lr_scheduler.base_batch", section.base_batch, 1)
     if section.name == "constant":
         default = type(section)()
         for key in ("warmup_steps", "min_lr", "total_steps"):
@@ -101,7 +121,7 @@ def lr_scheduler_rules(config: RunConfig) -> Iterator[Problem]:
         why = f"The decay ends at step {total} ({path})"
         fix = f"lr_scheduler.warmup_steps={total}"
         yield Problem("lr_scheduler.warmup_steps", section.warmup_steps, f"must be at most {total}", why, fix)
-    if section.min_lr > config.optimizer.lr > 0:
+    if section.base_batch is None and section.min_lr > config.optimizer.lr > 0:
         why = f"The rate falls from optimizer.lr = {config.optimizer.lr}"
         yield Problem(
             "lr_scheduler.min_lr", section.min_lr, "must be at most optimizer.lr", why, "lr_scheduler.min_lr=0"

@@ -82,5 +82,15 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     ),
     "cpu_adam": OptimizerKind(decoupled=None, package="deepspeed", extra="zero", operator="cpu_adam"),
     "fused_adam": OptimizerKind(decoupled=None, package="deepspeed", extra="zero", operator="fused_adam"),
+    "lars": OptimizerKind(
+        values=0.0,
+        reads=("momentum",),
+        decoupled=False,
+        package="pytorch_optimizer",
+        extra="optimizers",
+        elementwise=False,
+    ),
+    "lamb": OptimizerKind(package="pytorch_optimizer", extra="optimizers", elementwise=False),
+    "custom": OptimizerKind(reads=(), decoupled=None, elementwise=False),
     "onebit_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_fp32),
 }

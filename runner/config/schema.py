@@ -155,11 +155,13 @@ class PolicyConfig:
 class OptimizerConfig:
     name: str = "adamw"
     lr: float = 1e-3  # the peak, where a schedule changes it
-    momentum: float = 0.0  # sgd only
+    momentum: float = 0.0  # sgd and lars only
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])  # Adam and its kin only
     eps: float = 1e-8  # Adam and its kin only
     weight_decay: float = 0.0
     decoupled_weight_decay: bool | None = None  # decay leaves the moments alone; null = the optimizer's own way
+    target: str | None = None  # optimizer=custom: package.module:function of the parameters, lr and kwargs
+    kwargs: dict[str, Any] = field(default_factory=dict)  # its other arguments
     freeze_step: int | None = None  # onebit_adam: from this step on the variance stays and momentum travels in bits
 
 
@@ -171,6 +173,7 @@ class LrSchedulerConfig:
     warmup_steps: int = 0  # steps until the peak
     min_lr: float = 0.0  # where the decay ends
     total_steps: int | None = None  # null = trainer.max_steps
+    base_batch: int | None = None  # data.batch_size that optimizer.lr is for: others get it in proportion; null = any
 
 
 @dataclass

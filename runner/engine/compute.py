@@ -21,7 +21,7 @@ from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import mix_seed
 from runner.model.profile import to_precision
 from runner.model.split_backward import backward_input, backward_weight
-from runner.schedule.values import Action
+from runner.schedule.values import Action, Op
 
 __all__ = ["Compute"]
 
@@ -81,8 +81,11 @@ class Compute:
         value = self._input(window, stage, microbatch)
         again = window.training and (stage, microbatch) in self.recomputed
         buffers = self._changed[stage].snapshot() if again else None
-        hooks: AbstractContextManager[object] = saved_tensors_hooks(_drop, _never) if again else _AS_IT_IS
-        if (stage, microbatch) in self.moved:
+        elsewhere = self._rank.recomputes_elsewhere(window, stage)
+        hooks: AbstractContextManager[object] = _AS_IT_IS
+        if again or elsewhere:
+            hooks = saved_tensors_hooks(_drop, _never)
+        elif (stage, microbatch) in self.moved:
             stash = self._stash(stage, microbatch, value)
             hooks = saved_tensors_hooks(stash.pack, stash.unpack)
         start = time.perf_counter()
@@ -98,16 +101,34 @@ class Compute:
             window.losses_to_come -= 1
             if not window.losses_to_come:
                 self._on_losses(window)
-        if self._rank.holds(window, stage + 1, microbatch):
-            self._rank.buffers.put("input", stage + 1, microbatch, map_tensors(_as_leaf, output))
         if buffers is not None:
             buffers.forget_unchanged()
             self._rank.buffers.put("buffers", stage, microbatch, buffers)
+        if again or elsewhere:
             output = map_tensors(_as_leaf, output)
-        if window.training:
+        keeps_graph = window.training and not elsewhere
+        if keeps_graph:
             self._rank.buffers.put("graph", stage, microbatch, (value, output))
-        elif stage < self._rank.view.num_stages - 1 and not self._rank.holds(window, stage + 1, microbatch):
-            self._rank.buffers.put("output", stage, microbatch, output)
+        self._hand_forward(window, stage + 1, microbatch, output, to_send=not keeps_graph)
+
+    def _hand_forward(self, window: Window, stage: int, microbatch: int, value: Any, *, to_send: bool) -> None:
+        """Keep an output for the next stage: for its F, and for its R where another rank runs that.
+
+        Args:
+            stage: that next one.
+            value: the output.
+            to_send: no graph keeps the output, from which it would be sent.
+        """
+        if stage == self._rank.view.num_stages:
+            return
+        users = [(Op.F, "output")]
+        if self._rank.recomputes_elsewhere(window, stage):
+            users.append((Op.R, "copy"))
+        for op, kind in users:
+            if self._rank.holds(window, stage, microbatch, op):
+                self._rank.buffers.put("input", stage, microbatch, map_tensors(_as_leaf, value))
+            elif to_send:
+                self._rank.buffers.put(kind, stage - 1, microbatch, value)
 
     def _stash(self, stage: int, microbatch: int, value: Any) -> Stash:
         """Keeps what autograd saves of a forward; weights and the step's batch stay where they are."""
@@ -122,13 +143,15 @@ class Compute:
         stage, microbatch = action.stage, number_of(action)
         if not window.sizes[microbatch]:
             return
-        value, _ = self._rank.buffers.peek("graph", stage, microbatch)
-        buffers = self._rank.buffers.take("buffers", stage, microbatch)
+        if self._rank.recomputes_elsewhere(window, stage):
+            value, as_before = self._input(window, stage, microbatch), _AS_IT_IS
+        else:
+            value, _ = self._rank.buffers.take("graph", stage, microbatch)
+            as_before = self._rank.buffers.take("buffers", stage, microbatch).restored()
         start = time.perf_counter()
-        with self._rank.transport.exclusive(), buffers.restored():
+        with self._rank.transport.exclusive(), as_before:
             output = self._run(window, stage, microbatch, value, counts=False)
         self._rank.timeline.compute("R", stage, microbatch, start, time.perf_counter())
-        self._rank.buffers.take("graph", stage, microbatch)
         self._rank.buffers.put("graph", stage, microbatch, (value, output))
 
     def _run(self, window: Window, stage: int, microbatch: int, value: Any, *, counts: bool) -> Any:
@@ -237,7 +260,8 @@ class Compute:
         """The gradients of a stage's output, from the stage after; None on the last one, whose output is the loss."""
         if stage == self._rank.view.num_stages - 1:
             return None
-        if not self._rank.holds(window, stage + 1, microbatch):
+        sent_by_forward = not self._rank.recomputes_elsewhere(window, stage)
+        if sent_by_forward and not self._rank.holds(window, stage + 1, microbatch):
             self._rank.buffers.take("sent", stage, microbatch).wait()
         incoming = self._rank.buffers.take("gradient", stage, microbatch)
         if isinstance(incoming, Incoming):
@@ -253,7 +277,7 @@ class Compute:
         if stage == 0:
             return
         made = [torch.zeros_like(t) if g is None else g for t, g in zip(value, gradients, strict=True)]
-        kind = "gradient" if self._rank.holds(window, stage - 1, microbatch) else "input_gradient"
+        kind = "gradient" if self._rank.holds(window, stage - 1, microbatch, Op.B) else "input_gradient"
         self._rank.buffers.put(kind, stage - 1 if kind == "gradient" else stage, microbatch, made)
 
     def _seed_layers(self, window: Window, microbatch: int) -> Callable[[int], None]:

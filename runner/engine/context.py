@@ -13,7 +13,7 @@ from runner.engine.transport import Transport
 from runner.engine.window import Window
 from runner.model.layers import StageModule
 from runner.plan.topology import Topology
-from runner.schedule.values import Action, Schedule
+from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["RankContext", "RankView", "number_of"]
 
@@ -84,10 +84,15 @@ class RankContext:
     buffers: Buffers = field(default_factory=Buffers)
     timeline: Timeline = field(default_factory=Timeline)
 
-    def holds(self, window: Window, stage: int, microbatch: int) -> bool:
-        """Whether this rank computes ``stage`` of ``microbatch``."""
+    def holds(self, window: Window, stage: int, microbatch: int, op: Op = Op.F) -> bool:
+        """Whether this rank runs ``op`` of ``stage`` and ``microbatch``; of a window without backwards: F alone."""
         schedule = self.schedules[window.training]
-        return 0 <= stage < schedule.stages and schedule.rank_of(stage, microbatch) == self.view.position
+        return 0 <= stage < schedule.stages and schedule.rank_of(stage, microbatch, op) == self.view.position
+
+    def recomputes_elsewhere(self, window: Window, stage: int) -> bool:
+        """Whether the backward of a stage is on another rank than its forward."""
+        schedule = self.schedules[window.training]
+        return 0 <= stage < schedule.stages and window.training and schedule.has_other_backward(stage)
 
 
 def number_of(action: Action) -> int:

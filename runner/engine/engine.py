@@ -137,9 +137,9 @@ class Engine:
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes of activations, on their way or lent, and of gradients that this rank sent in training steps so far."""
+        """Bytes this rank sent in training steps so far: of activations, also lent or sent twice, and of gradients."""
         sent = self._executor.bytes_sent
-        activations = sent[Payload.ACTIVATION] + sent[Payload.STASH]
+        activations = sum(count for payload, count in sent.items() if payload is not Payload.GRADIENT)
         return {"activation": activations, "gradient": sent[Payload.GRADIENT]}
 
     def attach_optimizer(

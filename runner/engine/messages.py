@@ -25,6 +25,7 @@ _Boundary = tuple[int, int, bool, int, int]
 _CHANNELS = {
     Payload.ACTIVATION: Channel.ACTIVATION,
     Payload.GRADIENT: Channel.GRADIENT,
+    Payload.INPUT: Channel.INPUT,
     Payload.STASH: Channel.ACTIVATION,
 }
 
@@ -68,6 +69,7 @@ class Messages:
         self._rank = rank
         self._specs: dict[_Boundary, BoundarySpec] = {}  # of each stage's input
         self._announced: dict[_Boundary, BoundarySpec] = {}  # of each stage's output
+        self._gradients: dict[_Boundary, BoundarySpec] = {}  # sent and received, where no activation went before them
         self._sends: deque[tuple[Handle, Tensor]] = deque()
         self._posted: set[Action] = set()  # receives that were posted before their turn
 
@@ -97,6 +99,8 @@ class Messages:
         if action.payload is Payload.STASH and stage in self._rank.stages:
             return False  # another micro-batch leaves before this one is back
         known = self._announced if action.payload is Payload.GRADIENT else self._specs
+        if action.payload is Payload.GRADIENT and self._rank.recomputes_elsewhere(window, stage):
+            known = self._gradients
         return (stage, self._peer(action), *window.key(microbatch)) in known
 
     def was_posted(self, action: Action) -> bool:
@@ -126,17 +130,15 @@ class Messages:
         if not window.sizes[microbatch]:
             return
         peer = self._peer(action)
+        key = (stage, peer, *window.key(microbatch))
         if payload is Payload.STASH:
             tensors = self._leaving(window, action, peer)
-        elif payload is Payload.ACTIVATION:
-            value = (
-                self._rank.buffers.peek("graph", stage, microbatch)[1]
-                if window.training
-                else (self._rank.buffers.take("output", stage, microbatch))
-            )
-            tensors = self._announce((stage, peer, *window.key(microbatch)), value, peer)
-        else:
+        elif payload is Payload.GRADIENT:
             tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
+            if self._rank.recomputes_elsewhere(window, stage - 1):  # no activation of this shape went the other way
+                tensors = self._announce(self._gradients, key, tensors)
+        else:
+            tensors = self._announce(self._announced, key, self._output(action))
         assert payload is not None
         sent = Outgoing()
         for tensor in tensors:
@@ -145,6 +147,13 @@ class Messages:
                 self.bytes_sent[payload] += message.numel() * message.element_size()
             sent.append((self._rank.transport.send(message, peer, _CHANNELS[payload]), message))
         self._keep_until_sent(window, action, sent)
+
+    def _output(self, action: Action) -> Any:
+        """The output of a stage that keeps its graph, or that was put aside to be sent."""
+        place = action.stage, number_of(action)
+        if self._rank.buffers.has("graph", *place):
+            return self._rank.buffers.peek("graph", *place)[1]
+        return self._rank.buffers.take("copy" if action.payload is Payload.INPUT else "output", *place)
 
     def _leaving(self, window: Window, action: Action, peer: int) -> list[Tensor]:
         """What a rank keeps of a micro-batch, on its way to the rank that hosts it, or back from there."""
@@ -160,28 +169,35 @@ class Messages:
             tensor for part in self._rank.buffers.peek("graph", stage, microbatch) for tensor in flatten(part)[0]
         )
         memories = self._rank.buffers.peek("stash", stage, microbatch).leave(boundary)
-        return self._announce((stage, peer, *window.key(microbatch)), memories, peer)
+        return self._announce(self._announced, (stage, peer, *window.key(microbatch)), memories)
 
     def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
         """Own messages until they have left, without waiting for a peer that is still computing.
 
-        An activation has arrived when its gradient comes back: its backward lets it go. Gradients go when they have
-        left. Where a transport does not tell, all but the last one are waited for: they were due before it was made.
+        An activation has arrived when its gradient comes back: its backward lets it go, if it is here. Others go when
+        they have left. Where a transport does not tell, all but the last one are waited for: they were due before it
+        was made.
         """
         if action.payload is Payload.STASH:
             sent.wait()  # its memory is needed for what comes next
             return
-        if action.payload is Payload.ACTIVATION and window.training:
+        elsewhere = self._rank.recomputes_elsewhere(window, action.stage)
+        if action.payload is Payload.ACTIVATION and window.training and not elsewhere:
             self._rank.buffers.put("sent", action.stage, number_of(action), sent)
             return
         lengths = (message.nbytes for _, message in sent)
-        waits = action.payload is Payload.GRADIENT and not all(map(self._rank.transport.tells_completion, lengths))
+        waits = window.training and not all(map(self._rank.transport.tells_completion, lengths))
         while self._sends and (waits or self._sends[0][0].is_completed()):
             self._sends.popleft()[0].wait()
         self._sends += sent
 
-    def _announce(self, key: _Boundary, value: Any, peer: int) -> list[Tensor]:
+    def _announce(self, announced: dict[_Boundary, BoundarySpec], key: _Boundary, value: Any) -> list[Tensor]:
         """Tell the receiver a boundary's shapes the first time; later they must be the same.
+
+        Args:
+            announced: what was told of its like before.
+            key: with the receiver.
+            value: the boundary.
 
         Returns:
             the boundary's tensors, without their history.
@@ -190,11 +206,11 @@ class Messages:
             RuntimeError: the same input shapes gave another output shape.
         """
         tensors, structure = flatten(value)
-        known = self._announced.get(key)
+        known = announced.get(key)
         if known is None:
             known = BoundarySpec.of(tensors, structure)
-            self._rank.transport.send_bytes(known.to_bytes(), peer, Channel.SPEC)
-            self._announced[key] = known
+            self._rank.transport.send_bytes(known.to_bytes(), key[1], Channel.SPEC)
+            announced[key] = known
         elif not known.describes(tensors, structure):
             raise RuntimeError(
                 f"stage {key[0]} gave {BoundarySpec.of(tensors, structure).tensors} where inputs of the same shape "
@@ -208,23 +224,28 @@ class Messages:
         if not window.sizes[microbatch]:
             return
         peer, spec = self._peer(action), None
+        key = (stage, peer, *window.key(microbatch))
         returns = payload is Payload.STASH and stage in self._rank.stages
         if returns:
-            tensors = self._announced[stage, peer, *window.key(microbatch)].allocate(self._rank.transport.device)
+            tensors = self._announced[key].allocate(self._rank.transport.device)
         elif payload is not Payload.GRADIENT:
-            key = (stage, peer, *window.key(microbatch))
-            if key not in self._specs:
-                self._specs[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(peer, Channel.SPEC))
-            spec = self._specs[key]
+            spec = self._told(self._specs, key)
             tensors = spec.allocate(self._rank.transport.device)
+        elif self._rank.recomputes_elsewhere(window, stage):
+            tensors = self._told(self._gradients, key).allocate(self._rank.transport.device)
         else:
-            known = self._announced[stage, peer, *window.key(microbatch)]
-            tensors = known.allocate_gradients(self._rank.transport.device)
+            tensors = self._announced[key].allocate_gradients(self._rank.transport.device)
         assert payload is not None
         handles = [self._rank.transport.receive(tensor, peer, _CHANNELS[payload]) for tensor in tensors]
-        kinds = {Payload.ACTIVATION: "input", Payload.GRADIENT: "gradient", Payload.STASH: "hosted"}
-        kind = "returned" if returns else kinds[payload]
+        kinds = {Payload.GRADIENT: "gradient", Payload.STASH: "hosted"}
+        kind = "returned" if returns else kinds.get(payload, "input")
         self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
+
+    def _told(self, known: dict[_Boundary, BoundarySpec], key: _Boundary) -> BoundarySpec:
+        """The shapes of a boundary, which its sender announces the first time."""
+        if key not in known:
+            known[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(key[1], Channel.SPEC))
+        return known[key]
 
     def _peer(self, action: Action) -> int:
         assert action.peer is not None

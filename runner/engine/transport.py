@@ -30,6 +30,7 @@ class Channel(IntEnum):
     TOTALS = 4  # once per step, from the last stage's rank to each other: the loss
     STOP = 5  # once per step, from the end of the headers' way to the last stage's rank, where these differ
     MOMENTUM = 6  # between replicas, of optimizers that compress it
+    INPUT = 7  # of a stage, for the rank of its backward, where that is not its forward's
 
 
 class Handle(Protocol):

@@ -22,7 +22,7 @@ from runner.report.ledger import LEDGER_FILE, Ledger, running
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["distinguishing", "sweep"]
+__all__ = ["distinguishing", "run_sweep", "sweep", "table"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,30 @@ def sweep(
     Raises:
         RequestError: no job at all can be resolved, or the sweep's directory cannot be used.
     """
+    return run_sweep(
+        override_lists,
+        shown=distinguishing(override_lists),
+        command=command,
+        entry=entry,
+        console=console,
+        plugins=plugins,
+    )[0]
+
+
+def run_sweep(
+    override_lists: Sequence[Sequence[str]],
+    *,
+    shown: Sequence[Sequence[str]],
+    command: str,
+    entry: str,
+    console: Console | None,
+    plugins: Sequence[str],
+) -> tuple[int, list[Path]]:
+    """As :func:`sweep`; also the directory of each job.
+
+    Args:
+        shown: of every job, the overrides that its row shows.
+    """
     from rich.console import Console
 
     requests = [_resolved(overrides) for overrides in override_lists]
@@ -70,13 +94,13 @@ def sweep(
     one = Sweep(directory, command, entry, place.sweep_retry, place.sweep_on_failure, console.is_terminal, array)
     with _alone(directory):
         logger.info("sweep directory: %s", directory)
-        wanted = [(request.key, shown) for request, shown in zip(requests, distinguishing(override_lists), strict=True)]
+        wanted = [(request.key, words) for request, words in zip(requests, shown, strict=True)]
         ledger, jobs = _ledger(directory).entered(wanted)
         ledger.save(directory)
         with _live_table(directory, console):
             status = run_all(one, list(zip(jobs, requests, strict=True)))
-    console.print(_table(directory))
-    return status
+    console.print(table(directory))
+    return status, [directory / str(job.number) for job in jobs]
 
 
 def distinguishing(override_lists: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -142,7 +166,8 @@ def _ledger(directory: Path) -> Ledger:
         raise
 
 
-def _table(directory: Path) -> object:
+def table(directory: Path) -> object:
+    """Of all jobs that were ever asked of the directory, as they are now."""
     from runner.report.read import read_report
     from runner.report.tables import runs_table
 
@@ -158,7 +183,7 @@ def _live_table(directory: Path, console: Console) -> Iterator[None]:
     from rich.live import Live
 
     def shown() -> object:
-        return _table(directory)
+        return table(directory)
 
     with Live(
         get_renderable=shown,  # type: ignore[arg-type]  # a renderable is anything with __rich_console__

@@ -38,6 +38,7 @@ from runner.model.profile_cache import cached_profile
 from runner.model.ties import find_ties
 from runner.model.timing import can_be_timed, with_measured_seconds
 from runner.optim.build import observed_state_ratio, state_bytes_per_gradient_byte
+from runner.optim.named import by_name
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
 from runner.plan.limits import on_accelerator
@@ -92,6 +93,9 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
     wide = torch.float32.itemsize / dtype.itemsize
     master = wide if PRECISIONS[config.precision.name].master_weights else 0.0
     average = wide if config.trainer.ema_decay is not None else 0.0
+    if config.optimizer.name == "custom":
+        seen = observed_state_ratio(partial(by_name, config.optimizer))
+        return seen * (master or 1.0) + master + average, master
     own = _own_state_ratio(config) if config.optimizer.name == "auto" else None
     states = own if own is not None else state_bytes_per_gradient_byte(config.optimizer, master)
     return states + average, master
@@ -122,7 +126,7 @@ def _own_state_ratio(config: RunConfig) -> float | None:
                 return None
             made = with_one_optimizer(module.configure_optimizers(), config.model.target)
             (optimizer,) = optimizers_in(made)
-        return observed_state_ratio(optimizer)
+        return observed_state_ratio(lambda given: type(optimizer)(given, **optimizer.defaults))
     except RequestError:
         raise
     except Exception as error:  # it may ask for a Trainer, or be of a class with arguments of its own

@@ -32,6 +32,8 @@ def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile])
     """The profile of a request: from the cache, else made and kept. A cache that cannot be written is done without."""
     for section, target in (("model", config.model.target), ("data", config.data.target), ("loss", config.loss.target)):
         import_target(f"{section}.target", target)  # so that their sources count
+    if config.optimizer.target is not None:
+        import_target("optimizer.target", config.optimizer.target)
     if config.data.collate is not None:
         import_target("data.collate", config.data.collate)
     path = _folder() / f"{_key(config)}.json"
@@ -59,7 +61,13 @@ def _key(config: RunConfig) -> str:
         "own": _beside_its_own(config),
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
         "precision": config.precision.name,
-        "optimizer": [config.optimizer.name, config.optimizer.momentum, config.trainer.ema_decay is not None],
+        "optimizer": [
+            config.optimizer.name,
+            config.optimizer.momentum,
+            config.optimizer.target,
+            config.optimizer.kwargs,
+            config.trainer.ema_decay is not None,
+        ],
         "seed": config.seed,
         "machine": [config.device, config.trainer.threads, _processor(), os.cpu_count(), torch.__version__],
         "hardware": [config.hardware.name, config.hardware.flops],

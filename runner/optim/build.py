@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import median
 
 import torch
@@ -58,17 +58,13 @@ def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float =
     return states * (master_ratio or 1.0) + master_ratio
 
 
-def observed_state_ratio(optimizer: Optimizer) -> float:
-    """Bytes of optimizer state for each byte of gradient: seen at a step of another one of the same class.
-
-    Raises:
-        TypeError: the class takes other arguments than its defaults.
-    """
+def observed_state_ratio(make: Callable[[list[Tensor]], Optimizer]) -> float:
+    """Bytes of optimizer state for each byte of gradient: seen at a step of what ``make`` makes of a small tensor."""
     parameter = torch.nn.Parameter(torch.zeros(64, 64))
     parameter.grad = torch.zeros_like(parameter)
-    another = type(optimizer)([parameter], **optimizer.defaults)
-    another.step()
-    kept = [value for value in another.state[parameter].values() if isinstance(value, Tensor) and value.dim()]
+    optimizer = make([parameter])
+    optimizer.step()
+    kept = [value for value in optimizer.state[parameter].values() if isinstance(value, Tensor) and value.dim()]
     return sum(value.nbytes for value in kept) / parameter.nbytes
 
 

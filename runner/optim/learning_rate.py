@@ -11,9 +11,9 @@ from collections.abc import Callable
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from runner.config.schema import LrSchedulerConfig
+from runner.config.schema import LrSchedulerConfig, RunConfig
 
-__all__ = ["build_scheduler", "learning_rate"]
+__all__ = ["build_scheduler", "learning_rate", "peak_rate"]
 
 
 def learning_rate(config: LrSchedulerConfig, peak: float, total_steps: int) -> Callable[[int], float]:
@@ -21,7 +21,7 @@ def learning_rate(config: LrSchedulerConfig, peak: float, total_steps: int) -> C
 
     Args:
         config: the section; ``warmup_steps`` and ``min_lr`` count for every kind but ``constant``.
-        peak: ``optimizer.lr``.
+        peak: see :func:`peak_rate`.
         total_steps: where the decay ends, unless the section says otherwise.
     """
     total = config.total_steps or total_steps
@@ -40,7 +40,16 @@ def learning_rate(config: LrSchedulerConfig, peak: float, total_steps: int) -> C
     return lambda step: low + (peak - low) * fraction(step)
 
 
-def build_scheduler(config: LrSchedulerConfig, optimizer: Optimizer, peak: float, total_steps: int) -> LambdaLR:
-    """Torch's scheduler that applies :func:`learning_rate` to every parameter group."""
-    rate = learning_rate(config, peak, total_steps)
-    return LambdaLR(optimizer, lambda step: rate(step) / peak)
+def peak_rate(config: RunConfig) -> float:
+    """The highest rate: ``optimizer.lr``, in proportion to the batch where it was said for another one.
+
+    Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", the linear scaling rule.
+    """
+    base = config.lr_scheduler.base_batch
+    return config.optimizer.lr * (config.data.batch_size / base if base is not None else 1.0)
+
+
+def build_scheduler(config: RunConfig, optimizer: Optimizer) -> LambdaLR:
+    """Torch's scheduler that applies :func:`learning_rate` to every parameter group of the request's optimizer."""
+    rate = learning_rate(config.lr_scheduler, peak_rate(config), config.trainer.max_steps)
+    return LambdaLR(optimizer, lambda step: rate(step) / config.optimizer.lr)

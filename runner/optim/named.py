@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from runner.config.schema import OptimizerConfig
+from runner.errors import Problem, RequestError
 from runner.optim.onebit import OneBitAdam
 from runner.optim.operators import load_operators
 
@@ -69,6 +71,28 @@ def _onebit_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     return OneBitAdam(trained, **_common(config), freeze_step=config.freeze_step)
 
 
+def _lars(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    from runner.optim.large_batch import LARS
+
+    return LARS(trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def _lamb(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    from runner.optim.large_batch import Lamb
+
+    return Lamb(trained, **_common(config))
+
+
+def _custom(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    assert config.target is not None  # a rule asks for it
+    module, _, name = config.target.partition(":")  # the plan has imported it, and said what is wrong with it
+    made = getattr(importlib.import_module(module), name)(trained, lr=config.lr, **config.kwargs)
+    if not isinstance(made, Optimizer):
+        rule, kind = "must return a torch.optim.Optimizer", type(made).__name__
+        raise RequestError([Problem("optimizer.target", config.target, rule, f"It returned a {kind}")])
+    return made
+
+
 _MAKERS: dict[str, Callable[[OptimizerConfig, list[Tensor]], Optimizer]] = {
     "adamw": _adamw,
     "auto": _adamw,
@@ -78,4 +102,7 @@ _MAKERS: dict[str, Callable[[OptimizerConfig, list[Tensor]], Optimizer]] = {
     "cpu_adam": _cpu_adam,
     "fused_adam": _fused_adam,
     "onebit_adam": _onebit_adam,
+    "lars": _lars,
+    "lamb": _lamb,
+    "custom": _custom,
 }

@@ -227,7 +227,7 @@ def _assemble(
     copied_by = data if config.checkpoint.asynchronous else None
     return RunPlan(
         layout=layout,
-        topology=Topology.grid(layout["pipeline"], data, layout["tensor"], placement=schedule.placement),
+        topology=Topology.grid(layout["pipeline"], data, layout["tensor"], placement=schedule.rows),
         schedule=schedule,
         program=program,
         partition=layers,

@@ -100,12 +100,15 @@ def predict_memory(
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
-    """Per stage: most micro-batches between the start of their forward and the end of their backward."""
+    """Per stage: most micro-batches between the start of their forward and the end of their backward.
+
+    Where another rank runs the backward, it is that one's recomputation which counts.
+    """
     most = [0] * schedule.stages
     for actions in hurried(schedule):
         held = [0] * schedule.stages
         for action in actions:
-            if action.op is Op.F:
+            if action.op is (Op.R if schedule.has_other_backward(action.stage) else Op.F):
                 held[action.stage] += 1
                 most[action.stage] = max(most[action.stage], held[action.stage])
             elif action.op in (Op.B, Op.W):
@@ -136,8 +139,11 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
         for action in actions:
             assert action.microbatch is not None  # a schedule holds compute only
             at, (saved, deferred, dropped) = action.stage, now[action.stage]
-            again = schedule.is_recomputed(at, action.microbatch)
-            if action.op is Op.F:
+            moved = schedule.has_other_backward(at)
+            again = schedule.is_recomputed(at, action.microbatch) and not moved
+            if action.op is Op.F and moved:
+                moments[at].add(Held(saved + 1, deferred, dropped))  # and keeps nothing
+            elif action.op is Op.F:
                 moments[at].add(Held(saved + 1, deferred, dropped))
                 now[at] = Held(saved, deferred, dropped + 1) if again else Held(saved + 1, deferred, dropped)
             elif action.op is Op.R:

@@ -73,7 +73,7 @@ def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[
     if not config.schedule.post_validation:
         return
     why = None
-    if len(schedule.placement) > 1:
+    if len(schedule.rows) > 1:
         why = f"The ranks of {schedule.name} hold stages twice, and both copies would have to be taken back together"
     elif schedule.ahead:
         why = "What a rank has begun of the next step when one is taken back must be known before"
@@ -84,12 +84,13 @@ def post_validation_problems(config: RunConfig, schedule: Schedule) -> Iterator[
 
 
 def twin_problems(schedule: Schedule, statistics: Sequence[str]) -> list[Problem]:
-    """What does not go with a schedule of several pipelines, whose stages are on several ranks each.
+    """What does not go with stages that are on several ranks of one pipeline.
 
     Args:
+        schedule: any.
         statistics: names of the layers with running statistics.
     """
-    return statistics_problems(schedule.name, statistics) if len(schedule.placement) > 1 else []
+    return statistics_problems(schedule.name, statistics) if len(schedule.rows) > 1 else []
 
 
 def move_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:

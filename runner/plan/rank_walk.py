@@ -32,7 +32,7 @@ class RankWalk:
         self._step_bytes = step_bytes
         self._activations = 0
         self._held = 0  # boundary tensors
-        self._leaving: dict[int, int] = {}  # stage -> bytes of its last gradient message, still on its way
+        self._leaving: dict[int, int] = {}  # stage -> bytes of its last gradient message, still on its way; -1: output
         self._inputs: dict[tuple[int, int], int] = {}  # stage, micro-batch -> of its input: W needs it, and it is held
         self._forwarded: set[tuple[int, int]] = set()
         self._peak = (0, 0, 0)  # activations, held, optimizer temporaries: at the moment when their sum was largest
@@ -68,7 +68,8 @@ class RankWalk:
             if action.op is Op.RECV:
                 if action.payload is Payload.STASH and self._is_here(action.stage, action):
                     break  # another micro-batch leaves before this one is back
-                if action.payload is Payload.GRADIENT and _place(action) not in self._forwarded:
+                known = _place(action) in self._forwarded or self._schedule.has_other_backward(action.stage)
+                if action.payload is Payload.GRADIENT and not known:
                     break
                 self._play(action)
                 posted = index + 1
@@ -78,7 +79,9 @@ class RankWalk:
         figures = self._figures[action.stage]
         if action.op is Op.F:
             self._forwarded.add(_place(action))
-        if action.op is Op.F and self._is_recomputed(action):
+        if action.op is Op.F and self._schedule.has_other_backward(action.stage):
+            self._forward_for_others(action, figures)
+        elif action.op is Op.F and self._is_recomputed(action):
             self._see(figures.unsaved_forward_peak_bytes)
             self._activations += figures.output_bytes
         elif action.op is Op.F or action.op is Op.R:
@@ -93,13 +96,24 @@ class RankWalk:
         elif action.payload is Payload.STASH:
             self._move(action, figures)
         elif action.op is Op.RECV:
-            is_input = action.payload is Payload.ACTIVATION
-            self._held += figures.input_bytes if is_input else figures.output_gradient_bytes
+            is_gradient = action.payload is Payload.GRADIENT
+            self._held += figures.output_gradient_bytes if is_gradient else figures.input_bytes
         elif action.op is Op.SEND and action.payload is Payload.GRADIENT:
             self._held -= self._leaving.pop(action.stage, 0)
             self._leaving[action.stage] = figures.input_gradient_bytes
         elif action.op is Op.STEP:
             self._see(0, step=self._step_bytes)
+
+    def _forward_for_others(self, action: Action, figures: StageFigures) -> None:
+        """A forward whose backward is on another rank: its output alone stays, until the next one's has left."""
+        self._see(figures.unsaved_forward_peak_bytes)
+        self._held += figures.output_bytes - self._leaving.pop(-1, 0)
+        self._leaving[-1] = figures.output_bytes
+        if action.stage > 0:
+            self._held -= figures.input_bytes
+        following = action._replace(stage=action.stage + 1)
+        if self._schedule.has_other_backward(following.stage) and self._is_here(following.stage, following, Op.B):
+            self._held += figures.output_bytes  # for the recomputation of the next stage
 
     def _move(self, action: Action, figures: StageFigures) -> None:
         """What a stage keeps of a micro-batch leaves or is back on its rank, comes to its host or leaves that."""
@@ -115,8 +129,9 @@ class RankWalk:
         split = action.op is Op.I
         self._see(figures.input_backward_peak_bytes if split else figures.backward_peak_bytes)
         self._held += figures.input_gradient_bytes - figures.output_gradient_bytes
-        self._activations -= figures.saved_bytes + (figures.output_bytes if self._is_recomputed(action) else 0)
-        if not self._is_here(action.stage - 1, action):
+        kept = self._is_recomputed(action) and not self._schedule.has_other_backward(action.stage)
+        self._activations -= figures.saved_bytes + (figures.output_bytes if kept else 0)
+        if self._schedule.has_other_backward(action.stage) or not self._is_here(action.stage - 1, action):
             self._held -= figures.input_bytes
         if split:
             self._activations += figures.deferred_bytes
@@ -135,10 +150,10 @@ class RankWalk:
         assert action.microbatch is not None  # compute actions have one
         return self._schedule.is_recomputed(action.stage, action.microbatch)
 
-    def _is_here(self, stage: int, action: Action) -> bool:
+    def _is_here(self, stage: int, action: Action, op: Op = Op.F) -> bool:
         """Whether a neighbouring stage lives on this rank too: its output is handed over, not received."""
         assert action.microbatch is not None  # compute actions have one
-        return stage >= 0 and self._schedule.rank_of(stage, action.microbatch) == self._rank
+        return stage >= 0 and self._schedule.rank_of(stage, action.microbatch, op) == self._rank
 
     def _see(self, extra_activations: int, *, step: int = 0) -> None:
         seen = (self._activations + extra_activations, self._held, step)

@@ -48,7 +48,7 @@ def stage_lines(plan: RunPlan) -> list[str]:
             continue
         figures = plan.figures[stage]
         share = f"{figures.seconds / seconds:.0%} of the compute time" if seconds else "compute time not known"
-        positions = [plan.schedule.placement[row][stage] for row in plan.schedule.copies_of(stage)]
+        positions = [plan.schedule.rows[row][stage] for row in plan.schedule.copies_of(stage)]
         ranks = " and ".join(_ranks(plan, position) for position in positions)
         word = "ranks" if len(positions) > 1 else _word(plan)
         count = plan.in_flight[stage]

@@ -46,7 +46,7 @@ def _against_deepspeed(schedule: Schedule) -> str | None:
     """Why DeepSpeed's engine cannot stand in for this schedule's."""
     if schedule.ranks == 1:
         return None
-    if any(len(schedule.stages_of(rank)) != 1 for rank in range(schedule.ranks)) or len(schedule.placement) > 1:
+    if any(len(schedule.stages_of(rank)) != 1 for rank in range(schedule.ranks)) or len(schedule.rows) > 1:
         return f"A rank holds several stages or replicas ({_ONE_STAGE})"
     if any(action.op in (Op.I, Op.W, Op.R) for actions in schedule.actions for action in actions):
         return f"Its backwards are split, or its forwards run twice ({_HOOKS})"

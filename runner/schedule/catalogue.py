@@ -15,6 +15,7 @@ from runner.schedule.generators.hanayo import hanayo
 from runner.schedule.generators.looped import group_size, interleaved_1f1b, looped_bfs
 from runner.schedule.generators.naive import naive
 from runner.schedule.generators.one_f_one_b import one_f_one_b, one_f_one_b_eager
+from runner.schedule.generators.pipefb import pipefb
 from runner.schedule.generators.varuna import varuna
 from runner.schedule.generators.zb_auto import zb_auto
 from runner.schedule.generators.zb_v import zb_v
@@ -275,6 +276,14 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         keys=frozenset({"opportunistic", "memory_limit"}),
         constraint=_varuna_problems,
     ),
+    ScheduleSpec(
+        name="pipefb",
+        description="forwards and backwards of a stage on different ranks: the weights twice, no activation waits",
+        source="our reconstruction: backwards flow the way of the forwards, recomputed from inputs that are sent twice",
+        formulas=None,
+        generate=lambda request: pipefb(request.ranks, request.microbatches),
+        searched=False,
+    ),
     *BIDIRECTIONAL,
     ScheduleSpec(
         name="from_file",
@@ -291,6 +300,6 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
 )
 
 SEARCHED: tuple[ScheduleSpec, ...] = tuple(
-    spec for spec in CATALOGUE if not (spec.by_plan or spec.by_costs or spec.default_chunks is None)
+    spec for spec in CATALOGUE if spec.searched and not (spec.by_plan or spec.by_costs or spec.default_chunks is None)
 )
 """The published orders; ``auto`` chooses among them."""

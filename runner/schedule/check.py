@@ -69,8 +69,8 @@ def _shape(schedule: Schedule) -> Iterator[str]:
             yield f"{cell(rank, index, action)}: there are {stages} stages only"
         elif action.microbatch is None or not 0 <= action.microbatch < schedule.microbatches:
             yield f"{cell(rank, index, action)}: there are {schedule.microbatches} micro-batches only"
-        elif schedule.rank_of(action.stage, action.microbatch) != rank:
-            owner = schedule.rank_of(action.stage, action.microbatch)
+        elif schedule.rank_of(action.stage, action.microbatch, action.op) != rank:
+            owner = schedule.rank_of(action.stage, action.microbatch, action.op)
             yield f"{cell(rank, index, action)}: stage {action.stage} is placed on rank {owner}"
 
 
@@ -89,6 +89,8 @@ def _bijection(schedule: Schedule) -> Iterator[str]:
 
 def _incomplete(schedule: Schedule, stage: int, microbatch: int, have: set[Op]) -> Iterator[str]:
     where = f"rank {schedule.rank_of(stage, microbatch)}, stage {stage}, micro-batch {microbatch}"
+    if schedule.backward and schedule.has_other_backward(stage) and Op.R not in have:
+        yield f"{where}: no recomputation ({stage}R{microbatch}) where the backward is on another rank"
     if Op.F not in have:
         yield f"{where}: no forward ({stage}F{microbatch})"
     backwards = have & {Op.B, Op.I, Op.W}

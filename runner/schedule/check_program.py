@@ -5,6 +5,7 @@ Every defect is one readable line that names the rank, the cell and the action.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -62,10 +63,10 @@ def _messages(program: Program) -> Iterator[str]:
 
 
 def _receiver(send: Action) -> int:
-    """The stage that a SEND is for: activations go up, gradients down, a stash stays the stage's."""
+    """The stage that a SEND is for: activations and inputs go up, gradients down, a stash stays the stage's."""
     if send.payload is Payload.STASH:
         return send.stage
-    return send.stage + 1 if send.payload is Payload.ACTIVATION else send.stage - 1
+    return send.stage - 1 if send.payload is Payload.GRADIENT else send.stage + 1
 
 
 def _expected_messages(schedule: Schedule) -> Iterator[tuple[int, Action]]:
@@ -74,16 +75,19 @@ def _expected_messages(schedule: Schedule) -> Iterator[tuple[int, Action]]:
         for rank, peer in ((owner, move.host), (move.host, owner)):
             for op in (Op.SEND, Op.RECV):
                 yield rank, Action(op, move.stage, move.microbatch, Payload.STASH, peer)
-    for microbatch in range(schedule.microbatches):
-        for stage in range(schedule.stages - 1):
-            low, high = schedule.rank_of(stage, microbatch), schedule.rank_of(stage + 1, microbatch)
-            if low == high:
-                continue
-            yield low, Action(Op.SEND, stage, microbatch, Payload.ACTIVATION, high)
-            yield high, Action(Op.RECV, stage + 1, microbatch, Payload.ACTIVATION, low)
-            if schedule.backward:
-                yield high, Action(Op.SEND, stage + 1, microbatch, Payload.GRADIENT, low)
-                yield low, Action(Op.RECV, stage, microbatch, Payload.GRADIENT, high)
+    for microbatch, stage in itertools.product(range(schedule.microbatches), range(schedule.stages - 1)):
+        low = schedule.rank_of(stage, microbatch)
+        wanted = [(Payload.ACTIVATION, schedule.rank_of(stage + 1, microbatch))]
+        if schedule.backward and schedule.has_other_backward(stage + 1):
+            wanted.append((Payload.INPUT, schedule.rank_of(stage + 1, microbatch, Op.R)))
+        for payload, high in wanted:
+            if low != high:
+                yield low, Action(Op.SEND, stage, microbatch, payload, high)
+                yield high, Action(Op.RECV, stage + 1, microbatch, payload, low)
+        low, high = (schedule.rank_of(one, microbatch, Op.B) for one in (stage, stage + 1))
+        if schedule.backward and low != high:
+            yield high, Action(Op.SEND, stage + 1, microbatch, Payload.GRADIENT, low)
+            yield low, Action(Op.RECV, stage, microbatch, Payload.GRADIENT, high)
 
 
 def _updates(program: Program) -> Iterator[str]:
@@ -154,7 +158,7 @@ def _collectives(program: Program) -> Iterator[str]:
     orders: dict[frozenset[int], dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for rank, _, action in cells(program):
         if action.op is Op.REDUCE:
-            holders = frozenset(schedule.placement[row][action.stage] for row in schedule.copies_of(action.stage))
+            holders = frozenset(schedule.rows[row][action.stage] for row in schedule.copies_of(action.stage))
             orders[holders][rank].append((action.stage, action.window))
     for holders, found in orders.items():
         if len({tuple(order) for order in found.values()}) > 1:

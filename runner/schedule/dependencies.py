@@ -23,14 +23,14 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
     schedule = view.schedule if isinstance(view, Program) else view
     op, stage = action.op, action.stage
     if op is Op.REDUCE:
-        rank, window = schedule.placement[action.row][stage], schedule.microbatches_of_window(action.window)
-        return tuple(_weight_gradient(schedule, stage, m) for m in window if schedule.rank_of(stage, m) == rank)
+        rank, window = schedule.rows[action.row][stage], schedule.microbatches_of_window(action.window)
+        return tuple(_weight_gradient(schedule, stage, m) for m in window if schedule.rank_of(stage, m, Op.B) == rank)
     if op is Op.STEP:
         return tuple(action._replace(op=Op.REDUCE, row=row) for row in schedule.copies_of(stage))
     microbatch = action.microbatch
     assert microbatch is not None  # only REDUCE and STEP have none
     if op is Op.F:
-        return () if stage == 0 else (_input(schedule, stage, microbatch, lowered),)
+        return () if stage == 0 else (_input(schedule, action, lowered),)
     if op is Op.B or op is Op.I:
         saved = Action(Op.R if schedule.is_recomputed(stage, microbatch) else Op.F, stage, microbatch)
         back = _returned(schedule, stage, microbatch) if lowered else ()
@@ -40,13 +40,15 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
     if op is Op.W:
         return (Action(Op.I, stage, microbatch),)
     if op is Op.R:
-        return (Action(Op.F, stage, microbatch),)
+        if not schedule.has_other_backward(stage):
+            return (Action(Op.F, stage, microbatch),)
+        return () if stage == 0 else (_input(schedule, action, lowered),)
     if action.payload is Payload.STASH:
         return (_before_stash(schedule, action, microbatch),)
     if op is Op.SEND:
         return (_produced(schedule, stage, microbatch, action.payload),)
-    source = stage - 1 if action.payload is Payload.ACTIVATION else stage + 1
-    here = schedule.rank_of(stage, microbatch)
+    source = stage + 1 if action.payload is Payload.GRADIENT else stage - 1
+    here = schedule.rank_of(stage, microbatch, Op.F if action.payload is Payload.ACTIVATION else Op.B)
     return (Action(Op.SEND, source, microbatch, action.payload, here),)
 
 
@@ -66,27 +68,30 @@ def _before_stash(schedule: Schedule, action: Action, microbatch: int) -> Action
     return action._replace(op=Op.SEND, peer=owner if action.peer == host else host)
 
 
-def _input(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> Action:
-    """What brings the input of ``stage``."""
+def _input(schedule: Schedule, action: Action, lowered: bool) -> Action:
+    """What brings the input of F, or of an R that another rank's forward left to this one."""
+    op, stage, microbatch = action.op, action.stage, action.microbatch
+    assert microbatch is not None  # compute always has one
     if lowered:
         source = schedule.rank_of(stage - 1, microbatch)
-        if source != schedule.rank_of(stage, microbatch):
-            return Action(Op.RECV, stage, microbatch, Payload.ACTIVATION, source)
+        if source != schedule.rank_of(stage, microbatch, op):
+            payload = Payload.ACTIVATION if op is Op.F else Payload.INPUT
+            return Action(Op.RECV, stage, microbatch, payload, source)
     return _joined_forward(schedule, stage - 1, microbatch)
 
 
 def _output_gradient(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> Action:
     """What brings the gradient of the output of ``stage``."""
     if lowered:
-        source = schedule.rank_of(stage + 1, microbatch)
-        if source != schedule.rank_of(stage, microbatch):
+        source = schedule.rank_of(stage + 1, microbatch, Op.B)
+        if source != schedule.rank_of(stage, microbatch, Op.B):
             return Action(Op.RECV, stage, microbatch, Payload.GRADIENT, source)
     return _input_gradient(schedule, stage + 1, microbatch)
 
 
 def _produced(schedule: Schedule, stage: int, microbatch: int, payload: Payload | None) -> Action:
     """What computes the content of a message that ``stage`` sends."""
-    if payload is Payload.ACTIVATION:
+    if payload is not Payload.GRADIENT:
         return _joined_forward(schedule, stage, microbatch)
     return _input_gradient(schedule, stage, microbatch)
 

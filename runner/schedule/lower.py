@@ -51,7 +51,7 @@ def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
     """
     walked = walk(schedule)
     times = play(schedule, walked, costs)
-    has_copies = len(schedule.placement) > 1
+    has_copies = len(schedule.rows) > 1
 
     def moment(step: Step) -> tuple[int, float]:
         window = schedule.window_of(step.action.microbatch or 0) if has_copies else 0
@@ -78,14 +78,7 @@ def add_send_recv(schedule: Schedule, order: Order) -> Order:
 
 
 def _messages(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
-    if action.op is Op.F:
-        payload, to_stage = Payload.ACTIVATION, action.stage + 1
-    elif action.op is Op.B or action.op is Op.I:
-        payload, to_stage = Payload.GRADIENT, action.stage - 1
-    else:
-        return
-    assert action.microbatch is not None  # compute always has one
-    if not 0 <= to_stage < schedule.stages:
+    if action.microbatch is None:
         return
     leaving: Sequence[int] = (action.microbatch,)
     if action.op is Op.F:
@@ -93,10 +86,22 @@ def _messages(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[i
         if action.microbatch != leaving[-1]:
             return  # what is joined leaves together
     for microbatch in leaving:
-        peer = schedule.rank_of(to_stage, microbatch)
-        if peer != rank:
-            yield rank, Action(Op.SEND, action.stage, microbatch, payload, peer)
-            yield peer, Action(Op.RECV, to_stage, microbatch, payload, rank)
+        for payload, to_stage, peer in _made(schedule, action._replace(microbatch=microbatch)):
+            if peer != rank:
+                yield rank, Action(Op.SEND, action.stage, microbatch, payload, peer)
+                yield peer, Action(Op.RECV, to_stage, microbatch, payload, rank)
+
+
+def _made(schedule: Schedule, action: Action) -> Iterator[tuple[Payload, int, int]]:
+    """What an action makes for other stages: payload, the stage that it is for, and the rank of that stage."""
+    stage, microbatch = action.stage, action.microbatch
+    assert microbatch is not None  # compute always has one
+    if action.op is Op.F and stage + 1 < schedule.stages:
+        yield Payload.ACTIVATION, stage + 1, schedule.rank_of(stage + 1, microbatch)
+        if schedule.backward and schedule.has_other_backward(stage + 1):
+            yield Payload.INPUT, stage + 1, schedule.rank_of(stage + 1, microbatch, Op.R)
+    elif action.op in (Op.B, Op.I) and stage > 0:
+        yield Payload.GRADIENT, stage - 1, schedule.rank_of(stage - 1, microbatch, Op.B)
 
 
 def add_moves(schedule: Schedule, order: Order) -> Order:
@@ -126,7 +131,7 @@ def add_moves(schedule: Schedule, order: Order) -> Order:
 
 
 def add_reduce(schedule: Schedule, order: Order) -> Order:
-    """After the last weight gradient of each stage and window, on each rank that holds it: its REDUCE.
+    """After the last compute of each stage and window, on each rank that holds it: its REDUCE.
 
     Ranks that have several stages in common reduce these in one order, as collectives must: a stage whose turn has not
     come waits for the stages before it. Run before :func:`add_send_recv`, so that the gradient another rank waits for
@@ -134,7 +139,7 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
     """
     last: dict[tuple[int, int, int], int] = {}
     for position, (rank, action) in enumerate(order):
-        if action.op in (Op.B, Op.W) and action.microbatch is not None:
+        if action.microbatch is not None:
             last[rank, action.stage, schedule.window_of(action.microbatch)] = position
     ends: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> when its last copy has its gradients
     for (_, stage, window), position in last.items():

@@ -83,7 +83,8 @@ def realised(schedule: Schedule, costs: Costs | StageCosts, jitter: Jitter | Non
     """
     if not schedule.ahead:
         return schedule
-    stage_costs = costs.per_stage(schedule.stages, schedule.chunks) if isinstance(costs, Costs) else costs
+    if isinstance(costs, Costs):
+        costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts)
     rows = schedule.actions
     forwards = [[action for action in row if action.op is Op.F] for row in rows]
     turn = [0] * schedule.ranks
@@ -98,4 +99,4 @@ def realised(schedule: Schedule, costs: Costs | StageCosts, jitter: Jitter | Non
         may_be_taken = awaits_gradient(schedule, due) and clock.held[rank] < schedule.ahead
         return (1,) if is_next and may_be_taken else None
 
-    return list_schedule(schedule, stage_costs, urgency, jitter)
+    return list_schedule(schedule, costs, urgency, jitter)

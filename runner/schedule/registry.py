@@ -35,7 +35,6 @@ ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 NOT_AVAILABLE = frozenset(
     {
         "pipefisher",
-        "pipefb",
         "ampnet",
         "pipedream",
         "pipedream_vsync",

@@ -194,7 +194,7 @@ class _Clock:
     def _crossing(self, needed: Action, rank: int, stage: int) -> float:
         """Time of the message that a compute-only schedule leaves unsaid."""
         assert needed.microbatch is not None  # compute waits for compute and messages only
-        if self._schedule.rank_of(needed.stage, needed.microbatch) == rank:
+        if self._schedule.rank_of(needed.stage, needed.microbatch, needed.op) == rank:
             return 0.0
         return self._latency[min(needed.stage, stage)] * self._chance(needed, message=True)
 
@@ -204,7 +204,7 @@ class _Clock:
 
 def _edge(send: Action) -> int:
     """The edge that a SEND uses, named by its lower stage: activations leave upward, gradients downward."""
-    return send.stage if send.payload == "F" else send.stage - 1
+    return send.stage - 1 if send.payload == "B" else send.stage
 
 
 def _summary(

@@ -99,6 +99,7 @@ class ScheduleSpec:
         data_unit: what passes through the pipeline as one.
         by_costs: its order follows from the request's costs.
         by_plan: a plan chooses it, by the seconds and bytes of the stages.
+        searched: ``auto`` considers it.
     """
 
     name: str
@@ -118,6 +119,7 @@ class ScheduleSpec:
     data_unit: str = "micro-batch"
     by_costs: bool = False
     by_plan: bool = False
+    searched: bool = True
 
     def formulas_of(self, variant: str | None) -> Formulas | None:
         """Of a variant; None means the schedule's own."""

@@ -34,6 +34,7 @@ class Payload(StrEnum):
 
     ACTIVATION = "F"
     GRADIENT = "B"
+    INPUT = "R"  # a stage's input, for the rank that computes it again where another ran its forward
     STASH = "S"  # what a stage keeps of a micro-batch for its backward
 
 
@@ -42,7 +43,7 @@ COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
 
 _NUMBER = "(0|[1-9][0-9]*)"
 _COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
-_MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FBS]){_NUMBER}>{_NUMBER}|(RECV)_([FBS]){_NUMBER}<{_NUMBER})")
+_MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FBRS]){_NUMBER}>{_NUMBER}|(RECV)_([FBRS]){_NUMBER}<{_NUMBER})")
 _WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?::([1-9][0-9]*))?(?:@([1-9][0-9]*))?")
 
 
@@ -52,8 +53,9 @@ class Action(NamedTuple):
     Args:
         op: what to do.
         stage: the stage on this rank. A SEND of an activation carries this stage's output, a RECV of an
-            activation its input; a SEND of a gradient carries the gradient of its input, a RECV of a
-            gradient that of its output. A stash is the stage's, on whichever rank.
+            activation, or of an input, its input; a SEND of a gradient carries the gradient of its input, a RECV
+            of a gradient that of its output. A SEND of an input is of the stage before, whose output that is.
+            A stash is the stage's, on whichever rank.
         microbatch: number over the whole stream; None for REDUCE and STEP.
         payload: of SEND and RECV, else None.
         peer: pipeline rank on the other side of a SEND or RECV, else None.
@@ -129,6 +131,10 @@ class Schedule:
         window_of_microbatch: micro-batch -> optimizer step of the stream; empty means that all are of
             window 0.
         backward: False for validation: forwards only.
+        backward_placement: stage -> pipeline rank of R and of the backwards; empty where they are the forwards' ranks.
+            Every stage whose two ranks differ is recomputed.
+        ahead: where it is not 0, a rank takes its next forward in place of a backward whose gradient is late, as long
+            as it holds fewer than so many micro-batches between F and B; see :mod:`runner.schedule.opportunistic`.
         joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
             hands all of its outputs on together. Their backwards are each their own.
         parts: so many neighbouring micro-batches are the parts of one that was asked for.
@@ -144,6 +150,7 @@ class Schedule:
     chunks: int = 1
     window_of_microbatch: tuple[int, ...] = ()
     backward: bool = True
+    backward_placement: tuple[int, ...] = ()
     joined: int = 1
     parts: int = 1
     ahead: int = 0
@@ -169,9 +176,20 @@ class Schedule:
         """Optimizer steps of the stream."""
         return max(self.window_of_microbatch, default=0) + 1
 
-    def rank_of(self, stage: int, microbatch: int) -> int:
-        """The pipeline rank that holds ``stage`` for ``microbatch``."""
+    @property
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """All ways in which stages are given to ranks: of each pipeline, and that of the backwards where it differs."""
+        return (*self.placement, self.backward_placement) if self.backward_placement else self.placement
+
+    def rank_of(self, stage: int, microbatch: int, op: Op = Op.F) -> int:
+        """The pipeline rank that runs ``op`` of ``stage`` and ``microbatch``."""
+        if self.backward_placement and op is not Op.F:
+            return self.backward_placement[stage]
         return self.placement[self.pipeline_of_microbatch[microbatch]][stage]
+
+    def has_other_backward(self, stage: int) -> bool:
+        """Whether the backward of a stage is on another rank than its forward."""
+        return bool(self.backward_placement) and self.backward_placement[stage] != self.placement[0][stage]
 
     def joined_with(self, microbatch: int) -> range:
         """The micro-batches, itself among them, whose forwards are one."""
@@ -184,15 +202,15 @@ class Schedule:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that ``rank`` holds, of any pipeline, ascending and each once."""
-        return tuple(sorted({stage for row in self.placement for stage, owner in enumerate(row) if owner == rank}))
+        return tuple(sorted({stage for row in self.rows for stage, owner in enumerate(row) if owner == rank}))
 
     def copies_of(self, stage: int) -> tuple[int, ...]:
-        """For each rank that holds ``stage``, the first row of ``placement`` that gives it to that rank."""
+        """For each rank that holds ``stage``, the first row of ``rows`` that gives it to that rank."""
         return self._copies[stage]
 
     def copy_on(self, rank: int, stage: int) -> int:
-        """The first row of ``placement`` that gives ``stage`` to ``rank``."""
-        return next(row for row in self._copies[stage] if self.placement[row][stage] == rank)
+        """The first row of ``rows`` that gives ``stage`` to ``rank``."""
+        return next(row for row in self._copies[stage] if self.rows[row][stage] == rank)
 
     def is_split(self, stage: int, microbatch: int) -> bool:
         """Whether this backward is written as I and W."""
@@ -231,7 +249,7 @@ class Schedule:
     @cached_property
     def _copies(self) -> tuple[tuple[int, ...], ...]:
         first: list[dict[int, int]] = [{} for _ in range(self.stages)]  # per stage: rank -> row
-        for row, owners in enumerate(self.placement):
+        for row, owners in enumerate(self.rows):
             for stage, rank in enumerate(owners):
                 first[stage].setdefault(rank, row)
         return tuple(tuple(rows.values()) for rows in first)

@@ -31,8 +31,7 @@ def requested_optimizer(config: RunConfig, stages: nn.ModuleDict) -> OptimizerLR
     masters = PRECISIONS[config.precision.name].master_weights and not config.zero.stage
     delay_from = config.offload.delay_from
     optimizer = build_optimizer(config.optimizer, trained, master_weights=masters, delay_from=delay_from)
-    section, peak = config.lr_scheduler, config.optimizer.lr
-    scheduler = build_scheduler(section, optimizer, peak, config.trainer.max_steps)
+    scheduler = build_scheduler(config, optimizer)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

@@ -56,7 +56,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     optimizer = own or build_optimizer(config.optimizer, trained, master_weights=masters, delay_from=delay_from)
     scheduler = None
     if own is None:
-        scheduler = build_scheduler(config.lr_scheduler, optimizer, config.optimizer.lr, config.trainer.max_steps)
+        scheduler = build_scheduler(config, optimizer)
     traced = traced_steps(config, read_profile(run_dir))
     buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:

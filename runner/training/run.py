@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,25 +84,18 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
     """
     rank = int(os.environ.get("RANK", "0"))
     _set_up_logging(rank)
-    profile = read_profile(run_dir)
-    chosen = read_chosen(run_dir, config)
-    plan = make_plan(config, profile, schedule=chosen, device_memory_bytes=device_memory_bytes(config))
-    strategy = _strategy(config, plan)
-    datasets, lengths = _load_data(config, plan, rank)
-    model = _model(config, plan)
-    module = trainable(model, strategy, config)
-    validate = validate and (model.module is None or validates(model.module, model.step))
-    loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
+    parts = _parts(config, run_dir, rank, validate=validate)
+    strategy, module, loaders = parts.strategy, parts.module, parts.loaders
     resumed = _resumed(config, loaders[0])
     before = resumed.history if resumed is not None else History()
     module.val_losses = [list(pair) for pair in before.val_loss]
     log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
     clock = StepClock(log, config.data.batch_size, before)
     checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed)
-    plans = [plan]
+    plans = [parts.plan]
 
     def predict(trainer: pl.Trainer) -> None:
-        plans.append(_predict(strategy, config, profile, run_dir, first_batch(loaders[0])))
+        plans.append(_predict(strategy, config, parts.profile, run_dir, first_batch(loaders[0])))
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:
             heard.pass_on(strategy.engine.request_stop)
@@ -117,7 +111,7 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         Validations(_validations(config, loaders[1])),
         checkpoints,
         *progress(config.trainer.progress, rank),
-        *_watchdog(config, run_dir, rank, plan),
+        *_watchdog(config, run_dir, rank, parts.plan),
         *watchers,
     ]
     trainer = _trainer(
@@ -132,6 +126,30 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         log.close()  # a run with no step left to take has not come to on_train_end
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
     return strategy.stopped
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a rank trains: the plan, and what it has of the model and the data (training, validation)."""
+
+    profile: ModelProfile
+    plan: RunPlan
+    strategy: PipelineStrategy
+    module: Any  # TrainedModule and LightningModule
+    loaders: tuple[Any, Any | None]
+
+
+def _parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -> _Parts:
+    profile = read_profile(run_dir)
+    chosen = read_chosen(run_dir, config)
+    plan = make_plan(config, profile, schedule=chosen, device_memory_bytes=device_memory_bytes(config))
+    strategy = _strategy(config, plan)
+    datasets, lengths = _load_data(config, plan, rank)
+    model = _model(config, plan)
+    module = trainable(model, strategy, config)
+    validate = validate and (model.module is None or validates(model.module, model.step))
+    loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
+    return _Parts(profile, plan, strategy, module, loaders)
 
 
 def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> list[Callback]:

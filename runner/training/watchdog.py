@@ -111,7 +111,7 @@ class Watchdog(Callback):
     def _end(self, still: float) -> None:
         if self._done.wait(_GRACE_SECONDS):
             return
-        places = [_first_line(hang_file(self._run_dir, rank)) for rank in range(self._num_ranks)]
+        places = [_told_by(self._run_dir, rank) for rank in range(self._num_ranks)]
         told = [place or f"rank {rank} does not say where it is" for rank, place in enumerate(places)]
         reason = f"no progress for {still:.0f} s: {'; '.join(told)}"
         file = hang_file(self._run_dir, self._rank)
@@ -121,11 +121,13 @@ class Watchdog(Callback):
         os._exit(1)
 
 
-def _first_line(file: Path) -> str:
+def _told_by(run_dir: Path, rank: int) -> str:
+    """The line in which a rank says where it stands; above it may be the reason for its end."""
     try:
-        return file.read_text(encoding="utf-8").partition("\n")[0]
+        lines = hang_file(run_dir, rank).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return ""
+    return next((line for line in lines if line.startswith(f"rank {rank} ")), "")
 
 
 def _innermost(frame: Any) -> str:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from launch_helpers import HERE, Started, wait_for
 from light_job import STARTS
 from rich.console import Console
@@ -83,7 +84,7 @@ def test_twelve_jobs_killed_in_the_middle_and_started_again(light: Path) -> None
     rates = "optimizer.lr=1,2,3,4,5,101,7,8,9,15,25,12e-1"
     command = [str(HERE / "light_sweep.py"), "train", "-m", *TINY, "run_dir=s", rates]
     started = Started([sys.executable, *command], light)
-    wait_for([light / "s" / "5" / STARTS])
+    wait_for([light / "s" / "5" / STARTS], timeout=200)
     assert is_running(light / "s")
     assert statuses(light) == ["ok"] * 5 + ["running"] + ["waiting"] * 6
     assert "another process" in _refusal(rates).lower()
@@ -164,6 +165,34 @@ def test_a_sweep_grows_by_further_jobs(light: Path) -> None:
     assert starts(light) == [1, 1, 1, 0]
     assert statuses(light) == ["ok", "ok", "ok", "unsupported"]
     assert main(["report", "s", "--json"]) == 0
+
+
+@pytest.mark.slow
+def test_a_study_by_optuna_is_a_sweep_that_goes_on(light: Path) -> None:
+    """A light job's loss is its rate: the sampler is told, and a second start runs no trial again."""
+    words = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler.seed=3")
+    words += ("hydra.sweeper.n_jobs=2", "optimizer.lr=interval(0.1,0.9)", "seed=choice(0,1)")
+    for _ in range(2):
+        assert start(*words) == 0
+        assert statuses(light) == ["ok"] * 4
+        assert starts(light) == [1] * 4
+    best = yaml.safe_load((light / "s" / "optimization_results.yaml").read_text())
+    losses = [run.loss for run in read_report(light / "s").runs]
+    assert best["best_value"] == min(loss for loss in losses if loss is not None)
+    assert all("optimizer.lr=0." in " ".join(run.record.extras["overrides"]) for run in read_report(light / "s").runs)
+
+
+def test_a_study_that_cannot_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "-m", *TINY, "hydra/sweeper=ax", "seed=choice(0,1)"]) == 2
+    assert "hydra/sweeper = ax: must be optuna. Try hydra/sweeper=optuna." in capsys.readouterr().err
+    assert main(["train", "-m", *TINY, "hydra/sweeper=optuna", "hydra.sweeper.trials=3", "seed=choice(0,1)"]) == 2
+    assert "hydra.sweeper = " in capsys.readouterr().err
+    assert main(["train", "-m", *TINY, "hydra/sweeper=optuna", "optimzer.lr=1"]) == 2
+    assert "Try optimizer.lr=1." in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_policies_of_sweeps_are_refused_where_there_is_one_run(

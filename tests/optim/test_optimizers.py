@@ -10,8 +10,10 @@ from runner.config.optimizers import OPTIMIZERS
 from runner.config.resolve import resolve
 from runner.config.rules import rules
 from runner.config.schema import OptimizerConfig
+from runner.errors import RequestError
 from runner.launch import optimizer_needs as needs
-from runner.optim.build import build_optimizer
+from runner.optim.build import build_optimizer, observed_state_ratio
+from runner.optim.learning_rate import build_scheduler
 
 SETTINGS = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1}
 STEPS = 20
@@ -115,6 +117,14 @@ def test_deepspeeds_adam_is_adamw_to_rounding(name):
 REFUSED = [
     ("optimizer=adam8bit optimizer.decoupled_weight_decay=false", "optimizer.decoupled_weight_decay", "no other"),
     ("optimizer=adamw optimizer.freeze_step=5", "optimizer.freeze_step", "whole gradients"),
+    ("optimizer=lars optimizer.eps=1e-3", "optimizer.eps", "no meaning"),
+    ("optimizer=lamb optimizer.momentum=0.9", "optimizer.momentum", "no meaning"),
+    ("optimizer=lamb zero.stage=1", "optimizer.name", "norms"),
+    ("optimizer=custom", "optimizer.target", "your own function"),
+    ("optimizer=custom optimizer.target=a:b optimizer.weight_decay=0.1", "optimizer.weight_decay", "kwargs alone"),
+    ("optimizer=custom optimizer.target=a:b zero.stage=2", "optimizer.name", "elementwise"),
+    ("optimizer=adamw optimizer.target=a:b", "optimizer.target", "no function of yours"),
+    ("lr_scheduler.base_batch=0", "lr_scheduler.base_batch", ""),
     ("optimizer=onebit_adam optimizer.freeze_step=0", "optimizer.freeze_step", ""),
     ("optimizer=onebit_adam optimizer.freeze_step=null", "optimizer.freeze_step", "variance"),
     ("optimizer=onebit_adam trainer.grad_clip_norm=1", "trainer.grad_clip_norm", "sum of gradients"),
@@ -141,3 +151,105 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     (problem,) = needs.optimizer_needs(resolve(["model=mlp", "optimizer=adam8bit"]))
     assert "pip install 'runner[optimizers]'" in problem.why
     assert list(needs.optimizer_needs(resolve(["model=mlp", "optimizer=adamw"]))) == []
+
+
+def lars_in_ten_lines(parameters, momentum=0.9, decay=0.1, lr=0.5):
+    held = [torch.zeros_like(p) for p in parameters]
+
+    class Plain:
+        @torch.no_grad()
+        def step(self):
+            for p, v in zip(parameters, held, strict=True):
+                gradient = p.grad
+                if p.dim() > 1:
+                    local = 1e-3 * p.norm() / (p.grad.norm() + decay * p.norm())
+                    gradient = local * (p.grad + decay * p)
+                v.copy_(momentum * v + gradient)
+                p -= lr * v
+
+    return Plain()
+
+
+def lamb_in_ten_lines(parameters):
+    beta1, beta2 = SETTINGS["betas"]
+    first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+
+    class Plain:
+        steps = 0
+
+        @torch.no_grad()
+        def step(self):
+            self.steps += 1
+            for p, m, v in zip(parameters, first, second, strict=True):
+                m.copy_(beta1 * m + (1 - beta1) * p.grad)
+                v.copy_(beta2 * v + (1 - beta2) * p.grad**2)
+                update = m / (v.sqrt() + SETTINGS["eps"]) + SETTINGS["weight_decay"] * p
+                ratio = p.norm().clamp(max=10) / (update.norm() + SETTINGS["eps"])
+                p -= SETTINGS["lr"] / (1 - beta1**self.steps) * ratio * update
+
+    return Plain()
+
+
+def test_lars_is_the_papers():
+    lars = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8}
+    assert farthest(trained(ours("lars", **lars))[0], trained(lars_in_ten_lines)[0]) < 1e-6
+
+
+def test_lamb_is_the_papers_with_the_librarys_bias_correction():
+    assert farthest(trained(ours("lamb"))[0], trained(lamb_in_ten_lines)[0]) < 1e-5
+
+
+def test_lamb_goes_on_by_parameter_as_if_it_had_not_stopped():
+    whole, first = trained(ours("lamb"))[0], trained(ours("lamb"), steps=STEPS // 2)
+    parameters = [nn.Parameter(value.clone()) for value in first[0]]
+    another = ours("lamb")(parameters)
+    kept = list(first[1].state.values())
+    for parameter, state in zip(parameters, kept, strict=True):
+        assert set(state) == {"exp_avg", "exp_avg_sq", "step"}
+        another.state[parameter] = dict(state)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+    for step in range(STEPS // 2, STEPS):
+        inputs = torch.randn(16, 64, generator=torch.Generator().manual_seed(step))
+        names = [name for name, _ in model.named_parameters()]
+        output = torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), inputs)
+        another.zero_grad()
+        (output - inputs).pow(2).mean().backward()
+        another.step()
+    assert farthest(whole, [parameter.detach() for parameter in parameters]) == 0
+
+
+def half_sgd(parameters, lr, momentum=0.0):
+    """A user's own."""
+    return torch.optim.SGD(parameters, lr=lr / 2, momentum=momentum)
+
+
+def not_an_optimizer(parameters, lr):
+    return lr
+
+
+def test_custom_calls_the_users_function_and_sees_what_it_keeps():
+    named = {"target": f"{__name__}:half_sgd", "weight_decay": 0.0}
+    weights = trained(ours("custom", **named, kwargs={"momentum": 0.5}))[0]
+    expected = trained(lambda given: torch.optim.SGD(given, lr=SETTINGS["lr"] / 2, momentum=0.5))[0]
+    assert farthest(weights, expected) == 0
+    config = OptimizerConfig(name="custom", target=named["target"])
+    assert observed_state_ratio(lambda given: build_optimizer(config, given)) == 0
+    config.kwargs = {"momentum": 0.5}
+    assert observed_state_ratio(lambda given: build_optimizer(config, given)) == 1
+    config = OptimizerConfig(name="custom", target=f"{__name__}:not_an_optimizer")
+    with pytest.raises(RequestError, match="returned a float"):
+        build_optimizer(config, [nn.Parameter(torch.zeros(2))])
+
+
+def test_the_rate_goes_with_the_batch_where_it_was_said_for_another_one():
+    words = ["model=mlp", "data.batch_size=64", "optimizer.lr=0.1", "lr_scheduler=linear", "trainer.max_steps=10"]
+    for more, peak in (([], 0.1), (["lr_scheduler.base_batch=16"], 0.4)):
+        config = resolve([*words, *more])
+        assert rules(config) == []
+        optimizer = build_optimizer(config.optimizer, [nn.Parameter(torch.zeros(2))])
+        scheduler = build_scheduler(config, optimizer)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(peak)
+        for _ in range(5):
+            optimizer.step()
+            scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(peak / 2)

@@ -21,7 +21,7 @@ from runner.schedule import (
 )
 from runner.schedule.lower import add_send_recv
 from runner.schedule.stream import repeat
-from runner.schedule.values import COMPUTE
+from runner.schedule.values import COMPUTE, Payload
 from runner.schedule.walk import walk
 
 # Sa0>1: send the activation of micro-batch 0 to rank 1; Rg0<1: receive its gradient from rank 1.
@@ -76,8 +76,11 @@ def test_programs_are_valid(schedule: Schedule, windows: int, costs: tuple[int, 
     program = lower(stream, Costs(F=costs[0], B=costs[1]))
     assert check_program(program) == []
     messages = [action for row in program.actions for action in row if action.op is Op.SEND]
-    edges = sum(low != high for low, high in pairwise(schedule.placement[0]))
-    assert len(messages) == 2 * edges * schedule.microbatches * windows
+    ways = {Payload.ACTIVATION: schedule.placement[0], Payload.GRADIENT: schedule.rows[-1]}  # edges are alike in all
+    for payload, way in ways.items():
+        edges = sum(low != high for low, high in pairwise(way))
+        sent = [action for action in messages if action.payload is payload]
+        assert len(sent) == edges * schedule.microbatches * windows
 
 
 @settings(max_examples=40, deadline=None)

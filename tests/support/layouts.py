@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
+from runner.engine.replicas import ReplicaExchange
 from runner.engine.ties import tied_weights
 from runner.engine.transport import Transport
 from runner.engine.transport_threads import ThreadTransport, run_ranks
@@ -18,6 +19,7 @@ from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.ties import find_ties
 from runner.optim.backup import OptimizerBackup
 from runner.optim.master import MasterWeights
+from runner.optim.shared import SharedStates
 from runner.plan.batches import split_sizes
 from runner.plan.topology import Topology
 from runner.schedule.generators.forward_only import forward_only
@@ -48,12 +50,13 @@ def make_engine(
     seed: int = 0,
     prepare: Callable[[StageModule, int], None] | None = None,
     masters: bool = False,
+    shared: bool = False,
     **options: object,
 ) -> Engine:
     """The engine of one rank; rank = position * data + replica.
 
     ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own;
-    ``prepare`` is called with each stage's module and number.
+    ``prepare`` is called with each stage's module and number; ``shared`` shares optimizer states out over replicas.
     """
     position = transport.rank // data
     order = schedule if isinstance(schedule, Schedule) else build(schedule, ranks=pipeline, microbatches=count)
@@ -65,7 +68,7 @@ def make_engine(
         for number, module in stages.items():
             prepare(module, number)
     ties = find_ties(sources)
-    topology = Topology.grid(pipeline, data, placement=order.placement)
+    topology = Topology.grid(pipeline, data, placement=order.rows)
     view = RankView.of(topology, transport.rank, microbatches=count)
     tied = tied_weights(ties, cut, topology.holders, stages, view.later_copies)
     engine = Engine(
@@ -86,6 +89,9 @@ def make_engine(
         engine.attach_optimizer(wrapped.step, wrapped.master_of, OptimizerBackup(wrapped))
     else:
         made = optimizer(parameters)
+        if shared:
+            engine.attach_optimizer(SharedStates(made, ReplicaExchange(transport, view.replicas)).step)
+            return engine
         engine.attach_optimizer(made.step, backup=OptimizerBackup(made))
     return engine
 
@@ -98,7 +104,7 @@ def part_of(
     samples = num_samples(batch[0])
     parts = (split_microbatches(value, samples, data)[replica] for value in batch)
     inputs, targets = (map_tensors(torch.clone, part) for part in parts)  # a rank loads its own: memory is aligned anew
-    rows = schedule.placement if isinstance(schedule, Schedule) else (range(pipeline),)
+    rows = schedule.rows if isinstance(schedule, Schedule) else (range(pipeline),)
     first, last = {row[0] for row in rows}, {row[-1] for row in rows}
     return StepBatch(
         inputs=inputs if position in first else None,

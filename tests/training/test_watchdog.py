@@ -30,7 +30,7 @@ def test_a_hang_ends_the_run_with_every_ranks_place_and_stacks(tmp_path: Path) -
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     reason = record(directory / "run")["reason"]
-    assert "no progress for" in reason
+    assert reason.count("no progress for") == 1
     assert "rank 0 in step " in reason
     assert "rank 1 in step " in reason
     assert "(stage 1, layers 2..3), at mine.py:" in reason

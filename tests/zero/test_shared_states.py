@@ -6,8 +6,10 @@ import threading
 
 import pytest
 import torch
+from layouts import train_in_threads
 
 from runner.optim.shared import SharedStates
+from runner.schedule.registry import build
 
 SHAPES = [(3, 5), (7,), (1,), (4, 2)]  # 31 elements: no number of replicas divides them
 
@@ -97,6 +99,31 @@ def test_it_is_the_unshared_update_and_goes_on_from_its_states(size):
     for found, elements in by_replica(size, work):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
         assert elements == 2 * -(-31 // size)
+
+
+def model():
+    torch.manual_seed(1)
+    middle = [torch.nn.Linear(7, 7) for _ in range(6)]
+    return torch.nn.Sequential(torch.nn.Linear(3, 7), *middle, torch.nn.Linear(7, 2))
+
+
+def squares(output, target):
+    return (output - target).square().sum(), len(target)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["interleaved_1f1b", "looped_bfs", "zb_h1", "zb_v", "hanayo", "gems", "chimera", "dualpipe", "bitpipe"]
+)
+def test_under_any_schedule_it_changes_no_bit(schedule):
+    """Two replicas with unequal shares, clipped by the norm over all stages."""
+    generator = torch.Generator().manual_seed(3)
+    batches = [tuple(torch.randn(17, width, generator=generator) for width in (3, 2)) for _ in range(3)]
+    order = build(schedule, ranks=2, microbatches=4)
+    layout = {"schedule": order, "pipeline": 2, "data": 2, "count": 4, "optimizer": adamw, "clip_norm": 0.05}
+    losses, expected = train_in_threads(model, squares, batches, **layout)
+    own_losses, found = train_in_threads(model, squares, batches, **layout, shared=True)
+    assert own_losses == losses
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
 def test_a_weight_without_gradient_counts_as_zero():

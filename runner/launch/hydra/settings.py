@@ -9,19 +9,26 @@ from typing import Any
 
 from runner.errors import Problem, RequestError, raise_problems
 
-__all__ = ["LAUNCHER", "plugin_settings", "split_words"]
+__all__ = ["LAUNCHER", "SWEEPER", "chooses", "plugin_settings", "split_words"]
 
-LAUNCHER = "launcher"
-_KINDS = (LAUNCHER,)
-# What may be chosen, and the packages that bring it.
-_PLUGINS = {"submitit_slurm": ("hydra-submitit-launcher", "runner[submitit]")}
+LAUNCHER, SWEEPER = "launcher", "sweeper"
+# What may be chosen of each kind, and the packages that bring it.
+_PLUGINS = {
+    LAUNCHER: ("submitit_slurm", "hydra-submitit-launcher", "runner[submitit]"),
+    SWEEPER: ("optuna", "hydra-optuna-sweeper", "runner[optuna]"),
+}
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words about Hydra's plugins, and the others."""
-    prefixes = tuple(prefix for kind in _KINDS for prefix in (f"hydra/{kind}=", f"hydra.{kind}."))
+    prefixes = tuple(prefix for kind in _PLUGINS for prefix in (f"hydra/{kind}=", f"hydra.{kind}."))
     ours = [word for word in words if word.startswith(prefixes)]
     return ours, [word for word in words if word not in ours]
+
+
+def chooses(kind: str, words: Sequence[str]) -> bool:
+    """Whether a word is about this kind of plugin."""
+    return any(word.startswith((f"hydra/{kind}=", f"hydra.{kind}.")) for word in words)
 
 
 def plugin_settings(kind: str, words: Sequence[str], name: str) -> dict[str, Any] | None:
@@ -39,12 +46,10 @@ def plugin_settings(kind: str, words: Sequence[str], name: str) -> dict[str, Any
     if not own:
         return None
     chosen = [word.partition("=")[2] for word in own if word.startswith(f"hydra/{kind}=")]
-    if len(chosen) != 1 or chosen[0] not in _PLUGINS:
-        asked, known = ", ".join(chosen) or None, " or ".join(_PLUGINS)
-        raise_problems(
-            [Problem(f"hydra/{kind}", asked, f"must be {known}", fix=f"hydra/{kind}={next(iter(_PLUGINS))}")]
-        )
-    package, extra = _PLUGINS[chosen[0]]
+    known, package, extra = _PLUGINS[kind]
+    if chosen != [known]:
+        asked = ", ".join(chosen) or None
+        raise_problems([Problem(f"hydra/{kind}", asked, f"must be {known}", fix=f"hydra/{kind}={known}")])
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -11,7 +11,7 @@ from runner.schedule.generators.list_scheduling import Clock, list_schedule
 from runner.schedule.simulate import Costs
 from runner.schedule.values import Action, Op, Schedule
 
-__all__ = ["varuna"]
+__all__ = ["just_in_time", "varuna"]
 
 _PREFERENCE = {Op.B: 0, Op.R: 1, Op.F: 2}
 
@@ -24,18 +24,21 @@ def varuna(ranks: int, microbatches: int) -> Schedule:
         recomputed = range(microbatches if rank < ranks - 1 else 0)
         rows.append(row + [Action(Op.R, rank, m) for m in recomputed])
     draft = of_one_pipeline("varuna", looping(ranks, 1), rows, microbatches)
-    return list_schedule(draft, Costs().per_stage(ranks, 1), _urgency)
+    return list_schedule(draft, Costs().per_stage(ranks, 1), just_in_time)
 
 
-def _urgency(clock: Clock, rank: int, action: Action) -> tuple[float, ...] | None:
-    """A recomputation may begin as late as it can and still end with the backward whose gradient it awaits."""
+def just_in_time(clock: Clock, rank: int, action: Action) -> tuple[float, ...] | None:
+    """Backwards first, then recomputations, then forwards, of these the latest stage's.
+
+    A recomputation may begin as late as it can and still end with the backward whose gradient it awaits.
+    """
     microbatch = action.microbatch or 0
     if action.op is Op.R:
-        awaited = backward(rank + 1, microbatch)
+        awaited = backward(action.stage + 1, microbatch)
         if awaited not in clock.started:
             return None
         due = clock.started[awaited] + clock.duration(awaited) - clock.duration(action)
         if clock.now < due:
             clock.wake_at(due)
             return None
-    return _PREFERENCE[action.op], microbatch
+    return _PREFERENCE[action.op], -action.stage, microbatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fractions import Fraction
 
 from runner.schedule.simulate import Costs, Simulation, StageCosts, simulate
@@ -90,23 +90,27 @@ def _unit(times: Simulation) -> tuple[float, bool]:
 
 def _lanes(schedule: Schedule, rank: int) -> dict[_Lane, str]:
     """Label of each row of the grid that belongs to ``rank``: one per pipeline and stage that it holds."""
-    held = [(row, stage) for row, owners in enumerate(schedule.placement) for stage in _held(owners, rank)]
-    several = len(schedule.placement) > 1
+    held = [(row, stage) for row in range(len(schedule.rows)) for stage in _held(schedule, row, rank)]
+    several = len(schedule.rows) > 1
     labels = {}
     for row, stage in held:
-        chunks = _held(schedule.placement[row], rank)
+        chunks = _held(schedule, row, rank)
         chunk = str(chunks.index(stage)) if len(chunks) > 1 else ""
         pipe = _pipe_name(schedule, row) if several else ""
         labels[row, stage] = f"r{rank}{pipe}{'.' if chunk and not several else ''}{chunk}"
     return labels
 
 
-def _held(owners: Sequence[int], rank: int) -> list[int]:
-    return [stage for stage, owner in enumerate(owners) if owner == rank]
+def _held(schedule: Schedule, row: int, rank: int) -> list[int]:
+    """The stages with a lane of their own: backwards only where they are on another rank than their forwards."""
+    stages = [stage for stage, owner in enumerate(schedule.rows[row]) if owner == rank]
+    return [stage for stage in stages if row < len(schedule.placement) or schedule.has_other_backward(stage)]
 
 
 def _pipe_name(schedule: Schedule, row: int) -> str:
-    """``d`` for down and ``u`` for up, with a number where there are several of each."""
+    """``d`` for down and ``u`` for up, with a number where several; ``f`` and ``b`` by what they do."""
+    if schedule.backward_placement:
+        return "fb"[row]
     return "du"[row % 2] + (str(row // 2) if len(schedule.placement) > 2 else "")
 
 
@@ -118,7 +122,10 @@ def _draw(
     drawn: list[tuple[_Lane, str] | None] = [None] * columns
     for index, action in enumerate(view.actions[rank]):
         if action.op in COMPUTE:
-            lane = schedule.pipeline_of_microbatch[action.microbatch or 0], action.stage
+            row = schedule.pipeline_of_microbatch[action.microbatch or 0]
+            if action.op is not Op.F and schedule.has_other_backward(action.stage):
+                row = len(schedule.placement)
+            lane = row, action.stage
             first, last = _span(times, rank, index, unit)
             for column in range(first, min(last, columns)):
                 drawn[column] = (lane, _character(action, schedule.parts))

@@ -1,0 +1,142 @@
+"""A sweep whose values a sampler chooses: Hydra's sweeper for Optuna asks, the sweep's jobs answer.
+
+Every trial is a job of one sweep, in its ledger: a study that is started again with a seeded sampler asks for the same
+values, and what is done is not run again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, Problem, RequestError
+from runner.launch.hydra.settings import SWEEPER, plugin_settings
+from runner.launch.rank import TRAIN_ENTRY
+from runner.launch.run_directory import create_run_directory
+from runner.launch.sweep import run_sweep, table
+from runner.record import RunRecord
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["study"]
+
+logger = logging.getLogger(__name__)
+
+
+def study(
+    words: Sequence[str],
+    plugins: Sequence[str],
+    *,
+    command: str,
+    entry: str = TRAIN_ENTRY,
+    console: Console | None = None,
+) -> int:
+    """Run the trials that the sweeper asks for, and show the table of all.
+
+    A trial's value is its last validation's loss, else its last step's.
+
+    Args:
+        words: the overrides; those with several values, e.g. ``interval(1e-4,1e-2)``, are what is searched.
+        plugins: the words about Hydra's plugins, of which ``hydra/sweeper`` is one.
+        command, entry, console: see :func:`runner.launch.sweep.sweep`.
+
+    Returns:
+        1 if more trials failed than the sweeper allows, 75 or 130 where it was stopped, else 0.
+
+    Raises:
+        RequestError: the request is wrong, or the search space.
+    """
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+    from rich.console import Console
+
+    from runner.plan.ordered import resolve_request
+
+    searched, plain = _searched(words)
+    place = resolve_request(plain)
+    settings = plugin_settings(SWEEPER, plugins, place.name)
+    directory = create_run_directory(place.name, place.run_dir)
+    trials = _Trials(plain, directory, [word for word in plugins if SWEEPER not in word], command, entry)
+    sweeper = instantiate(settings).sweeper  # Hydra's own wrapper adds nothing but an older interface
+    sweeper.config = OmegaConf.create({"hydra": {"sweep": {"dir": str(directory)}}})
+    sweeper.hydra_context, sweeper.launcher, sweeper.job_idx = object(), trials, 0
+    sweeper.sweep_dir = str(directory)
+    status = EXIT_OK
+    try:
+        sweeper.sweep(searched)
+    except _StoppedError as error:
+        status = error.status
+    except RequestError:
+        raise
+    except Exception as error:  # Optuna's own, and the sweeper's where too many trials failed
+        if not trials.begun:
+            raise RequestError([Problem("hydra.sweeper", " ".join(searched), "cannot search", str(error))]) from error
+        logger.error("the study ends: %s", error)
+        status = EXIT_FAILED
+    if trials.begun:
+        (console or Console()).print(table(directory))
+    return status
+
+
+class _StoppedError(Exception):
+    """The sweep was told to stop."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+class _Trials:
+    """What the sweeper takes for Hydra's launcher."""
+
+    def __init__(self, plain: Sequence[str], directory: Path, plugins: Sequence[str], command: str, entry: str) -> None:
+        self.begun = False
+        self._plain = [*(word for word in plain if not word.startswith("run_dir=")), f"run_dir={directory}"]
+        self._plugins = plugins
+        self._command = command
+        self._entry = entry
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
+        """Run a batch of trials; of each, an object with its ``return_value``."""
+        from rich.console import Console
+
+        self.begun = True
+        status, jobs = run_sweep(
+            [[*self._plain, *overrides] for overrides in job_overrides],
+            shown=job_overrides,
+            command=self._command,
+            entry=self._entry,
+            console=Console(quiet=True),
+            plugins=self._plugins,
+        )
+        if status in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+            raise _StoppedError(status)
+        return [SimpleNamespace(return_value=_value(job)) for job in jobs]
+
+
+def _value(job: Path) -> float:
+    record = RunRecord.load(job)
+    if record.status != "ok":
+        return math.nan
+    return float(record.val_loss[-1][1] if record.val_loss else record.loss[-1])
+
+
+def _searched(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words with several values, and the others."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    searched = []
+    for word in words:
+        try:
+            if parser.parse_override(word).is_sweep_override():
+                searched.append(word)
+        except HydraException:
+            continue  # told with the other problems when the request is resolved
+    return searched, [word for word in words if word not in searched]

@@ -1,0 +1,37 @@
+"""pytorch_optimizer's LARS and LAMB, with what checkpoints by parameter need mended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pytorch_optimizer import LARS
+from pytorch_optimizer import Lamb as _Lamb
+from torch import Tensor
+
+__all__ = ["LARS", "Lamb"]
+
+_OF_ONE_STEP = ("weight_norm", "adam_norm", "trust_ratio")  # it leaves them in the state to be looked at
+
+
+class Lamb(_Lamb):
+    """The library's with decay in the update whose length is adapted, as published.
+
+    It counts the steps of a group in the group; a checkpoint goes by parameter, so each parameter keeps the count.
+    """
+
+    def __init__(self, parameters: list[Tensor], **settings: Any) -> None:
+        super().__init__(parameters, **settings, weight_decouple=False)
+
+    @torch.no_grad()
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        for group in self.param_groups:
+            counts = [self.state[p]["step"] for p in group["params"] if "step" in self.state.get(p, {})]
+            group["step"] = int(max(counts, default=0))
+        result = super().step(*args, **kwargs)
+        for group in self.param_groups:
+            for state in (self.state[p] for p in group["params"] if p in self.state):
+                state["step"] = torch.tensor(float(group["step"]))
+                for name in _OF_ONE_STEP:
+                    state.pop(name, None)
+        return result
