@@ -305,7 +305,7 @@ def test_replicas_of_twins_are_all_reduced() -> None:
     ("changes", "says"),
     [
         ({"schedule__post_validation": True}, "schedule.post_validation = true: must be false. The ranks of chimera"),
-        ({"zero__stage": 1, "parallelism__data": 2}, "schedule.name = chimera: must be another with zero.stage=1."),
+        ({"zero__stage": 2, "parallelism__data": 2}, "zero.stage = 2: must be 1 with schedule=chimera."),
     ],
 )
 def test_what_does_not_go_with_twins(changes: dict[str, Any], says: str) -> None:
