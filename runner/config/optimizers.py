@@ -34,7 +34,7 @@ class OptimizerKind:
         operator: DeepSpeed's, compiled when it is first used.
         elementwise: an element's update depends on that element's gradients alone, so that flat partitions may cut
             weights anywhere.
-        compresses: replicas exchange one bit per element of the momentum in place of gradients, from some step on.
+        compresses: replicas exchange one bit per element of the momentum in place of gradients, at some steps.
         state_bytes: of one tensor of so many elements, where that is not ``values`` in the parameter's own format.
         constant_bytes: tables that it keeps once.
     """
@@ -68,8 +68,12 @@ def _blockwise_8bit(elements: int) -> int:
     return 2 * (elements + _WIDE * -(-elements // _BLOCK_8))
 
 
-def _fp32(elements: int) -> int:
+def _two_fp32(elements: int) -> int:
     return 2 * _WIDE * elements
+
+
+def _three_fp32(elements: int) -> int:
+    return 3 * _WIDE * elements
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
@@ -92,5 +96,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     ),
     "lamb": OptimizerKind(package="pytorch_optimizer", extra="optimizers", elementwise=False),
     "custom": OptimizerKind(reads=(), decoupled=None, elementwise=False),
-    "onebit_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_fp32),
+    "onebit_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_two_fp32),
+    "zero_one_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_two_fp32),
+    "onebit_lamb": OptimizerKind(values=3.0, elementwise=False, compresses=True, state_bytes=_three_fp32),
 }

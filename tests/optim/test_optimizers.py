@@ -127,6 +127,13 @@ REFUSED = [
     ("lr_scheduler.base_batch=0", "lr_scheduler.base_batch", ""),
     ("optimizer=onebit_adam optimizer.freeze_step=0", "optimizer.freeze_step", ""),
     ("optimizer=onebit_adam optimizer.freeze_step=null", "optimizer.freeze_step", "variance"),
+    ("optimizer=onebit_lamb optimizer.freeze_step=9", "optimizer.freeze_step", "running mean"),
+    ("optimizer=onebit_lamb optimizer.variance_refreshes=4", "optimizer.variance_refreshes", "no steps"),
+    ("optimizer=onebit_lamb zero.stage=1", "optimizer.name", "momentum of all weights"),
+    ("optimizer=zero_one_adam optimizer.freeze_step=null", "optimizer.freeze_step", "variance"),
+    ("optimizer=zero_one_adam optimizer.variance_refreshes=null", "optimizer.variance_refreshes", "doubles"),
+    ("optimizer=zero_one_adam optimizer.variance_refreshes=0", "optimizer.variance_refreshes", ""),
+    ("optimizer=zero_one_adam trainer.grad_clip_value=1", "trainer.grad_clip_value", "sum of gradients"),
     ("optimizer=onebit_adam trainer.grad_clip_norm=1", "trainer.grad_clip_norm", "sum of gradients"),
     ("optimizer=onebit_adam schedule.post_validation=true", "schedule.post_validation", "left over"),
 ]
