@@ -50,6 +50,18 @@ def _adam8bit(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     return made
 
 
+def _adam4bit(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    from runner.optim.few_bits import Adam4bit
+
+    return Adam4bit(trained, **_common(config))
+
+
+def _adam_fp8(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    from runner.optim.few_bits import AdamFp8
+
+    return AdamFp8(trained, **_common(config))
+
+
 def _cpu_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     from runner.optim.deepspeed import CPUAdam
 
@@ -112,6 +124,8 @@ _MAKERS: dict[str, Callable[[OptimizerConfig, list[Tensor]], Optimizer]] = {
     "adam": _adam,
     "sgd": _sgd,
     "adam8bit": _adam8bit,
+    "adam4bit": _adam4bit,
+    "adam_fp8": _adam_fp8,
     "cpu_adam": _cpu_adam,
     "fused_adam": _fused_adam,
     "onebit_adam": _onebit_adam,

@@ -103,12 +103,16 @@ def assert_states_as_predicted(result):
 
 
 @pytest.mark.slow
-def test_kinds_of_one_bit_go_on_bit_by_bit_and_their_bytes_are_counted(tmp_path):
+def test_kinds_of_few_bits_go_on_bit_by_bit_and_their_bytes_are_counted(tmp_path):
     """0/1 Adam compresses one step of four: the third. LAMB is cut after its twelfth, the second of compressed ones."""
     cut = f"resume={tmp_path / 'lamb' / 'checkpoints' / 'step-12.ckpt'}"
-    runs = with_resumed(tmp_path, {"zero_one": ZERO_ONE})
+    few_bits = {"four": ("optimizer=adam4bit",), "fp8": ("optimizer=adam_fp8", "precision=bf16")}
+    runs = with_resumed(tmp_path, {"zero_one": ZERO_ONE, **few_bits})
     runs |= {"lamb": [*WIDE, *KEPT, "checkpoint.every=12", *LAMB], "lamb_resumed": [*WIDE, *LAMB, cut]}
     found = train_all(tmp_path, runs)
+    for name in few_bits:
+        assert_states_as_predicted(found[name])
+        assert_goes_on(found, name)
     for name, compressed, steps in (("zero_one", 1, 4), ("lamb", 4, 14)):
         assert_states_as_predicted(found[name])
         assert_goes_on(found, name)
