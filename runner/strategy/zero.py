@@ -126,7 +126,8 @@ class ZeroStrategy(PipelineStrategy):
 
     @override
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
-        return self._traffic.per_step() | {"optimizer_states": 0.0}
+        momentum = self.exchange.bytes_sent if self.exchange is not None else 0  # the runner's own: not DeepSpeed's
+        return self._traffic.per_step() | {"optimizer_states": momentum / steps}
 
     @override
     def _step_optimizer(self) -> None:

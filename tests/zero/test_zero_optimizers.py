@@ -159,7 +159,7 @@ def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path):
         sent = found[name].record["bytes_moved"]
         half = found[name].record["state_bytes"]["measured"][0]["gradients"]  # a step's all-reduce of one rank of two
         assert sent["weight_gradients"] == half  # of two ranks, in two of four steps
-        assert sent["optimizer_states"] < half / 2 / 15
+        assert 0 < sent["optimizer_states"] < half / 2 / 15
     plain = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=adam8bit)
     assert_close(found["blocks"], *plain, most=1e-6)
     for name in ("blocks_1", "blocks_2", "blocks_3"):
