@@ -35,11 +35,11 @@ def start():
 
 
 def gradients(step):
-    """Of each replica, flat; the first eight elements never have one."""
+    """Of each replica, flat; the first eight elements never have one, and late ones are large: frozen rates fall."""
     generator = torch.Generator().manual_seed(100 + step)
     made = torch.randn(REPLICAS, sum(SIZES), generator=generator) * torch.linspace(0.1, 2.0, sum(SIZES))
     made[:, :8] = 0
-    return made
+    return made * 10 if step >= 11 else made
 
 
 def trained(name, steps=STEPS):
@@ -136,7 +136,7 @@ def test_two_replicas_are_the_plain_loop(name):
     if name == "onebit_lamb":
         factors = [state["factor"] for state in found[0][3].state.values()]
         assert factors == pytest.approx(plain.factor, rel=1e-4)
-        assert min(abs(factor - 1) for factor in factors) > 0.01  # frozen rates did not stay as they were
+        assert min(factors) < 0.8  # frozen rates did not stay as they were
 
 
 @pytest.mark.parametrize("name", KINDS)
