@@ -108,8 +108,8 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
     finally:
         for loader in loaders:
             close_loader(loader)
-    if log is not None:
-        log.close()  # a run with no step left to take has not come to on_train_end
+        if log is not None:
+            log.close()  # a run that fails, or has no step left to take, has not come to on_train_end
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
     return strategy.stopped
 
