@@ -11,6 +11,8 @@ from runner.errors import Problem
 
 __all__ = ["lr_scheduler_rules", "optimizer_rules"]
 
+_LAMB_WARM_UP = 10  # steps: 1 / (1 - 0.9), the running mean's; runner/optim/onebit_lamb.py
+
 
 def optimizer_rules(config: RunConfig) -> Iterator[Problem]:
     """Every rule of the section that is broken."""
@@ -28,6 +30,7 @@ def optimizer_rules(config: RunConfig) -> Iterator[Problem]:
         yield from _unread_keys(config, kind)
         yield from _weight_decay(config, kind)
         yield from _compression(config, kind)
+        yield from _refreshes(config)
         yield from _own_function(config)
 
 
@@ -76,11 +79,16 @@ def _compression(config: RunConfig, kind: OptimizerKind) -> Iterator[Problem]:
     if not kind.compresses:
         if freeze is not None:
             why = f"{config.optimizer.name} exchanges whole gradients at every step"
-            yield Problem(path, freeze, "belongs to optimizer=onebit_adam", why, f"{path}=null")
+            rule = "belongs to optimizer=onebit_adam, zero_one_adam or onebit_lamb"
+            yield Problem(path, freeze, rule, why, f"{path}=null")
         return
     if freeze is None:
         yield Problem(path, None, "must be given", "The variance stays from this step on", f"{path}=100")
-    yield from at_least(path, freeze, 1)
+    if config.optimizer.name == "onebit_lamb" and freeze is not None and freeze < _LAMB_WARM_UP:
+        why = f"A tensor's rate after it is a running mean from nothing, over about {_LAMB_WARM_UP} steps"
+        yield Problem(path, freeze, f"must be at least {_LAMB_WARM_UP} with onebit_lamb", why, f"{path}=100")
+    else:
+        yield from at_least(path, freeze, 1)
     local = "After freezing replicas exchange momentum, and no rank has the sum of gradients"
     for key in ("grad_clip_norm", "grad_clip_value"):
         value = getattr(config.trainer, key)
@@ -92,6 +100,17 @@ def _compression(config: RunConfig, kind: OptimizerKind) -> Iterator[Problem]:
         fix = "schedule.post_validation=false"
         rule = f"must be false with optimizer={config.optimizer.name}"
         yield Problem("schedule.post_validation", True, rule, why, fix)
+
+
+def _refreshes(config: RunConfig) -> Iterator[Problem]:
+    refreshes, path, name = config.optimizer.variance_refreshes, "optimizer.variance_refreshes", config.optimizer.name
+    if name == "zero_one_adam" and refreshes is None:
+        why = "After so many refreshes of the variance the interval between them doubles"
+        yield Problem(path, None, "must be given", why, f"{path}=16")
+    elif name != "zero_one_adam" and refreshes is not None:
+        why = f"{name} has no steps that refresh the variance between others"
+        yield Problem(path, refreshes, "belongs to optimizer=zero_one_adam", why, f"{path}=null")
+    yield from at_least(path, refreshes, 1)
 
 
 def lr_scheduler_rules(config: RunConfig) -> Iterator[Problem]:

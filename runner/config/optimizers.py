@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["ERROR_WIDTH", "OPTIMIZERS", "OptimizerKind", "is_kin_of_adam", "operator_of"]
+__all__ = [
+    "BLOCK_4",
+    "BLOCK_FP8",
+    "ERROR_WIDTH",
+    "OPTIMIZERS",
+    "SMALLEST_IN_BLOCKS",
+    "OptimizerKind",
+    "is_kin_of_adam",
+    "operator_of",
+]
 
 ERROR_WIDTH = 4
 """Bytes of an element of what compression left over: fp32."""
@@ -17,6 +26,15 @@ _BETAS = ("betas", "eps")
 _WIDE = 4  # bytes of an fp32 state
 _BLOCK_8 = 256  # bitsandbytes/backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu, blocksize
 _SMALLEST_8 = 4096  # bitsandbytes/optim/optimizer.py: min_8bit_size; smaller tensors keep fp32 states
+
+BLOCK_4 = 128
+"""Elements of a block of ``adam4bit``; torchao/optim/adam.py: AdamW4bit, block_size."""
+
+BLOCK_FP8 = 256
+"""Elements of a block of ``adam_fp8``; torchao/optim/adam.py: AdamWFp8, block_size."""
+
+SMALLEST_IN_BLOCKS = 4096
+"""Elements of the smallest tensor that both cut into blocks; torchao/optim/adam.py: _new_buffer."""
 
 _CODES_8 = 2 * 256 * _WIDE  # what a byte stands for, of either moment
 
@@ -34,7 +52,7 @@ class OptimizerKind:
         operator: DeepSpeed's, compiled when it is first used.
         elementwise: an element's update depends on that element's gradients alone, so that flat partitions may cut
             weights anywhere.
-        compresses: replicas exchange one bit per element of the momentum in place of gradients, from some step on.
+        compresses: replicas exchange one bit per element of the momentum in place of gradients, at some steps.
         state_bytes: of one tensor of so many elements, where that is not ``values`` in the parameter's own format.
         constant_bytes: tables that it keeps once.
     """
@@ -68,8 +86,27 @@ def _blockwise_8bit(elements: int) -> int:
     return 2 * (elements + _WIDE * -(-elements // _BLOCK_8))
 
 
-def _fp32(elements: int) -> int:
+def _in_blocks(elements: int, block: int, bits: int) -> int:
+    """Two moments, and an fp32 scale for every block of both; tensors that are small or do not divide stay fp32."""
+    if elements < SMALLEST_IN_BLOCKS or elements % block:
+        return 2 * _WIDE * elements
+    return 2 * (elements * bits // 8 + _WIDE * elements // block)
+
+
+def _blockwise_4bit(elements: int) -> int:
+    return _in_blocks(elements, BLOCK_4, 4)
+
+
+def _blockwise_fp8(elements: int) -> int:
+    return _in_blocks(elements, BLOCK_FP8, 8)
+
+
+def _two_fp32(elements: int) -> int:
     return 2 * _WIDE * elements
+
+
+def _three_fp32(elements: int) -> int:
+    return 3 * _WIDE * elements
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
@@ -80,6 +117,8 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adam8bit": OptimizerKind(
         package="bitsandbytes", extra="optimizers", state_bytes=_blockwise_8bit, constant_bytes=_CODES_8
     ),
+    "adam4bit": OptimizerKind(package="torchao", extra="optimizers", elementwise=False, state_bytes=_blockwise_4bit),
+    "adam_fp8": OptimizerKind(package="torchao", extra="optimizers", elementwise=False, state_bytes=_blockwise_fp8),
     "cpu_adam": OptimizerKind(decoupled=None, package="deepspeed", extra="zero", operator="cpu_adam"),
     "fused_adam": OptimizerKind(decoupled=None, package="deepspeed", extra="zero", operator="fused_adam"),
     "lars": OptimizerKind(
@@ -92,5 +131,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     ),
     "lamb": OptimizerKind(package="pytorch_optimizer", extra="optimizers", elementwise=False),
     "custom": OptimizerKind(reads=(), decoupled=None, elementwise=False),
-    "onebit_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_fp32),
+    "onebit_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_two_fp32),
+    "zero_one_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_two_fp32),
+    "onebit_lamb": OptimizerKind(values=3.0, elementwise=False, compresses=True, state_bytes=_three_fp32),
 }

@@ -162,7 +162,8 @@ class OptimizerConfig:
     decoupled_weight_decay: bool | None = None  # decay leaves the moments alone; null = the optimizer's own way
     target: str | None = None  # optimizer=custom: package.module:function of the parameters, lr and kwargs
     kwargs: dict[str, Any] = field(default_factory=dict)  # its other arguments
-    freeze_step: int | None = None  # onebit_adam: from this step on the variance stays and momentum travels in bits
+    freeze_step: int | None = None  # 1-bit ones: from this step on the variance stays and momentum travels in bits
+    variance_refreshes: int | None = None  # zero_one_adam: full steps before the interval between them doubles
 
 
 @dataclass

@@ -55,7 +55,7 @@ SHARING_ROWS: tuple[Row, ...] = (
         "optimizer.name",
         lambda c: shares(c) and c.optimizer.name not in _ELEMENTWISE,
         f"must be one of {', '.join(_ELEMENTWISE)} with zero.stage=1, 2 or 3",
-        "Flat partitions cut weights anywhere: an update that is not elementwise would see other norms",
+        "Flat partitions cut weights anywhere: an update that is not elementwise would see other norms or blocks",
         f"{STAGE_12}: single_partition_of_fp32_groups",
         "optimizer=adamw",
     ),

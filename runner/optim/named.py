@@ -12,7 +12,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from runner.config.schema import OptimizerConfig
 from runner.errors import Problem, RequestError
-from runner.optim.onebit import OneBitAdam
+from runner.optim.onebit import OneBitAdam, ZeroOneAdam
+from runner.optim.onebit_lamb import OneBitLamb
 from runner.optim.operators import load_operators
 
 __all__ = ["by_name"]
@@ -49,6 +50,18 @@ def _adam8bit(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     return made
 
 
+def _adam4bit(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    from runner.optim.few_bits import Adam4bit
+
+    return Adam4bit(trained, **_common(config))
+
+
+def _adam_fp8(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    from runner.optim.few_bits import AdamFp8
+
+    return AdamFp8(trained, **_common(config))
+
+
 def _cpu_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     from runner.optim.deepspeed import CPUAdam
 
@@ -69,6 +82,18 @@ def _fused_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
 def _onebit_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     assert config.freeze_step is not None  # a rule asks for it
     return OneBitAdam(trained, **_common(config), freeze_step=config.freeze_step)
+
+
+def _onebit_lamb(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    assert config.freeze_step is not None  # a rule asks for it
+    return OneBitLamb(trained, **_common(config), freeze_step=config.freeze_step)
+
+
+def _zero_one_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    assert config.freeze_step is not None  # rules ask for both
+    assert config.variance_refreshes is not None
+    refreshes = config.variance_refreshes
+    return ZeroOneAdam(trained, **_common(config), freeze_step=config.freeze_step, refreshes=refreshes)
 
 
 def _lars(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
@@ -99,9 +124,13 @@ _MAKERS: dict[str, Callable[[OptimizerConfig, list[Tensor]], Optimizer]] = {
     "adam": _adam,
     "sgd": _sgd,
     "adam8bit": _adam8bit,
+    "adam4bit": _adam4bit,
+    "adam_fp8": _adam_fp8,
     "cpu_adam": _cpu_adam,
     "fused_adam": _fused_adam,
     "onebit_adam": _onebit_adam,
+    "onebit_lamb": _onebit_lamb,
+    "zero_one_adam": _zero_one_adam,
     "lars": _lars,
     "lamb": _lamb,
     "custom": _custom,

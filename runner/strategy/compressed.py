@@ -15,16 +15,16 @@ from runner.engine.replicas import ReplicaExchange
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule
 from runner.optim.master import MasterWeights
-from runner.optim.onebit import OneBitAdam
+from runner.optim.onebit import OneBitOptimizer
 
 __all__ = ["OwnErrors", "attach_compression", "compressing", "gathered_errors", "load_errors", "own_errors"]
 
 
-def compressing(optimizer: Optimizer) -> OneBitAdam | None:
+def compressing(optimizer: Optimizer) -> OneBitOptimizer | None:
     """The 1-bit optimizer that this is, or that updates its masters; None where it is another."""
     optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning's wrapper
     inner = optimizer.inner if isinstance(optimizer, MasterWeights) else optimizer
-    return inner if isinstance(inner, OneBitAdam) else None
+    return inner if isinstance(inner, OneBitOptimizer) else None
 
 
 def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]) -> ReplicaExchange | None:
@@ -45,7 +45,7 @@ def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]
     if tied:
         why = f"{tied[0]} is on several stages, whose gradients are summed over all of its replicas"
         rule = "must exchange whole gradients for weights that stages share"
-        raise RequestError([Problem("optimizer.name", "onebit_adam", rule, why, "optimizer=adamw")])
+        raise RequestError([Problem("optimizer.name", onebit.option, rule, why, "optimizer=adamw")])
     for gradients in engine.gradients.values():
         gradients.stays_local = lambda: onebit.compresses
     if len(engine.view.replicas) == 1:

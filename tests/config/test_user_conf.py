@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.groups import shipped_conf
+from runner.config.optimizers import OPTIMIZERS
 from runner.config.resolve import resolve
 from runner.errors import RequestError
 
@@ -72,7 +73,7 @@ parallelism: {pipeline: 2}
         (
             "recipe/mine",
             "# @package _global_\ndefaults:\n  - override /optimizer: adm\n",
-            "mine.yaml: optimizer = adm: there is no such option. optimizer has adam, adam8bit, adamw, auto, cpu_adam, fused_adam, onebit_adam, sgd. Try optimizer: adam.",
+            f"mine.yaml: optimizer = adm: there is no such option. optimizer has {', '.join(sorted(OPTIMIZERS))}. Try optimizer: adam.",
         ),
         (
             "recipe/mine",

@@ -64,6 +64,22 @@ def test_adam8bit_is_near_adamw_and_keeps_a_byte_per_moment():
         assert found == OPTIMIZERS["adam8bit"].state_bytes(parameter.numel())
 
 
+@pytest.mark.parametrize(("name", "library", "most"), [("adam4bit", "AdamW4bit", 0.3), ("adam_fp8", "AdamWFp8", 0.1)])
+def test_few_bits_are_torchaos_and_near_adamw(name, library, most, monkeypatch):
+    import torchao.optim
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    weights, optimizer = trained(ours(name))
+    assert farthest(weights, trained(torchs(getattr(torchao.optim, library)))[0]) == 0
+    expected, start = trained(torchs(torch.optim.AdamW))[0], trained(torchs(torch.optim.AdamW), steps=0)[0]
+    moved = torch.cat([(a - b).flatten() for a, b in zip(expected, start, strict=True)])
+    away = torch.cat([(a - b).flatten() for a, b in zip(weights, expected, strict=True)])
+    assert 0 < float(away.norm() / moved.norm()) < most
+    for parameter, state in optimizer.state.items():
+        found = sum(value.nbytes for value in state.values() if value.dim())
+        assert found == OPTIMIZERS[name].state_bytes(parameter.numel())
+
+
 def adam_without_bias_correction(parameters):
     """The textbook's, in the plainest form."""
 
@@ -119,6 +135,8 @@ REFUSED = [
     ("optimizer=adamw optimizer.freeze_step=5", "optimizer.freeze_step", "whole gradients"),
     ("optimizer=lars optimizer.eps=1e-3", "optimizer.eps", "no meaning"),
     ("optimizer=lamb optimizer.momentum=0.9", "optimizer.momentum", "no meaning"),
+    ("optimizer=adam4bit zero.stage=1", "optimizer.name", "blocks"),
+    ("optimizer=adam_fp8 optimizer.decoupled_weight_decay=false", "optimizer.decoupled_weight_decay", "no other"),
     ("optimizer=lamb zero.stage=1", "optimizer.name", "norms"),
     ("optimizer=custom", "optimizer.target", "your own function"),
     ("optimizer=custom optimizer.target=a:b optimizer.weight_decay=0.1", "optimizer.weight_decay", "kwargs alone"),
@@ -127,6 +145,13 @@ REFUSED = [
     ("lr_scheduler.base_batch=0", "lr_scheduler.base_batch", ""),
     ("optimizer=onebit_adam optimizer.freeze_step=0", "optimizer.freeze_step", ""),
     ("optimizer=onebit_adam optimizer.freeze_step=null", "optimizer.freeze_step", "variance"),
+    ("optimizer=onebit_lamb optimizer.freeze_step=9", "optimizer.freeze_step", "running mean"),
+    ("optimizer=onebit_lamb optimizer.variance_refreshes=4", "optimizer.variance_refreshes", "no steps"),
+    ("optimizer=onebit_lamb zero.stage=1", "optimizer.name", "momentum of all weights"),
+    ("optimizer=zero_one_adam optimizer.freeze_step=null", "optimizer.freeze_step", "variance"),
+    ("optimizer=zero_one_adam optimizer.variance_refreshes=null", "optimizer.variance_refreshes", "doubles"),
+    ("optimizer=zero_one_adam optimizer.variance_refreshes=0", "optimizer.variance_refreshes", ""),
+    ("optimizer=zero_one_adam trainer.grad_clip_value=1", "trainer.grad_clip_value", "sum of gradients"),
     ("optimizer=onebit_adam trainer.grad_clip_norm=1", "trainer.grad_clip_norm", "sum of gradients"),
     ("optimizer=onebit_adam schedule.post_validation=true", "schedule.post_validation", "left over"),
 ]

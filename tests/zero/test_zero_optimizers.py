@@ -65,6 +65,10 @@ class PlainOneBit:
         return LR * self.m / (self.v.sqrt() + EPS)
 
 
+ZERO_ONE = ("optimizer=zero_one_adam", "optimizer.freeze_step=4", "optimizer.variance_refreshes=1", ONEBIT[-1])
+LAMB = ("optimizer=onebit_lamb", "optimizer.freeze_step=10", ONEBIT[-1], "trainer.max_steps=14")
+
+
 def plain_onebit():
     torch.manual_seed(0)
     model = zero_model.model()
@@ -96,6 +100,26 @@ def assert_states_as_predicted(result):
     for predicted, measured in zip(told["predicted"], told["measured"], strict=True):
         for part in predicted:
             assert measured[part] == pytest.approx(predicted[part], rel=2e-3), (part, told)
+
+
+@pytest.mark.slow
+def test_kinds_of_few_bits_go_on_bit_by_bit_and_their_bytes_are_counted(tmp_path):
+    """0/1 Adam compresses one step of four: the third. LAMB is cut after its twelfth, the second of compressed ones."""
+    cut = f"resume={tmp_path / 'lamb' / 'checkpoints' / 'step-12.ckpt'}"
+    few_bits = {"four": ("optimizer=adam4bit",), "fp8": ("optimizer=adam_fp8", "precision=bf16")}
+    runs = with_resumed(tmp_path, {"zero_one": ZERO_ONE, **few_bits})
+    runs |= {"lamb": [*WIDE, *KEPT, "checkpoint.every=12", *LAMB], "lamb_resumed": [*WIDE, *LAMB, cut]}
+    found = train_all(tmp_path, runs)
+    for name in few_bits:
+        assert_states_as_predicted(found[name])
+        assert_goes_on(found, name)
+    for name, compressed, steps in (("zero_one", 1, 4), ("lamb", 4, 14)):
+        assert_states_as_predicted(found[name])
+        assert_goes_on(found, name)
+        sent, whole = (found[name].record[key] for key in ("bytes_moved", "state_bytes"))
+        gradients = 2 * whole["measured"][0]["gradients"]  # a step's all-reduce of two ranks
+        assert sent["weight_gradients"] == pytest.approx(gradients * (steps - compressed) / steps)
+        assert 0 < sent["optimizer_states"] < gradients * compressed / steps / 2 / 15
 
 
 def assert_goes_on(found, name):

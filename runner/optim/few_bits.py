@@ -1,0 +1,148 @@
+"""Adam with moments of few bits in blocks, by torchao's formats and its arithmetic of one weight.
+
+torchao's optimizer compiles that arithmetic when it is first used, and keeps moments as tensors of classes of its own,
+which can be neither copied nor found by their memory. Here it is called as it is, and the state holds plain tensors:
+codes, and the scale of each block. Tensors that torchao would not cut into blocks keep fp32 moments.
+
+Source: torchao.optim (AdamW4bit, AdamWFp8); Li et al. 2023, "Memory Efficient Optimizers with 4-bit States".
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runner.config.optimizers import BLOCK_4, BLOCK_FP8, SMALLEST_IN_BLOCKS
+
+for _noisy in ("torchao", "torch.utils._pytree"):  # kernels that it does without are no news
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
+
+import torchao.optim.adam as arithmetic  # noqa: E402
+from torchao.optim.subclass_4bit import OptimState4bit  # noqa: E402
+from torchao.optim.subclass_fp8 import OptimStateFp8  # noqa: E402
+
+__all__ = ["Adam4bit", "AdamFp8"]
+
+_MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # and whether they have a sign
+
+
+class _FewBitAdam(Optimizer):
+    """See the module's text. Weight decay is decoupled.
+
+    Args:
+        parameters: of any floating format.
+        lr, betas, eps, weight_decay: AdamW's.
+    """
+
+    block: int
+    """Elements of one scale."""
+
+    def __init__(
+        self, parameters: Iterable[Tensor], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        result = closure() if closure is not None else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return result
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Like torch's, which would make numbers of the weights' format of the codes."""
+        super().load_state_dict({**state_dict, "state": {}})
+        held = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, entries in state_dict["state"].items():
+            device = held[number].device
+            self.state[held[number]] = {
+                key: value if key == "step" else value.to(device, copy=True) for key, value in entries.items()
+            }
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            self._start(parameter, state)
+        state["step"] += 1
+        moments = [self._moment(parameter, state, name) for name in _MOMENTS]
+        # A tensor, as torchao's: products with it round otherwise than with a number.
+        rate = torch.tensor(group["lr"], dtype=torch.float32, device=parameter.device)
+        arithmetic.single_param_adam(
+            parameter,
+            parameter.grad,
+            state["step"],
+            *moments,
+            None,
+            rate,
+            *group["betas"],
+            group["weight_decay"],
+            group["eps"],
+            IS_ADAMW=True,
+            BF16_STOCHASTIC_ROUND=False,
+        )
+
+    def _start(self, parameter: Tensor, state: dict[str, Any]) -> None:
+        state["step"] = torch.zeros(())
+        blocks, rest = divmod(parameter.numel(), self.block)
+        for name in _MOMENTS:
+            if rest or parameter.numel() < SMALLEST_IN_BLOCKS:
+                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+            else:
+                state[f"{name}_codes"] = self._no_codes(parameter)
+                state[f"{name}_scale"] = torch.zeros(blocks, device=parameter.device)
+
+    def _moment(self, parameter: Tensor, state: dict[str, Any], name: str) -> Tensor:
+        """What torchao's arithmetic reads and writes: over the memory of the state's tensors."""
+        if name in state:
+            plain: Tensor = state[name]
+            return plain
+        return self._in_blocks(state[f"{name}_codes"], state[f"{name}_scale"], parameter.shape, _MOMENTS[name])
+
+    @abstractmethod
+    def _no_codes(self, parameter: Tensor) -> Tensor:
+        """Bytes, all zero."""
+
+    @abstractmethod
+    def _in_blocks(self, codes: Tensor, scale: Tensor, shape: torch.Size, signed: bool) -> Tensor:
+        """torchao's tensor over both."""
+
+
+class Adam4bit(_FewBitAdam):
+    """Two codes in a byte, which number the values of a table: one for either moment."""
+
+    block = BLOCK_4
+
+    def __init__(self, parameters: Iterable[Tensor], **settings: Any) -> None:
+        super().__init__(parameters, **settings)
+        device = self.param_groups[0]["params"][0].device
+        self._tables = {
+            signed: OptimState4bit.zeros((BLOCK_4,), signed, BLOCK_4, device).qmap for signed in (True, False)
+        }
+
+    def _no_codes(self, parameter: Tensor) -> Tensor:
+        return torch.zeros(parameter.numel() // 2, dtype=torch.uint8, device=parameter.device)
+
+    def _in_blocks(self, codes: Tensor, scale: Tensor, shape: torch.Size, signed: bool) -> Tensor:
+        made: Tensor = OptimState4bit(codes, scale, self._tables[signed], signed, shape)
+        return made
+
+
+class AdamFp8(_FewBitAdam):
+    """Codes are numbers of 8 bits: float8_e4m3fn."""
+
+    block = BLOCK_FP8
+
+    def _no_codes(self, parameter: Tensor) -> Tensor:
+        return torch.zeros(parameter.shape, dtype=torch.uint8, device=parameter.device)
+
+    def _in_blocks(self, codes: Tensor, scale: Tensor, shape: torch.Size, signed: bool) -> Tensor:
+        made: Tensor = OptimStateFp8(codes.view(torch.float8_e4m3fn), scale)
+        return made
