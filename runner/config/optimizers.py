@@ -35,6 +35,7 @@ class OptimizerKind:
         elementwise: an element's update depends on that element's gradients alone, so that flat partitions may cut
             weights anywhere.
         compresses: replicas exchange one bit per element of the momentum in place of gradients, from some step on.
+        curvature: it preconditions layers, and keeps factors of their curvature.
         state_bytes: of one tensor of so many elements, where that is not ``values`` in the parameter's own format.
         constant_bytes: tables that it keeps once.
     """
@@ -47,6 +48,7 @@ class OptimizerKind:
     operator: str | None = None
     elementwise: bool = True
     compresses: bool = False
+    curvature: bool = False
     state_bytes: Callable[[int], int] | None = None
     constant_bytes: int = 0
 
@@ -92,5 +94,6 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     ),
     "lamb": OptimizerKind(package="pytorch_optimizer", extra="optimizers", elementwise=False),
     "custom": OptimizerKind(reads=(), decoupled=None, elementwise=False),
+    "kfac": OptimizerKind(values=0.0, reads=("momentum",), decoupled=False, elementwise=False, curvature=True),
     "onebit_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_fp32),
 }
