@@ -103,7 +103,7 @@ class KFAC(SGD):
 
     @torch.no_grad()
     def refresh(self, *, due_only: bool = False) -> None:
-        """Take new inverses of the sums there are.
+        """Take new inverses of the sums there are, which become damped means in place.
 
         Args:
             due_only: where the inverses are old enough, and there is a sum.
@@ -113,7 +113,7 @@ class KFAC(SGD):
                 continue
             state = self.state[factors.weight]
             state[_INPUT], state[_OUTPUT] = (
-                _inverse(total / max(1, factors.rows), self._damping) for total in (factors.inputs, factors.outputs)
+                _inverse(total.div_(max(1, factors.rows)), self._damping) for total in (factors.inputs, factors.outputs)
             )
             state[_AGE] = torch.zeros(())
 

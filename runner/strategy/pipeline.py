@@ -204,6 +204,8 @@ class PipelineStrategy(WholeCheckpointStrategy):
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
             curvature = watch_curvature(optimizer, self.engine.stages.values(), module.ties)
             begin = curvature.begin if curvature is not None else None
+            if curvature is not None:
+                self.meter.watch(curvature.factors)
             self.engine.attach_optimizer(self._apply_update, master_of, backup, begin)
             tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]
             self.exchange = attach_compression(optimizer, self.engine, tied)

@@ -12,6 +12,9 @@ from test_twins import make_tied, token_batches
 from torch import nn
 from torch.nn import functional
 
+from runner.config.resolve import resolve
+from runner.model.chain import model_layers
+from runner.model.profile import profile_model
 from runner.optim.kfac import KFAC, preconditioned_layers
 from runner.schedule import registry
 
@@ -140,3 +143,39 @@ def test_derived_shared_and_frozen_layers_are_left_alone() -> None:
     plain, tied = nn.Linear(2, 2), nn.Linear(2, 2)
     model = nn.Sequential(Derived(2, 2), frozen, shared, again, plain, tied)
     assert list(preconditioned_layers(model, [tied.weight])) == [plain]
+
+
+def trained(steps: range, kept: dict | None = None, weights: dict | None = None):
+    """A model after these steps of the batches, and its optimizer."""
+    model, batches = make_model(), make_batches(8)
+    model.load_state_dict(weights or model.state_dict())
+    kfac = KFAC(model.parameters(), **SETTINGS)
+    kfac.load_state_dict(kept or kfac.state_dict())
+    kfac.watch(preconditioned_layers(model))
+    for step in steps:
+        kfac.begin()
+        model.zero_grad()
+        functional.mse_loss(model(batches[step][0]), batches[step][1]).backward()
+        kfac.step()
+    return model, kfac
+
+
+def test_goes_on_with_the_inverses_that_it_saved() -> None:
+    """It stops after step 4, whose factors were taken in step 3."""
+    whole, _ = trained(range(STEPS))
+    first, kfac = trained(range(4))
+    resumed, _ = trained(range(4, STEPS), kfac.state_dict(), first.state_dict())
+    assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
+
+
+def test_plan_counts_factors_inverses_and_momentum() -> None:
+    config = resolve(["model=mlp", "optimizer=kfac", "optimizer.momentum=0.9", "device=cpu"])
+    counted = sum(row.optimizer_bytes or 0 for row in profile_model(config).layers)
+    model = nn.Sequential(*(source.build() for source in model_layers(config)))
+    kfac = KFAC(model.parameters(), **SETTINGS)
+    kfac.watch(preconditioned_layers(model))
+    kfac.begin()
+    model(torch.randn(4, 32)).sum().backward()
+    kfac.step()
+    held = [value for state in kfac.state.values() for value in state.values() if value is not None and value.dim()]
+    assert counted == sum(value.nbytes for value in (*held, *kfac.factors))
