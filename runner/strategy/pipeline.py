@@ -205,6 +205,7 @@ class PipelineStrategy(WholeCheckpointStrategy):
             curvature = watch_curvature(optimizer, self.engine.stages.values(), module.ties)
             begin = curvature.begin if curvature is not None else None
             if curvature is not None:
+                assert self.meter is not None
                 self.meter.watch(curvature.factors)
             self.engine.attach_optimizer(self._apply_update, master_of, backup, begin)
             tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from runner.config.resolve import resolve
+from runner.errors import RequestError
 from runner.model.chain import model_layers
 from runner.model.profile import profile_model
 from runner.optim.kfac import KFAC, preconditioned_layers
@@ -179,3 +180,10 @@ def test_plan_counts_factors_inverses_and_momentum() -> None:
     kfac.step()
     held = [value for state in kfac.state.values() for value in state.values() if value is not None and value.dim()]
     assert counted == sum(value.nbytes for value in (*held, *kfac.factors))
+
+
+def test_a_model_that_a_pipeline_would_trace_is_refused() -> None:
+    asked = ["model.target=small_models:Mlp", "data=random_regression", "loss=mse", "optimizer=kfac", "device=cpu"]
+    assert len(model_layers(resolve(asked))) == 1
+    with pytest.raises(RequestError, match="traced into operators"):
+        model_layers(resolve([*asked, "parallelism=pipeline", "parallelism.pipeline=2"]))
