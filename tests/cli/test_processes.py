@@ -63,7 +63,7 @@ def test_a_wrong_request_shows_no_traceback(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         "modle = gpt: there is no such key. Try model=gpt.",
         "optimizer = adm: there is no such option. optimizer has adam, adam8bit, adamw, auto, "
-        "cpu_adam, fused_adam, onebit_adam, sgd. Try optimizer=adam.",
+        "cpu_adam, custom, fused_adam, kfac, lamb, lars, onebit_adam, sgd. Try optimizer=adam.",
     ]
     assert list(tmp_path.iterdir()) == []
 

@@ -27,6 +27,7 @@ COMPANY = {
     ("offload", "parameters_cpu"): ["zero.stage=3", "parallelism.pipeline=1"],
     ("offload", "nvme"): ["zero.stage=3", "offload.nvme_path=drive", "parallelism.pipeline=1"],
     ("optimizer", "cpu_adam"): ["zero.stage=2"],
+    ("optimizer", "custom"): ["optimizer.target=user_code:optimizer"],
     ("partition", "manual"): ["partition.boundaries=[1]", "parallelism.pipeline=2"],
 }
 EVERY_OPTION = [(group, name) for group in groups() for name in options(group, (shipped_conf(),))]
@@ -127,7 +128,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("modle=gpt", "modle = gpt: there is no such key. Try model=gpt."),
         ("+zzz=1", "zzz = 1: there is no such key. The help of a command lists the keys, e.g. runner train --help."),
         ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has stage, bucket_elements, config."),
-        ("optimizer=adm", "optimizer = adm: there is no such option. optimizer has adam, adam8bit, adamw, auto, cpu_adam, fused_adam, onebit_adam, sgd. Try optimizer=adam."),
+        ("optimizer=adm", "optimizer = adm: there is no such option. optimizer has adam, adam8bit, adamw, auto, cpu_adam, custom, fused_adam, kfac, lamb, lars, onebit_adam, sgd. Try optimizer=adam."),
         ("precision=8", "precision = 8: there is no such option. precision has bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp32."),
         ("schedule.microbatches=4.5", "schedule.microbatches = 4.5: must be a whole number. It is a fraction."),
         ("schedule.microbatches=four", "schedule.microbatches = four: must be a whole number. It is text."),

@@ -72,7 +72,7 @@ parallelism: {pipeline: 2}
         (
             "recipe/mine",
             "# @package _global_\ndefaults:\n  - override /optimizer: adm\n",
-            "mine.yaml: optimizer = adm: there is no such option. optimizer has adam, adam8bit, adamw, auto, cpu_adam, fused_adam, onebit_adam, sgd. Try optimizer: adam.",
+            "mine.yaml: optimizer = adm: there is no such option. optimizer has adam, adam8bit, adamw, auto, cpu_adam, custom, fused_adam, kfac, lamb, lars, onebit_adam, sgd. Try optimizer: adam.",
         ),
         (
             "recipe/mine",
