@@ -44,6 +44,7 @@ from runner.optim.master import MasterWeights
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.strategy.compressed import attach_compression
+from runner.strategy.curvature import watch_curvature
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.protocols import Layout, PipelineModule
 from runner.strategy.transports import make_transport
@@ -161,7 +162,12 @@ class PipelineStrategy(WholeCheckpointStrategy):
             optimizer = self.optimizers[0]
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
-            self.engine.attach_optimizer(self._apply_update, master_of, backup)
+            curvature = watch_curvature(optimizer, self.engine.stages.values(), module.ties)
+            begin = curvature.begin if curvature is not None else None
+            if curvature is not None:
+                assert self.meter is not None
+                self.meter.watch(curvature.factors)
+            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin)
             tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]
             self.exchange = attach_compression(optimizer, self.engine, tied)
         self.setup_precision_plugin()
