@@ -31,6 +31,7 @@ def optimizer_rules(config: RunConfig) -> Iterator[Problem]:
         yield from _weight_decay(config, kind)
         yield from _compression(config, kind)
         yield from _refreshes(config)
+        yield from _curvature(config, kind)
         yield from _own_function(config)
 
 
@@ -55,7 +56,7 @@ def _unread_keys(config: RunConfig, kind: OptimizerKind) -> Iterator[Problem]:
     optimizer, default = config.optimizer, type(config.optimizer)()
     if "momentum" not in kind.reads and optimizer.momentum != default.momentum:
         why = f"It has no meaning for {optimizer.name}"
-        rule = "belongs to optimizer=sgd or lars"
+        rule = "belongs to optimizer=sgd, lars or kfac"
         yield Problem("optimizer.momentum", optimizer.momentum, rule, why, "optimizer.momentum=0")
     if "betas" not in kind.reads and optimizer.betas != default.betas:
         why = f"They have no meaning for {optimizer.name}"
@@ -111,6 +112,39 @@ def _refreshes(config: RunConfig) -> Iterator[Problem]:
         why = f"{name} has no steps that refresh the variance between others"
         yield Problem(path, refreshes, "belongs to optimizer=zero_one_adam", why, f"{path}=null")
     yield from at_least(path, refreshes, 1)
+
+
+def _curvature(config: RunConfig, kind: OptimizerKind) -> Iterator[Problem]:
+    """Keys of K-FAC, and what its factors cannot be taken under."""
+    optimizer = config.optimizer
+    asked = (("damping", optimizer.damping, "1e-3"), ("refresh_every", optimizer.refresh_every, "10"))
+    for key, value, usual in asked:
+        path = f"optimizer.{key}"
+        if kind.curvature and value is None:
+            yield Problem(path, None, "must be given", "Factors are damped and inverted", f"{path}={usual}")
+        elif not kind.curvature and value is not None:
+            why = f"{optimizer.name} keeps no factors"
+            yield Problem(path, value, "belongs to optimizer=kfac", why, f"{path}=null")
+    if not kind.curvature:
+        return
+    if optimizer.damping is not None:
+        yield from positive("optimizer.damping", optimizer.damping, "1e-3")
+    yield from at_least("optimizer.refresh_every", optimizer.refresh_every, 1)
+    seen = "Its factors are sums over what the layers of one process are given in a forward and a backward"
+    refused: tuple[tuple[str, object, object, str], ...] = (
+        ("parallelism.data", config.parallelism.data, 1, "and replicas see other samples"),
+        ("zero.stage", config.zero.stage, None, "and DeepSpeed runs them itself"),
+        ("precision.name", config.precision.name, "fp32", "in fp32, as are their inverses"),
+        ("compile", config.compile, False, "and compiled layers call no hooks"),
+        ("activation_checkpoint.name", config.activation_checkpoint.name, "none", "whose inputs would stay"),
+        ("offload.activations", config.offload.activations, "none", "whose inputs would stay on the device"),
+        ("schedule.post_validation", config.schedule.post_validation, False, "which could not be taken back"),
+    )
+    for path, found, needed, because in refused:
+        if found != needed:
+            shown = "null" if needed is None else str(needed).lower()
+            fix = f"{path.removesuffix('.name')}={shown}"
+            yield Problem(path, found, f"must be {shown} with optimizer={optimizer.name}", f"{seen}, {because}", fix)
 
 
 def lr_scheduler_rules(config: RunConfig) -> Iterator[Problem]:

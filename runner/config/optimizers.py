@@ -53,6 +53,7 @@ class OptimizerKind:
         elementwise: an element's update depends on that element's gradients alone, so that flat partitions may cut
             weights anywhere.
         compresses: replicas exchange one bit per element of the momentum in place of gradients, at some steps.
+        curvature: it preconditions layers, and keeps factors of their curvature.
         state_bytes: of one tensor of so many elements, where that is not ``values`` in the parameter's own format.
         constant_bytes: tables that it keeps once.
     """
@@ -65,6 +66,7 @@ class OptimizerKind:
     operator: str | None = None
     elementwise: bool = True
     compresses: bool = False
+    curvature: bool = False
     state_bytes: Callable[[int], int] | None = None
     constant_bytes: int = 0
 
@@ -131,6 +133,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     ),
     "lamb": OptimizerKind(package="pytorch_optimizer", extra="optimizers", elementwise=False),
     "custom": OptimizerKind(reads=(), decoupled=None, elementwise=False),
+    "kfac": OptimizerKind(values=0.0, reads=("momentum",), decoupled=False, elementwise=False, curvature=True),
     "onebit_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_two_fp32),
     "zero_one_adam": OptimizerKind(elementwise=False, compresses=True, state_bytes=_two_fp32),
     "onebit_lamb": OptimizerKind(values=3.0, elementwise=False, compresses=True, state_bytes=_three_fp32),

@@ -155,7 +155,7 @@ class PolicyConfig:
 class OptimizerConfig:
     name: str = "adamw"
     lr: float = 1e-3  # the peak, where a schedule changes it
-    momentum: float = 0.0  # sgd and lars only
+    momentum: float = 0.0  # sgd, lars and kfac only
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])  # Adam and its kin only
     eps: float = 1e-8  # Adam and its kin only
     weight_decay: float = 0.0
@@ -164,6 +164,8 @@ class OptimizerConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)  # its other arguments
     freeze_step: int | None = None  # 1-bit ones: from this step on the variance stays and momentum travels in bits
     variance_refreshes: int | None = None  # zero_one_adam: full steps before the interval between them doubles
+    damping: float | None = None  # kfac: its square root is added to the diagonal of each factor
+    refresh_every: int | None = None  # kfac: updates that use the inverses of one step's factors
 
 
 @dataclass

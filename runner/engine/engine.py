@@ -87,6 +87,7 @@ class Engine:
         self._programs = {True: training, False: forward_only}
         self.update = self._make_update()
         self._step = 0
+        self._begin_step: Callable[[], None] | None = None
         self._stop_requested = False
         self._finished: list[FinishedStep] = []
         self._executor = Executor(
@@ -147,15 +148,18 @@ class Engine:
         apply_update: Callable[[], None],
         master_of: Callable[[Tensor], torch.nn.Parameter] | None = None,
         backup: Backup | None = None,
+        begin: Callable[[], None] | None = None,
     ) -> None:
         """Set what updates the weights from ``parameter.grad``.
 
         Args:
             master_of: the fp32 master of a weight, whose ``grad`` is set in place of the weight's; None: no masters.
             backup: takes an update back; post-validation needs one.
+            begin: called before the first forward of a training step; None: most see nothing of it but its end.
         """
         self.update.attach(apply_update, master_of)
         self._end.backup = backup
+        self._begin_step = begin
 
     @property
     def taken_back(self) -> list[TakenBack]:
@@ -191,6 +195,8 @@ class Engine:
             RunFailedError: an action failed (with the schedule's picture), the loss is not finite, or twins differ.
         """
         self.timeline.begin(self._step, time.perf_counter())
+        if self._begin_step is not None:
+            self._begin_step()
         window = self._open(batch, training=True)
         actions = self._programs[True].actions[self.view.position]
         begun = self._begin_next(window, actions) if self._end.is_pending else 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch._guards import detect_fake_mode
 
+from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.model.boundary import map_tensors
@@ -93,6 +95,7 @@ def _layers(made: Any, config: RunConfig, cut: bool) -> list[LayerSource]:
     if cut and config.parallelism.pipeline > 1:
         whole = sources[0].given if sources[0].spread else None
         if whole is not None:
+            raise_problems(_untraceable(config))
             sources = trace_layers(whole, config)
         elif config.model.split_points:
             rule = "applies to a module without layers, which is traced"
@@ -157,3 +160,11 @@ def _named_cuts(model: nn.Module, programs: dict[bool, Program], split_points: l
         problems.append(Problem("model.split_points", point, "must name modules before which to cut", cut, fix))
     raise_problems(problems)
     return sorted(cuts)
+
+
+def _untraceable(config: RunConfig) -> Iterator[Problem]:
+    """What asks for modules, which a traced model has no more."""
+    name = config.optimizer.name
+    if OPTIMIZERS[name].curvature:
+        why = f"{config.model.target} has no layers, and is traced into operators: there is no nn.Linear to watch"
+        yield Problem("optimizer.name", name, "must be another for a traced model", why, "optimizer=adamw")

@@ -35,9 +35,10 @@ from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.memory_trace import trace_memory
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.profile_cache import cached_profile
-from runner.model.ties import find_ties
+from runner.model.ties import find_ties, tied_parameters
 from runner.model.timing import can_be_timed, with_measured_seconds
 from runner.optim.build import observed_state_ratio, state_bytes_per_gradient_byte
+from runner.optim.kfac import curvature_bytes, preconditioned_layers
 from runner.optim.named import by_name
 from runner.plan.batches import largest_microbatch
 from runner.plan.estimate import with_estimated_seconds
@@ -104,6 +105,9 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
 def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] | None:
     """Of a parameter of so many elements, as :func:`_state_ratios` counts them; None where a ratio tells it exactly."""
     kind = OPTIMIZERS[config.optimizer.name]
+    if kind.curvature:
+        per_byte = _state_ratios(config, dtype)[0]
+        return lambda elements: math.ceil(per_byte * dtype.itemsize * elements)
     own = kind.state_bytes
     if own is None:
         return None
@@ -112,6 +116,10 @@ def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] 
     # What a 1-bit optimizer left over: of all it sends, and of its chunk of what all send.
     errors = ERROR_WIDTH * (1 + 1 / config.parallelism.data) if kind.compresses else 0.0
     return lambda elements: own(elements) + math.ceil((copies + errors) * elements)
+
+
+def _has_curvature(config: RunConfig) -> bool:
+    return OPTIMIZERS[config.optimizer.name].curvature
 
 
 def _own_state_ratio(config: RunConfig) -> float | None:
@@ -152,7 +160,9 @@ def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
     with _faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
         states = _state_bytes(config, dtype)
-        profile = profile_layers(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states)
+        profile = profile_layers(
+            model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, _has_curvature(config)
+        )
     return replace(profile, trace=trace_of(config, inputs, targets)) if predicts_reserved(config) else profile
 
 
@@ -169,7 +179,8 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
     model = load_model(config)
     try:
         states = _state_bytes(config, dtype)
-        return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states)
+        curvature = _has_curvature(config)
+        return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, curvature)
     except _LayerError as error:
         section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
         raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
@@ -192,6 +203,7 @@ def profile_layers(
     dtype: torch.dtype,
     autocast: torch.dtype | None = None,
     state_bytes: Callable[[int], int] | None = None,
+    curvature: bool = False,
 ) -> ModelProfile:
     """Bytes and FLOPs of each layer for the given batch; the seconds are zero.
 
@@ -202,11 +214,13 @@ def profile_layers(
         dtype: of weights and, without ``autocast``, activations.
         autocast: format of the forwards' matrix products, or None.
         state_bytes: optimizer states of a parameter of so many elements; None = the profile's ratio tells.
+        curvature: the optimizer keeps factors of layers' curvature besides.
     """
     value = to_precision((inputs, targets) if sources[0].step is not None else inputs, dtype)
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     samples = num_samples(inputs)
     rows = []
+    tied = tied_parameters(sources) if curvature else []
     owners = WeakIdKeyDictionary()
     numbers = StorageNumbers()
 
@@ -219,7 +233,10 @@ def profile_layers(
             with _named(source.index, f"layer {source.index} ({type(module).__name__})", value):
                 value, row = profile_call(name, function, value, tracker, numbers, module)
                 _refuse_no_tensor(source.index, module, value)
-            rows.append(replace(row, optimizer_bytes=_states_of(module, state_bytes)))
+            states = _states_of(module, state_bytes)
+            if curvature and states is not None:
+                states += sum(map(curvature_bytes, preconditioned_layers(module, tied)))
+            rows.append(replace(row, optimizer_bytes=states))
         lose = partial(_checked_loss, loss, targets, samples)
         with _named(None, "the loss", (value, targets)):
             _, loss_row = profile_call("loss", lose, value, tracker, numbers)

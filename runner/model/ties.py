@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from runner.errors import Problem
 
-__all__ = ["Layer", "Tie", "find_ties", "first_names", "sharing_problems", "with_all_names"]
+__all__ = ["Layer", "Tie", "find_ties", "first_names", "sharing_problems", "tied_parameters", "with_all_names"]
 
 
 class Layer(Protocol):
@@ -66,6 +66,19 @@ def find_ties(layers: Iterable[Layer]) -> tuple[Tie, ...]:
                 places.setdefault(id(parameter), []).append((layer.index, layer.full_name(local_name)))
     found = (tuple(dict.fromkeys(each)) for each in places.values())
     return tuple(Tie(each[0][1], each) for each in found if len(each) > 1)
+
+
+def tied_parameters(layers: Iterable[Layer]) -> list[Tensor]:
+    """The parameters that :func:`find_ties` finds."""
+    listed = list(layers)
+    names = {(index, name) for tie in find_ties(listed) for index, name in tie.places}
+    return [
+        parameter
+        for layer in listed
+        if layer.given is not None
+        for name, parameter in layer.given.named_parameters(remove_duplicate=False)
+        if (layer.index, layer.full_name(name)) in names
+    ]
 
 
 def first_names(ties: Iterable[Tie]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from runner.config.schema import OptimizerConfig
 from runner.errors import Problem, RequestError
+from runner.optim.kfac import KFAC
 from runner.optim.onebit import OneBitAdam, ZeroOneAdam
 from runner.optim.onebit_lamb import OneBitLamb
 from runner.optim.operators import load_operators
@@ -79,6 +80,19 @@ def _fused_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     return FusedAdam(trained, **_common(config), adam_w_mode=config.decoupled_weight_decay is not False)
 
 
+def _kfac(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
+    assert config.damping is not None  # a rule asks for it
+    assert config.refresh_every is not None
+    return KFAC(
+        trained,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        damping=config.damping,
+        refresh_every=config.refresh_every,
+    )
+
+
 def _onebit_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     assert config.freeze_step is not None  # a rule asks for it
     return OneBitAdam(trained, **_common(config), freeze_step=config.freeze_step)
@@ -128,6 +142,7 @@ _MAKERS: dict[str, Callable[[OptimizerConfig, list[Tensor]], Optimizer]] = {
     "adam_fp8": _adam_fp8,
     "cpu_adam": _cpu_adam,
     "fused_adam": _fused_adam,
+    "kfac": _kfac,
     "onebit_adam": _onebit_adam,
     "onebit_lamb": _onebit_lamb,
     "zero_one_adam": _zero_one_adam,

@@ -23,6 +23,7 @@ from runner.plan.choose import choose
 from runner.plan.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
 from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
 from runner.plan.ordered import (
+    curvature_problems,
     executed_schedule,
     follows_profile,
     is_chosen_by_plan,
@@ -93,6 +94,7 @@ def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int, statistic
     problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
     problems += split_backward_problems(config, schedule)
     problems += [*zero.schedule_problems(config, schedule), *move_problems(config, schedule)]
+    problems += curvature_problems(config, schedule)
     return [*problems, *twin_problems(schedule, statistics), *post_validation_problems(config, schedule)]
 
 

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 # Largest-parameter-sized temporaries of an optimizer step that goes parameter by parameter.
-_TEMPORARIES = {"sgd": 1}
+_TEMPORARIES = {"sgd": 1, "kfac": 3}
 _ADAM_TEMPORARIES = 2
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from runner.config.links import with_measured_link
+from runner.config.optimizers import OPTIMIZERS
 from runner.config.resolve import resolve
 from runner.config.schema import CostConfig, RunConfig
 from runner.errors import Problem, RequestError
 from runner.schedule import registry
 from runner.schedule.fuse import fuse_backwards
 from runner.schedule.simulate import Costs, StageCosts
-from runner.schedule.values import Schedule
+from runner.schedule.values import Op, Schedule
 
 __all__ = [
     "costs_of",
+    "curvature_problems",
     "executed_schedule",
     "follows_profile",
     "is_chosen_by_plan",
@@ -117,6 +119,22 @@ def statistics_problems(schedule: str, names: Sequence[str]) -> list[Problem]:
     rule = f"must be a schedule of one pipeline with running statistics ({names[0]})"
     why = "The copies of a stage would each see the micro-batches of one direction, and remember other averages"
     return [Problem("schedule.name", schedule, rule, why, "schedule=1f1b")]
+
+
+def curvature_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """Schedules under which an optimizer cannot take the factors of its layers' curvature."""
+    if config.optimizer.name not in OPTIMIZERS or not OPTIMIZERS[config.optimizer.name].curvature:
+        return
+    why = None
+    if len(schedule.rows) > 1:
+        why = f"The ranks of {schedule.name} hold stages twice, and each copy sees a part of the micro-batches"
+    elif schedule.moves:
+        why = f"{schedule.name} sends what autograd saved to another rank, and the layers' inputs would stay"
+    elif any(action.op is Op.I for actions in schedule.actions for action in actions):
+        why = f"{schedule.name} splits the backward, and its factors are taken in a whole one"
+    if why is not None:
+        rule = f"must be another with optimizer={config.optimizer.name}"
+        yield Problem("schedule.name", schedule.name, rule, why, "schedule=1f1b")
 
 
 def is_chosen_by_plan(config: RunConfig) -> bool:

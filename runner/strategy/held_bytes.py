@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from runner.engine.engine import Engine
 from runner.optim.master import MasterWeights
 from runner.strategy.compressed import compressing
+from runner.strategy.curvature import preconditioning
 from runner.strategy.deepspeed_stage import DeepSpeedStage
 
 __all__ = ["held_bytes"]
@@ -55,6 +56,9 @@ def _states(optimizer: Optimizer) -> Iterable[Tensor]:
     onebit = compressing(optimizer)
     if onebit is not None:
         yield from (onebit.compression.worker_error, onebit.compression.server_error)
+    kfac = preconditioning(optimizer)
+    if kfac is not None:
+        yield from kfac.factors
     if isinstance(optimizer, MasterWeights):
         yield from (tensor for group in optimizer.inner.param_groups for tensor in group["params"])
 

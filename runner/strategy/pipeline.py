@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -32,66 +31,28 @@ from runner.engine.gradients import StageGradients
 from runner.engine.memory_meter import MemoryMeter
 from runner.engine.replicas import ReplicaExchange
 from runner.engine.sharding import Sharding
-from runner.engine.ties import holder_groups, tied_weights
-from runner.engine.transport import Transport
-from runner.engine.transport_alone import AloneTransport
-from runner.engine.transport_delayed import DelayedTransport
-from runner.engine.transport_processes import ProcessTransport, destroy_process_groups
-from runner.engine.transport_sockets import SocketTransport
+from runner.engine.ties import tied_weights
+from runner.engine.transport_processes import destroy_process_groups
 from runner.engine.twins import running_statistics_problems
 from runner.engine.window import StepBatch
 from runner.errors import raise_problems
 from runner.memory.apply.install import install
-from runner.memory.solve.values import ActivationPlan
 from runner.model.compiled import compile_layers
-from runner.model.data import LossFunction
 from runner.model.layers import StageModule
-from runner.model.ties import Tie
 from runner.optim.backup import OptimizerBackup
 from runner.optim.master import MasterWeights
-from runner.plan.partition import Partition
-from runner.plan.topology import Topology
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
-from runner.schedule.values import Program, Schedule
 from runner.strategy.compressed import attach_compression
+from runner.strategy.curvature import watch_curvature
 from runner.strategy.held_bytes import held_bytes
+from runner.strategy.protocols import Layout, PipelineModule
+from runner.strategy.transports import make_transport
 from runner.strategy.whole_checkpoint import WholeCheckpointStrategy
 
 __all__ = ["Layout", "PipelineModule", "PipelineStrategy"]
 
 logger = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class PipelineModule(Protocol):
-    """What the strategy asks of a LightningModule."""
-
-    loss_function: LossFunction
-    ties: Sequence[Tie]
-
-    def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
-        """Build the layers of ``stages`` and keep them as submodules; called once, before the optimizers are made."""
-        ...
-
-
-class Layout(Protocol):
-    """Who computes what: all that a strategy needs of a plan."""
-
-    @property
-    def topology(self) -> Topology: ...
-
-    @property
-    def schedule(self) -> Schedule: ...
-
-    @property
-    def program(self) -> Program: ...
-
-    @property
-    def partition(self) -> Partition: ...
-
-    @property
-    def activations(self) -> ActivationPlan: ...
 
 
 class PipelineStrategy(WholeCheckpointStrategy):
@@ -201,7 +162,12 @@ class PipelineStrategy(WholeCheckpointStrategy):
             optimizer = self.optimizers[0]
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
-            self.engine.attach_optimizer(self._apply_update, master_of, backup)
+            curvature = watch_curvature(optimizer, self.engine.stages.values(), module.ties)
+            begin = curvature.begin if curvature is not None else None
+            if curvature is not None:
+                assert self.meter is not None
+                self.meter.watch(curvature.factors)
+            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin)
             tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]
             self.exchange = attach_compression(optimizer, self.engine, tied)
         self.setup_precision_plugin()
@@ -239,7 +205,9 @@ class PipelineStrategy(WholeCheckpointStrategy):
             forward_only=lower(forward_only(schedule, self.options.microbatches)),
             stages=stages,
             loss=module.loss_function,
-            transport=self._transport(module.ties),
+            transport=make_transport(
+                self.plan, module.ties, self.options, self.root_device, timeout_seconds=self._timeout.total_seconds()
+            ),
             options=self.options,
             tied=tied_weights(
                 module.ties, self.plan.partition, self.plan.topology.holders, stages, self.view.later_copies
@@ -255,27 +223,6 @@ class PipelineStrategy(WholeCheckpointStrategy):
     def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
         """The gradients of one stage, where the engine keeps them."""
         return StageGradients(parameters)
-
-    def _transport(self, ties: Sequence[Tie]) -> Transport:
-        if self.world_size == 1:
-            return AloneTransport(self.root_device)
-        topology = self.plan.topology
-        holders = holder_groups(ties, self.plan.partition, topology.holders)
-        holders += [topology.holders(stage) for stage in range(topology.num_stages)]
-        pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
-        positions = range(len(pipelines[0]))
-        replicas = [topology.data_group(position) for position in positions]
-        transport = self._undelayed([*pipelines, *replicas, *holders])
-        delay, speed = self.options.link_delay_seconds, self.options.link_bytes_per_second
-        if not delay and speed is None:
-            return transport
-        return DelayedTransport(transport, delay_seconds=delay, bytes_per_second=speed)
-
-    def _undelayed(self, groups: Sequence[Sequence[int]]) -> Transport:
-        """Sockets where one launcher started all ranks on this machine, which has no accelerator; else a backend's."""
-        if self._device_type == "cpu" and int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == self.world_size:
-            return SocketTransport(groups, timeout_seconds=self._timeout.total_seconds())
-        return ProcessTransport(self.root_device, groups)
 
     # A step
 

@@ -17,11 +17,13 @@ from runner.engine.window import StepBatch
 from runner.model.device import device_memory_bytes
 from runner.model.layers import StageModule
 from runner.optim.build import build_optimizer, measure_step_seconds_per_byte
+from runner.optim.kfac import preconditioned_layers
 from runner.optim.master import MasterWeights
 from runner.plan.make import make_plan
 from runner.plan.ordered import is_chosen_by_plan
 from runner.plan.values import RunPlan, StageSeconds
 from runner.profile import ModelProfile
+from runner.strategy.curvature import preconditioning
 from runner.strategy.pipeline import PipelineStrategy
 
 __all__ = ["measured_plan"]
@@ -110,6 +112,12 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
         clip_value=trainer.grad_clip_value,
         scaling=None,
     )
+    kfac = preconditioning(optimizer)
+    if kfac is not None:
+        copy_of = {id(parameter): copy for parameter, copy in zip(trained, copies, strict=True)}
+        for layer in preconditioned_layers(module):
+            kfac.track(copy_of[id(layer.weight)], copy_of.get(id(layer.bias)))
+        kfac.refresh()
     update.attach(optimizer.step, optimizer.master_of if isinstance(optimizer, MasterWeights) else None)
 
     def step() -> None:
@@ -117,7 +125,8 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
         update.apply(update.verdict().factor)
         update.close()
 
-    return update_seconds(step)
+    inversions = update_seconds(kfac.refresh) / kfac.refresh_every if kfac is not None else 0.0
+    return update_seconds(step) + inversions
 
 
 def _reduce_seconds(engine: Engine, stage: int) -> float:

@@ -28,12 +28,14 @@ from runner.model.data import LossFunction, load_datasets, loss_sum
 from runner.model.device import device_type
 from runner.model.layers import StageModule, build_stage, mix_seed
 from runner.model.precision import autocast_of, dtype_of, to_precision
+from runner.model.ties import find_ties
 from runner.optim.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.optim.master import MasterWeights
 from runner.plan.batches import replica_slice
 from runner.profile import read_profile
 from runner.record import RunRecord, StepLog
+from runner.strategy.curvature import watch_curvature
 from runner.training.lightning_module import own_optimizer
 from runner.training.loading import make_loader
 from runner.training.scaling import loss_scaling
@@ -58,13 +60,20 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     if own is None:
         scheduler = build_scheduler(config, optimizer)
     traced = traced_steps(config, read_profile(run_dir))
+    kfac = watch_curvature(optimizer, [model], find_ties(loaded.layers))
     buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
             batches = _microbatches(config, batch)
+            if kfac is not None:
+                kfac.begin()
             total, weight = _accumulate(config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum)
-            if _all_finite(total, trained):
-                _update(config, optimizer, trained, weight * scale.of_sum)
+            finite = _all_finite(total, trained)
+            if finite:
+                _scale_and_clip(config, optimizer, trained, weight * scale.of_sum)
+            gradients = {name: value.clone() for name, value in gradients_of(model).items() if step + 1 in traced}
+            if finite:
+                optimizer.step()
                 scale.succeeded()
             elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
                 raise RunFailedError(f"step {step}: the loss or a gradient is not finite")
@@ -72,7 +81,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
                 scheduler.step()
             log.write(step=step + 1, loss=total / weight, seconds=0.0)
             if step + 1 in traced:
-                write_trace(run_dir, step + 1, 0, gradients_of(model), weights_of(model))
+                write_trace(run_dir, step + 1, 0, gradients, weights_of(model))
     RunRecord.load(run_dir).replace(status="ok").save(run_dir)
 
 
@@ -194,8 +203,8 @@ def _all_finite(loss: float, trained: Sequence[Parameter]) -> bool:
     return math.isfinite(loss) and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
 
-def _update(config: RunConfig, optimizer: Optimizer, trained: Sequence[Parameter], divisor: float) -> None:
-    """Means out of sums, clipped, applied: to fp32 masters in fp32, where the weights have them."""
+def _scale_and_clip(config: RunConfig, optimizer: Optimizer, trained: Sequence[Parameter], divisor: float) -> None:
+    """Means out of sums, clipped: of fp32 masters in fp32, where the weights have them."""
     updated = list(trained)
     if isinstance(optimizer, MasterWeights):
         updated = [optimizer.master_of(parameter) for parameter in trained]
@@ -208,7 +217,6 @@ def _update(config: RunConfig, optimizer: Optimizer, trained: Sequence[Parameter
                 parameter.grad.clamp_(-config.trainer.grad_clip_value, config.trainer.grad_clip_value)
     if config.trainer.grad_clip_norm is not None:
         _clip(updated, config.trainer.grad_clip_norm)
-    optimizer.step()
 
 
 def _clip(trained: Sequence[Parameter], most: float) -> None:

@@ -7,35 +7,22 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
-from runner.config.deepspeed import deepspeed_settings
 from runner.config.schema import RunConfig
-from runner.engine.engine import EngineOptions
-from runner.errors import Problem, RequestError, RunFailedError
-from runner.model.chain import LoadedModel, load_model
-from runner.model.data import Datasets, load_datasets
-from runner.model.device import device_memory_bytes, device_type
+from runner.errors import Problem, RequestError
 from runner.model.lightning_module import brings
-from runner.model.precision import autocast_of, dtype_of
-from runner.plan.choose import read_chosen
-from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
-from runner.plan.zero import shares_by_itself
-from runner.profile import ModelProfile, read_profile
+from runner.profile import ModelProfile
 from runner.record import RunRecord, StepLog
 from runner.strategy.checkpoint_file import CheckpointError
 from runner.strategy.pipeline import PipelineStrategy
-from runner.strategy.shared import SharedStatesStrategy
-from runner.strategy.zero import ZeroStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
     BeforeFirstStep,
@@ -46,17 +33,16 @@ from runner.training.callbacks import (
 )
 from runner.training.checkpoints import Checkpoints
 from runner.training.finish import finish
-from runner.training.lightning_module import TrainedModule, trainable, validates
-from runner.training.loading import close_loader, first_batch, make_loader, resume_at, steps_per_epoch
+from runner.training.lightning_module import TrainedModule
+from runner.training.loading import close_loader, first_batch, resume_at, steps_per_epoch
 from runner.training.loggers import build_logger, build_profiler, note_identity
 from runner.training.module import LayersModule
 from runner.training.prediction import measured_plan
 from runner.training.random_state import random_state
+from runner.training.rank_parts import load_parts
 from runner.training.resume import History, Progress, read_progress
-from runner.training.scaling import loss_scaling
 from runner.training.stop_signals import StopSignals
-from runner.training.streams import count_samples
-from runner.training.watchdog import MARGIN_SECONDS, Watchdog
+from runner.training.watchdog import Watchdog
 
 __all__ = ["run_rank"]
 
@@ -84,7 +70,7 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
     """
     rank = int(os.environ.get("RANK", "0"))
     _set_up_logging(rank)
-    parts = _parts(config, run_dir, rank, validate=validate)
+    parts = load_parts(config, run_dir, rank, validate=validate)
     strategy, module, loaders = parts.strategy, parts.module, parts.loaders
     resumed = _resumed(config, loaders[0])
     before = resumed.history if resumed is not None else History()
@@ -122,34 +108,10 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
     finally:
         for loader in loaders:
             close_loader(loader)
-    if log is not None:
-        log.close()  # a run with no step left to take has not come to on_train_end
+        if log is not None:
+            log.close()  # a run that fails, or has no step left to take, has not come to on_train_end
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
     return strategy.stopped
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """What a rank trains: the plan, and what it has of the model and the data (training, validation)."""
-
-    profile: ModelProfile
-    plan: RunPlan
-    strategy: PipelineStrategy
-    module: Any  # TrainedModule and LightningModule
-    loaders: tuple[Any, Any | None]
-
-
-def _parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -> _Parts:
-    profile = read_profile(run_dir)
-    chosen = read_chosen(run_dir, config)
-    plan = make_plan(config, profile, schedule=chosen, device_memory_bytes=device_memory_bytes(config))
-    strategy = _strategy(config, plan)
-    datasets, lengths = _load_data(config, plan, rank)
-    model = _model(config, plan)
-    module = trainable(model, strategy, config)
-    validate = validate and (model.module is None or validates(model.module, model.step))
-    loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
-    return _Parts(profile, plan, strategy, module, loaders)
 
 
 def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> list[Callback]:
@@ -233,88 +195,6 @@ def _set_up_logging(rank: int) -> None:
     warnings.filterwarnings("ignore", message=r".*(does not have many workers|isinstance\(treespec).*")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:
-    """The model that was planned.
-
-    Raises:
-        RunFailedError: this rank finds others than the plan was made from.
-    """
-    model = load_model(config)
-    planned, found = plan.partition[-1][1] + 1, len(model.layers)
-    if found != planned:
-        raise RunFailedError(f"the plan has {planned} layers, this rank finds {found}: the model changed since")
-    return model
-
-
-def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
-    options = EngineOptions(
-        microbatches=config.schedule.computed_microbatches,
-        dtype=dtype_of(config.precision.name),
-        seed=config.seed,
-        clip_norm=config.trainer.grad_clip_norm,
-        clip_value=config.trainer.grad_clip_value,
-        autocast=autocast_of(config.precision.name),
-        scaling=loss_scaling(config),
-        skip_nonfinite=config.trainer.on_nonfinite == "skip",
-        compile=config.compile,
-        post_validation=config.schedule.post_validation,
-        twin_check_every=config.schedule.twin_check_every,
-        link_delay_seconds=config.transport.delay_seconds,
-        link_bytes_per_second=config.transport.bytes_per_second,
-    )
-    device = device_type(config)
-    margin = MARGIN_SECONDS if config.launcher.watchdog_seconds is not None else 0.0
-    placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds + margin}
-    if config.zero.stage is None:
-        return PipelineStrategy(plan, options, **placed)
-    if shares_by_itself(config, plan.schedule):
-        return SharedStatesStrategy(plan, options, **placed)
-    return ZeroStrategy(plan, options, deepspeed_settings(config, accelerated=device == "cuda"), **placed)
-
-
-def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:
-    """Whether this rank has the first stage, and the last."""
-    stages = plan.topology.stages_of(rank)
-    return 0 in stages, plan.schedule.stages - 1 in stages
-
-
-_Lengths = tuple[int | None, int]
-
-
-def _load_data(config: RunConfig, plan: RunPlan, rank: int) -> tuple[Datasets | None, _Lengths]:
-    """The datasets on ranks that need them, and on every rank their lengths; None for iterable training data."""
-    datasets = load_datasets(config.data) if any(_ends(plan, rank)) else None
-    lengths: list[_Lengths] = [(0, 0)]
-    if datasets is not None and rank == 0:
-        validation = count_samples(datasets.validation) if datasets.validation is not None else 0
-        lengths = [(None if datasets.streams else len(datasets.train), validation)]
-    if plan.topology.world_size > 1:
-        torch.distributed.broadcast_object_list(lengths, plan.topology.rank_of(0))
-    return datasets, lengths[0]
-
-
-def _loaders(
-    config: RunConfig, plan: RunPlan, rank: int, datasets: Datasets | None, lengths: _Lengths
-) -> tuple[Any, Any | None]:
-    first, last = _ends(plan, rank)
-    common: dict[str, Any] = {
-        "batch_size": config.data.batch_size,
-        "data": plan.layout["data"],
-        "replica": plan.topology.coordinates(rank).data,
-        "inputs": first,
-        "targets": last,
-        "seed": config.seed,
-        "workers": config.data.workers,
-    }
-    data = datasets or Datasets(None, None)
-    shuffle = config.data.shuffle is not False
-    training = make_loader(data.train, lengths[0], shuffle=shuffle, collate=data.collate, **common)
-    if not lengths[1]:
-        return training, None
-    collate = data.validation_collate
-    return training, make_loader(data.validation, lengths[1], shuffle=False, collate=collate, **common)
 
 
 def _predict(

@@ -25,13 +25,11 @@ def draw(count: int, *, in_parts: bool, seed: int) -> list[str]:
     return places
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("in_parts", "count"),
-    [(True, 1), pytest.param(True, 20, marks=pytest.mark.full), pytest.param(False, 20, marks=pytest.mark.full)],
-)
-def test_a_rank_is_killed_anywhere(in_parts: bool, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_a_rank_is_killed_anywhere(in_parts: bool, tmp_path: Path) -> None:
+    count = 20
     places = draw(count, in_parts=in_parts, seed=4)
     request = (
         "parallelism.pipeline=2", "partition=uniform", "model.target=killing:model",

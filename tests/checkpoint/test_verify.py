@@ -38,6 +38,7 @@ LAYOUTS = {
     "looped_bfs": ["schedule=looped_bfs", "parallelism.pipeline=2"],
     "auto": ["schedule=auto", "parallelism.pipeline=2"],
     "tied": ["parallelism.pipeline=2", "model.target=resume_zoo:tied"],
+    "kfac": ["parallelism.pipeline=2", "optimizer=kfac", "optimizer.momentum=0.9", "optimizer.refresh_every=1"],
     "manual": ["parallelism.pipeline=2", "partition=manual", "partition.boundaries=[4]"],
 }
 OFTEN = ("single", "pipeline x data", "auto", "zb_v", "three replicas", "tied")

@@ -241,7 +241,7 @@ def test_train_hands_over_the_checked_request(monkeypatch: pytest.MonkeyPatch) -
         seen.append((config.model.name, command))
         return 75
 
-    def sweep_of(jobs: list[list[str]], *, command: str) -> int:
+    def sweep_of(jobs: list[list[str]], *, command: str, plugins: object) -> int:
         seen.append((jobs, command))
         return 1
 

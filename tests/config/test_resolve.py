@@ -28,6 +28,7 @@ COMPANY = {
     ("offload", "parameters_cpu"): ["zero.stage=3", "parallelism.pipeline=1"],
     ("offload", "nvme"): ["zero.stage=3", "offload.nvme_path=drive", "parallelism.pipeline=1"],
     ("optimizer", "cpu_adam"): ["zero.stage=2"],
+    ("optimizer", "custom"): ["optimizer.target=user_code:optimizer"],
     ("partition", "manual"): ["partition.boundaries=[1]", "parallelism.pipeline=2"],
 }
 EVERY_OPTION = [(group, name) for group in groups() for name in options(group, (shipped_conf(),))]

@@ -153,6 +153,16 @@ REFUSED = [
     ("optimizer=zero_one_adam optimizer.variance_refreshes=0", "optimizer.variance_refreshes", ""),
     ("optimizer=zero_one_adam trainer.grad_clip_value=1", "trainer.grad_clip_value", "sum of gradients"),
     ("optimizer=onebit_adam trainer.grad_clip_norm=1", "trainer.grad_clip_norm", "sum of gradients"),
+    ("optimizer=kfac optimizer.damping=0", "optimizer.damping", ""),
+    ("optimizer=kfac optimizer.refresh_every=0", "optimizer.refresh_every", ""),
+    ("optimizer=sgd optimizer.damping=0.1", "optimizer.damping", "no factors"),
+    ("optimizer=kfac", "parallelism.data", "other samples"),
+    ("optimizer=kfac zero.stage=0", "zero.stage", "DeepSpeed"),
+    ("optimizer=kfac precision=bf16_mixed", "precision.name", "inverses"),
+    ("optimizer=kfac compile=true", "compile", "hooks"),
+    ("optimizer=kfac activation_checkpoint=full", "activation_checkpoint.name", "inputs would stay"),
+    ("optimizer=kfac offload=activations_save_on_cpu", "offload.activations", "device"),
+    ("optimizer=kfac schedule.post_validation=true", "schedule.post_validation", "taken back"),
     ("optimizer=onebit_adam schedule.post_validation=true", "schedule.post_validation", "left over"),
 ]
 

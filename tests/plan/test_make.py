@@ -251,6 +251,15 @@ def test_what_does_not_go_with_activations_on_other_ranks(changes: dict[str, Any
     assert plan_problems(request(**PIPELINE, schedule__name="bpipe"), 8) == []
 
 
+@pytest.mark.parametrize(("schedule", "why"), [("zb_h1", "splits"), ("chimera", "twice"), ("bpipe", "another rank")])
+def test_kfac_takes_no_factors_of_parts(schedule: str, why: str) -> None:
+    asked = PIPELINE | {"optimizer__name": "kfac"}
+    (problem,) = plan_problems(request(**asked, schedule__name=schedule), 8)
+    assert problem.path == "schedule.name"
+    assert why in problem.why
+    assert plan_problems(request(**asked, schedule__name="1f1b"), 8) == []
+
+
 def _zb_auto(layers: ModelProfile, **overrides: Any) -> RunPlan:
     asked: dict[str, Any] = {"parallelism__pipeline": 4, "schedule__microbatches": 6, "data__batch_size": 6}
     return planned(layers, schedule="zb_auto", **asked, **overrides)

@@ -86,10 +86,15 @@ def record(run_dir: Path) -> dict[str, Any]:
 
 def wait_for_step(run_dir: Path, step: int) -> None:
     """Until that many steps are on file."""
-    lines, end = run_dir / "steps.jsonl", time.monotonic() + PATIENCE_SECONDS
-    while not lines.exists() or len(lines.read_text().splitlines()) < step:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while steps_on_file(run_dir) < step:
         assert time.monotonic() < end, f"{run_dir} has not come to step {step}: {log(run_dir)}"
         time.sleep(0.02)
+
+
+def steps_on_file(run_dir: Path) -> int:
+    lines = run_dir / "steps.jsonl"
+    return len(lines.read_text().splitlines()) if lines.exists() else 0
 
 
 def log(run_dir: Path) -> str:

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from cluster_runs import STEPS, Followed, assert_equal, log, record, wait_for_step
+from cluster_runs import STEPS, Followed, assert_equal, log, record, steps_on_file, wait_for_step
 from slurm_cluster import Cluster
 
 REPLICAS = ("parallelism.data=2", "data.workers=1", "checkpoint.every=10")
@@ -39,7 +39,8 @@ def test_a_followed_job_is_queued_again_three_times_and_ends_the_same(
     wait_for_step(run_dir, record(run_dir)["steps"] + 10)
     cluster.fail_node("n2")
     cluster.start_node("n2")
-    wait_for_step(run_dir, record(run_dir)["steps"] + 5)
+    followed.said_of(", start 3:")
+    wait_for_step(run_dir, steps_on_file(run_dir) + 1)
     _make_room_for_another(cluster, followed.job, run_dir)
     status, said = followed.finish()
     assert status == 0, said

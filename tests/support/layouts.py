@@ -26,6 +26,7 @@ from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.registry import build
 from runner.schedule.values import Schedule
+from runner.strategy.curvature import watch_curvature
 
 
 def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
@@ -92,7 +93,8 @@ def make_engine(
         if shared:
             engine.attach_optimizer(SharedStates(made, ReplicaExchange(transport, view.replicas)).step)
             return engine
-        engine.attach_optimizer(made.step, backup=OptimizerBackup(made))
+        kfac = watch_curvature(made, stages.values(), ties)
+        engine.attach_optimizer(made.step, backup=OptimizerBackup(made), begin=kfac.begin if kfac else None)
     return engine
 
 

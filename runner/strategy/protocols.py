@@ -1,0 +1,47 @@
+"""What the pipeline strategy asks of a plan and of a LightningModule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from runner.memory.solve.values import ActivationPlan
+from runner.model.data import LossFunction
+from runner.model.layers import StageModule
+from runner.model.ties import Tie
+from runner.plan.partition import Partition
+from runner.plan.topology import Topology
+from runner.schedule.values import Program, Schedule
+
+__all__ = ["Layout", "PipelineModule"]
+
+
+@runtime_checkable
+class PipelineModule(Protocol):
+    """What the strategy asks of a LightningModule."""
+
+    loss_function: LossFunction
+    ties: Sequence[Tie]
+
+    def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
+        """Build the layers of ``stages`` and keep them as submodules; called once, before the optimizers are made."""
+        ...
+
+
+class Layout(Protocol):
+    """Who computes what: all that a strategy needs of a plan."""
+
+    @property
+    def topology(self) -> Topology: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+    @property
+    def activations(self) -> ActivationPlan: ...

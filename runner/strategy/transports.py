@@ -1,0 +1,50 @@
+"""The transport that fits where a plan's ranks are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from runner.engine.engine import EngineOptions
+from runner.engine.ties import holder_groups
+from runner.engine.transport import Transport
+from runner.engine.transport_alone import AloneTransport
+from runner.engine.transport_delayed import DelayedTransport
+from runner.engine.transport_processes import ProcessTransport
+from runner.engine.transport_sockets import SocketTransport
+from runner.model.ties import Tie
+from runner.strategy.protocols import Layout
+
+__all__ = ["make_transport"]
+
+
+def make_transport(
+    plan: Layout, ties: Sequence[Tie], options: EngineOptions, device: torch.device, *, timeout_seconds: float
+) -> Transport:
+    """Between the ranks of ``plan``, with the delay and the speed that ``options`` ask for; a collective of all ranks.
+
+    Args:
+        ties: of the model's weights, whose holders form groups of their own.
+        timeout_seconds: longest wait for a message over sockets.
+    """
+    topology = plan.topology
+    if topology.world_size == 1:
+        return AloneTransport(device)
+    holders = holder_groups(ties, plan.partition, topology.holders)
+    holders += [topology.holders(stage) for stage in range(topology.num_stages)]
+    pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
+    replicas = [topology.data_group(position) for position in range(len(pipelines[0]))]
+    groups = [*pipelines, *replicas, *holders]
+    # Sockets where one launcher started all ranks on this machine, which has no accelerator; else a backend's.
+    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == topology.world_size
+    transport: Transport
+    if device.type == "cpu" and on_this_machine:
+        transport = SocketTransport(groups, timeout_seconds=timeout_seconds)
+    else:
+        transport = ProcessTransport(device, groups)
+    delay, speed = options.link_delay_seconds, options.link_bytes_per_second
+    if not delay and speed is None:
+        return transport
+    return DelayedTransport(transport, delay_seconds=delay, bytes_per_second=speed)

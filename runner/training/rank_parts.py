@@ -1,0 +1,149 @@
+"""What one rank trains: its plan, and its part of the model and of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.config.deepspeed import deepspeed_settings
+from runner.config.schema import RunConfig
+from runner.engine.engine import EngineOptions
+from runner.errors import RunFailedError
+from runner.model.chain import LoadedModel, load_model
+from runner.model.data import Datasets, load_datasets
+from runner.model.device import device_memory_bytes, device_type
+from runner.model.precision import autocast_of, dtype_of
+from runner.plan.choose import read_chosen
+from runner.plan.make import make_plan
+from runner.plan.values import RunPlan
+from runner.plan.zero import shares_by_itself
+from runner.profile import ModelProfile, read_profile
+from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.shared import SharedStatesStrategy
+from runner.strategy.zero import ZeroStrategy
+from runner.training.lightning_module import trainable, validates
+from runner.training.loading import make_loader
+from runner.training.scaling import loss_scaling
+from runner.training.streams import count_samples
+from runner.training.watchdog import MARGIN_SECONDS
+
+__all__ = ["RankParts", "load_parts"]
+
+
+@dataclass(frozen=True)
+class RankParts:
+    """What a rank trains: the plan, and what it has of the model and the data (training, validation)."""
+
+    profile: ModelProfile
+    plan: RunPlan
+    strategy: PipelineStrategy
+    module: Any  # TrainedModule and LightningModule
+    loaders: tuple[Any, Any | None]
+
+
+def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -> RankParts:
+    """Make what this rank trains; a collective of all ranks.
+
+    Args:
+        run_dir: it holds the layer profile.
+        validate: whether validation data, where there is any, is used.
+
+    Raises:
+        RequestError: the user's model, data or loss is not what it must be.
+        RunFailedError: the model is not the one that was planned.
+    """
+    profile = read_profile(run_dir)
+    chosen = read_chosen(run_dir, config)
+    plan = make_plan(config, profile, schedule=chosen, device_memory_bytes=device_memory_bytes(config))
+    strategy = _strategy(config, plan)
+    datasets, lengths = _load_data(config, plan, rank)
+    model = _model(config, plan)
+    module = trainable(model, strategy, config)
+    validate = validate and (model.module is None or validates(model.module, model.step))
+    loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
+    return RankParts(profile, plan, strategy, module, loaders)
+
+
+def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:
+    """The model that was planned.
+
+    Raises:
+        RunFailedError: this rank finds others than the plan was made from.
+    """
+    model = load_model(config)
+    planned, found = plan.partition[-1][1] + 1, len(model.layers)
+    if found != planned:
+        raise RunFailedError(f"the plan has {planned} layers, this rank finds {found}: the model changed since")
+    return model
+
+
+def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
+    options = EngineOptions(
+        microbatches=config.schedule.computed_microbatches,
+        dtype=dtype_of(config.precision.name),
+        seed=config.seed,
+        clip_norm=config.trainer.grad_clip_norm,
+        clip_value=config.trainer.grad_clip_value,
+        autocast=autocast_of(config.precision.name),
+        scaling=loss_scaling(config),
+        skip_nonfinite=config.trainer.on_nonfinite == "skip",
+        compile=config.compile,
+        post_validation=config.schedule.post_validation,
+        twin_check_every=config.schedule.twin_check_every,
+        link_delay_seconds=config.transport.delay_seconds,
+        link_bytes_per_second=config.transport.bytes_per_second,
+    )
+    device = device_type(config)
+    margin = MARGIN_SECONDS if config.launcher.watchdog_seconds is not None else 0.0
+    placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds + margin}
+    if config.zero.stage is None:
+        return PipelineStrategy(plan, options, **placed)
+    if shares_by_itself(config, plan.schedule):
+        return SharedStatesStrategy(plan, options, **placed)
+    return ZeroStrategy(plan, options, deepspeed_settings(config, accelerated=device == "cuda"), **placed)
+
+
+def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:
+    """Whether this rank has the first stage, and the last."""
+    stages = plan.topology.stages_of(rank)
+    return 0 in stages, plan.schedule.stages - 1 in stages
+
+
+_Lengths = tuple[int | None, int]
+
+
+def _load_data(config: RunConfig, plan: RunPlan, rank: int) -> tuple[Datasets | None, _Lengths]:
+    """The datasets on ranks that need them, and on every rank their lengths; None for iterable training data."""
+    datasets = load_datasets(config.data) if any(_ends(plan, rank)) else None
+    lengths: list[_Lengths] = [(0, 0)]
+    if datasets is not None and rank == 0:
+        validation = count_samples(datasets.validation) if datasets.validation is not None else 0
+        lengths = [(None if datasets.streams else len(datasets.train), validation)]
+    if plan.topology.world_size > 1:
+        torch.distributed.broadcast_object_list(lengths, plan.topology.rank_of(0))
+    return datasets, lengths[0]
+
+
+def _loaders(
+    config: RunConfig, plan: RunPlan, rank: int, datasets: Datasets | None, lengths: _Lengths
+) -> tuple[Any, Any | None]:
+    first, last = _ends(plan, rank)
+    common: dict[str, Any] = {
+        "batch_size": config.data.batch_size,
+        "data": plan.layout["data"],
+        "replica": plan.topology.coordinates(rank).data,
+        "inputs": first,
+        "targets": last,
+        "seed": config.seed,
+        "workers": config.data.workers,
+    }
+    data = datasets or Datasets(None, None)
+    shuffle = config.data.shuffle is not False
+    training = make_loader(data.train, lengths[0], shuffle=shuffle, collate=data.collate, **common)
+    if not lengths[1]:
+        return training, None
+    collate = data.validation_collate
+    return training, make_loader(data.validation, lengths[1], shuffle=False, collate=collate, **common)

@@ -1,0 +1,189 @@
+"""K-FAC in pipelines: every schedule's weights are a plain loop's, which knows nothing of the runner."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from layouts import train_in_threads
+from small_models import token_loss
+from test_twins import make_tied, token_batches
+from torch import nn
+from torch.nn import functional
+
+from runner.config.resolve import resolve
+from runner.errors import RequestError
+from runner.model.chain import model_layers
+from runner.model.profile import profile_model
+from runner.optim.kfac import KFAC, preconditioned_layers
+from runner.schedule import registry
+
+SETTINGS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "damping": 1e-2, "refresh_every": 3}
+STEPS, COUNT = 8, 4
+
+
+def make_model() -> nn.Sequential:
+    """Four layers that are preconditioned, one of them without bias, and two that are not."""
+    torch.manual_seed(3)
+    linears = [nn.Linear(6, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 5), nn.Linear(5, 3)]
+    layers = [nn.Sequential(layer, nn.Tanh()) for layer in linears]
+    return nn.Sequential(*layers[:2], nn.LayerNorm(8), *layers[2:], nn.LayerNorm(3))
+
+
+def make_batches(samples: int, *shape: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    sizes = (samples, *shape)
+    return [
+        (torch.randn(*sizes, 6, generator=generator), torch.randn(*sizes, 3, generator=generator)) for _ in range(STEPS)
+    ]
+
+
+def plain_kfac(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
+    """Whole batches, no hooks, inverses by their definition."""
+    linears = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    velocity = {p: torch.zeros_like(p) for p in model.parameters()}
+    inverses: dict[nn.Linear, tuple[torch.Tensor, torch.Tensor]] = {}
+    losses = []
+    for step, (x, y) in enumerate(batches):
+        inputs, outputs, value = {}, {}, x
+        for layer in (part for child in model for part in (child if isinstance(child, nn.Sequential) else [child])):
+            inputs[layer], value = value, layer(value)
+            outputs[layer] = value
+        loss = functional.mse_loss(value, y)
+        losses.append(loss.item())
+        model.zero_grad()
+        slopes = torch.autograd.grad(len(x) * loss, [outputs[each] for each in linears], retain_graph=True)
+        loss.backward()
+        for linear, slope in zip(linears, slopes, strict=True):
+            a, g = inputs[linear].detach().flatten(0, -2), slope.flatten(0, -2)
+            if linear.bias is not None:
+                a = torch.cat([a, torch.ones(len(a), 1)], dim=1)
+            if step % SETTINGS["refresh_every"] == 0:
+                damped = (f.T @ f / len(f) + SETTINGS["damping"] ** 0.5 * torch.eye(f.shape[1]) for f in (a, g))
+                inverses[linear] = tuple(torch.linalg.inv(each) for each in damped)
+            parts = [linear.weight.grad, *([] if linear.bias is None else [linear.bias.grad[:, None]])]
+            whole = inverses[linear][1] @ torch.cat(parts, dim=1) @ inverses[linear][0]
+            linear.weight.grad = whole[:, : linear.in_features]
+            if linear.bias is not None:
+                linear.bias.grad = whole[:, -1]
+        with torch.no_grad():
+            for p, v in velocity.items():
+                v.copy_(SETTINGS["momentum"] * v + p.grad + SETTINGS["weight_decay"] * p)
+                p -= SETTINGS["lr"] * v
+    return losses
+
+
+def train_kfac(make, loss, batches, schedule, pipeline):
+    """Losses of the last rank, and the weights by global name."""
+    options = {"schedule": schedule, "pipeline": pipeline, "data": 1, "count": COUNT}
+    losses, weights = train_in_threads(make, loss, batches, optimizer=partial(KFAC, **SETTINGS), **options)
+    return losses[-1], weights
+
+
+LAYOUTS = [
+    ("gpipe", 1, {}),
+    ("naive", 2, {}),
+    ("gpipe", 2, {}),
+    ("1f1b", 3, {}),
+    ("1f1b_eager", 2, {}),
+    ("interleaved_1f1b", 2, {"chunks": 2}),
+    ("looped_bfs", 3, {"chunks": 2}),
+    ("hanayo", 2, {}),
+    ("varuna", 3, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "ranks", "more"), LAYOUTS, ids=lambda value: str(value))
+def test_equals_plain_kfac(name: str, ranks: int, more: dict[str, int]) -> None:
+    """Uneven micro-batches; three steps on one step's factors; weight decay, momentum, layers that are left alone."""
+    schedule = registry.build(name, ranks=ranks, microbatches=COUNT, **more)
+    losses, weights = train_kfac(make_model, functional.mse_loss, make_batches(10), schedule, ranks)
+    model = make_model()
+    torch.testing.assert_close(losses, plain_kfac(model, make_batches(10)), rtol=1e-5, atol=0)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(weights[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_are_tokens_where_inputs_are_sequences() -> None:
+    losses, weights = train_kfac(make_model, functional.mse_loss, make_batches(8, 5), "1f1b", 2)
+    model = make_model()
+    torch.testing.assert_close(losses, plain_kfac(model, make_batches(8, 5)), rtol=1e-5, atol=0)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(weights[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_tied_layers_have_plain_gradient_descent_in_every_cut() -> None:
+    one = train_kfac(make_tied, token_loss, token_batches(8), "gpipe", 1)
+    three = train_kfac(make_tied, token_loss, token_batches(8), "1f1b", 3)
+    torch.testing.assert_close(one[0], three[0], rtol=1e-5, atol=0)
+    for key, value in three[1].items():
+        torch.testing.assert_close(one[1][key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_did_not_end_leaves_nothing_in_the_next_ones_factors() -> None:
+    layer = nn.Linear(3, 2)
+    kfac = KFAC(layer.parameters(), **SETTINGS)
+    kfac.watch([layer])
+    for value in (float("nan"), 1.0):
+        kfac.begin()
+        layer.zero_grad()
+        layer(torch.full((4, 3), value)).sum().backward()
+    kfac.step()
+    assert all(bool(parameter.isfinite().all()) for parameter in layer.parameters())
+
+
+def test_derived_shared_and_frozen_layers_are_left_alone() -> None:
+    class Derived(nn.Linear):
+        pass
+
+    frozen, shared = nn.Linear(2, 2), nn.Linear(2, 2)
+    frozen.requires_grad_(False)
+    again = nn.Linear(2, 2)
+    again.weight = shared.weight
+    plain, tied = nn.Linear(2, 2), nn.Linear(2, 2)
+    model = nn.Sequential(Derived(2, 2), frozen, shared, again, plain, tied)
+    assert list(preconditioned_layers(model, [tied.weight])) == [plain]
+
+
+def trained(steps: range, kept: dict | None = None, weights: dict | None = None):
+    """A model after these steps of the batches, and its optimizer."""
+    model, batches = make_model(), make_batches(8)
+    model.load_state_dict(weights or model.state_dict())
+    kfac = KFAC(model.parameters(), **SETTINGS)
+    kfac.load_state_dict(kept or kfac.state_dict())
+    kfac.watch(preconditioned_layers(model))
+    for step in steps:
+        kfac.begin()
+        model.zero_grad()
+        functional.mse_loss(model(batches[step][0]), batches[step][1]).backward()
+        kfac.step()
+    return model, kfac
+
+
+def test_goes_on_with_the_inverses_that_it_saved() -> None:
+    """It stops after step 4, whose factors were taken in step 3."""
+    whole, _ = trained(range(STEPS))
+    first, kfac = trained(range(4))
+    resumed, _ = trained(range(4, STEPS), kfac.state_dict(), first.state_dict())
+    assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
+
+
+def test_plan_counts_factors_inverses_and_momentum() -> None:
+    config = resolve(["model=mlp", "optimizer=kfac", "optimizer.momentum=0.9", "device=cpu"])
+    counted = sum(row.optimizer_bytes or 0 for row in profile_model(config).layers)
+    model = nn.Sequential(*(source.build() for source in model_layers(config)))
+    kfac = KFAC(model.parameters(), **SETTINGS)
+    kfac.watch(preconditioned_layers(model))
+    kfac.begin()
+    model(torch.randn(4, 32)).sum().backward()
+    kfac.step()
+    held = [value for state in kfac.state.values() for value in state.values() if value is not None and value.dim()]
+    assert counted == sum(value.nbytes for value in (*held, *kfac.factors))
+
+
+def test_a_model_that_a_pipeline_would_trace_is_refused() -> None:
+    asked = ["model.target=small_models:Mlp", "data=random_regression", "loss=mse", "optimizer=kfac", "device=cpu"]
+    assert len(model_layers(resolve(asked))) == 1
+    with pytest.raises(RequestError, match="traced into operators"):
+        model_layers(resolve([*asked, "parallelism=pipeline", "parallelism.pipeline=2"]))
