@@ -31,7 +31,7 @@ OWN = {
 }
 COMPRESSED = [name for name, kind in OPTIMIZERS.items() if kind.compresses]
 COMPILED = [pytest.param(name, marks=pytest.mark.full) for name in ("cpu_adam", "fused_adam")]
-NAMES = [name for name in OPTIMIZERS if name not in ("auto", "cpu_adam", "fused_adam")]
+NAMES = [name for name in OPTIMIZERS if name not in ("auto", "cpu_adam", "fused_adam", "kfac")]  # kfac: of one process
 
 
 def half_sgd(parameters, lr, momentum):

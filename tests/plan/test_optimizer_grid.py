@@ -42,7 +42,13 @@ def test_a_plan_or_a_refusal(name):
             problems = rules(config)
             whole = stage in (None, 0)
             if problems:
-                assert {problem.path for problem in problems} <= {"optimizer.name", "offload.optimizer"}, problems
+                assert {problem.path for problem in problems} <= {
+                    "optimizer.name",
+                    "offload.optimizer",
+                    "parallelism.data",
+                    "precision.name",
+                    "zero.stage",
+                }, problems
                 assert all(problem.fix for problem in problems)
                 continue
             assert whole or OPTIMIZERS[name].elementwise
