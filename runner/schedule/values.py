@@ -138,8 +138,6 @@ class Schedule:
         joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
             hands all of its outputs on together. Their backwards are each their own.
         parts: so many neighbouring micro-batches are the parts of one that was asked for.
-        ahead: where it is not 0, a rank takes its next forward in place of a backward whose gradient is late, as long
-            as it holds fewer than so many micro-batches between F and B; see :mod:`runner.schedule.opportunistic`.
         moves: what is kept for a backward on another rank, and when.
     """
 
