@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 TWO = ("parallelism.pipeline=2", "model.target=breaking:model", "checkpoint.every=3")
 
 
+@pytest.mark.full
 def test_two_ranks_that_were_killed(tmp_path: Path) -> None:
     """The second time before a first new checkpoint is due; then once more than it may."""
     at = tmp_path / "at"

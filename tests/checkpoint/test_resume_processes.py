@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import sampled
 from resume_runs import ROOT, assert_same_run, command, record_of, train
 from resume_zoo import OVERRIDES
 
@@ -36,7 +37,7 @@ CUTS = (1, 4, 6, 9, 13)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, "zb_v", "pipeline x data"))
 def test_every_layout_goes_on_in_new_processes(layout: str, tmp_path: Path) -> None:
     goes_on(layout, tmp_path, CUTS[1:4:2] if layout == "1f1b" else (9,))
 
@@ -93,6 +94,7 @@ def test_the_layout_may_change_and_change_back(tmp_path: Path) -> None:
     assert_same_run(whole, back)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_schedule_may_change_and_with_it_who_holds_what(tmp_path: Path) -> None:
     whole = tmp_path / "whole"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from covering import sampled
 from processes import left_behind
 from user_project import OVERRIDES, environment, make_directory, record, train
 
@@ -54,6 +55,7 @@ def test_a_dataset_that_goes_wrong_later(tmp_path: Path, wrong: str, workers: in
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.full
 def test_a_logger_that_raises(tmp_path: Path) -> None:
     done = train(make_directory(tmp_path), "logger=custom", "logger.target=mine:raising")
     assert done.returncode == 1
@@ -121,7 +123,7 @@ def test_a_report_that_raises_and_a_port_that_is_taken_spoil_nothing(
     assert record(tmp_path / "run")["status"] == "ok"
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", sampled(PHASES, "step", "save"))
 def test_a_rank_killed_in_any_phase_ends_the_run(tmp_path: Path, phase: str) -> None:
     directory = make_directory(tmp_path)
     started = start(directory, *TWO, "model.target=mine:waiting", f"model.kwargs.phase={phase}", "trainer.max_steps=40")
@@ -142,7 +144,7 @@ def test_a_rank_killed_in_any_phase_ends_the_run(tmp_path: Path, phase: str) -> 
     assert left_behind(directory) == []
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", sampled(PHASES, "rehearsal", "validation"))
 def test_ctrl_c_in_any_phase_ends_the_run(tmp_path: Path, phase: str) -> None:
     directory = make_directory(tmp_path)
     started = start(directory, *TWO, "model.target=mine:waiting", f"model.kwargs.phase={phase}", "trainer.max_steps=40")

@@ -55,7 +55,7 @@ def test_four_ranks_equal_one_process(tmp_path: Path) -> None:
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_signal_saves_and_a_wrong_number_is_refused(tmp_path: Path) -> None:
     started = Started([*MPIRUN, "-n", "2", *RUNNER, *FOUR], tmp_path)
     status, out, err = started.finish(timeout=280)

@@ -185,7 +185,7 @@ def test_learning_rate_of_the_plain_loop() -> None:
     assert baseline.learning_rate(549, 550) < 3e-5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_plain_loop_learns_beyond_the_counts(folder: data.EmojiFolder) -> None:
     result = baseline.train(steps=110)
     assert result.validations[110].image < 2.89  # the left-neighbour bigram

@@ -153,7 +153,7 @@ def test_measured_bytes_are_the_predicted_ones():
     assert sent["gems"] == sent["1f1b"] + held["gems"][0]["weights"] + held["gems"][1]["weights"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_engine_computes_the_same():
     """Unequal losses are an error."""
     pairs = [pair for pair in peers.PAIRS if pair.other != "deepspeed"]

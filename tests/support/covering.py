@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+
+_FULL = (pytest.mark.full, pytest.mark.slow)
 
 
 def covering(
@@ -30,5 +32,9 @@ def covering(
         if not parts <= covered:
             covered |= parts
             sample.add(case)
-    marks = (pytest.mark.full, pytest.mark.slow)
-    return [pytest.param(*case, marks=() if case in sample else marks) for case in cases]
+    return [pytest.param(*case, marks=() if case in sample else _FULL) for case in cases]
+
+
+def sampled(cases: Iterable[str], *sample: str) -> list[Any]:
+    """``cases``, of which all but those of ``sample`` are marked ``full`` and ``slow``."""
+    return [pytest.param(case, marks=() if case in sample else _FULL) for case in cases]

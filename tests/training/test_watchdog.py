@@ -84,6 +84,7 @@ def test_a_rank_that_stays_so_is_ended_with_the_reason_in_the_record(
     assert str(found.reason).startswith("no progress for 0 s: rank 0 in step 1, last at 0F0")
 
 
+@pytest.mark.full
 def test_out_of_memory_is_answered_with_what_needs_less() -> None:
     config = resolve(["model=gpt", "data.batch_size=16"])
     told = smaller(config, make_plan(config, profile_model(config)))

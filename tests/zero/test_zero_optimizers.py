@@ -102,7 +102,7 @@ def assert_states_as_predicted(result):
             assert measured[part] == pytest.approx(predicted[part], rel=2e-3), (part, told)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_kinds_of_few_bits_go_on_bit_by_bit_and_their_bytes_are_counted(tmp_path):
     """0/1 Adam compresses one step of four: the third. LAMB is cut after its twelfth, the second of compressed ones."""
     cut = f"resume={tmp_path / 'lamb' / 'checkpoints' / 'step-12.ckpt'}"
