@@ -79,6 +79,7 @@ def test_every_replica_goes_on_with_its_own_running_statistics(tmp_path: Path) -
     assert [name for name in expected if not torch.equal(ours["replica_buffers"][1][name], expected[name])] == []
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_layout_may_change_and_change_back(tmp_path: Path) -> None:
     whole = tmp_path / "whole"

@@ -62,6 +62,7 @@ def test_a_logger_that_raises(tmp_path: Path) -> None:
     assert "ValueError: the vocabulary is not there (mine.py:" in record(tmp_path / "run")["reason"]
 
 
+@pytest.mark.full
 def test_a_callback_that_raises(tmp_path: Path) -> None:
     """Of a LightningModule, on one rank of two; the other one is ended."""
     directory = make_directory(tmp_path)
@@ -187,7 +188,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=False)
 
 
-@pytest.mark.parametrize("full_at", ["start", "checkpoint", "part"])
+@pytest.mark.parametrize("full_at", sampled(["start", "checkpoint", "part"], "start", "part"))
 def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, full_at: str) -> None:
     run = small_disk / "run"
     if full_at == "start":
@@ -204,6 +205,7 @@ def test_a_disk_that_is_full(tmp_path: Path, small_disk: Path, full_at: str) -> 
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.full
 def test_files_that_may_not_grow(tmp_path: Path) -> None:
     """The other way to be out of space: a limit of the user's own."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -61,6 +61,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_losses_before_it_stay(tm
     assert len(made["loss"]) == 3
 
 
+@pytest.mark.full
 def test_a_dataset_that_raises(tmp_path):
     done = train(make_directory(tmp_path), *PIPELINE, "data.target=mine:Raising", "trainer.max_steps=8")
     assert done.returncode == 1
@@ -69,6 +70,7 @@ def test_a_dataset_that_raises(tmp_path):
     assert (made["status"], made["steps"]) == ("failed", 4)
 
 
+@pytest.mark.full
 def test_a_killed_rank_ends_the_run_within_seconds(tmp_path):
     """In the middle of training: the others wait for its messages."""
     directory = make_directory(tmp_path)

@@ -47,7 +47,12 @@ def plain(model, loss, samples, collate, *, replicas=1, count=3):
 
 @pytest.mark.parametrize(
     ("kind", "layout", "workers"),
-    [("map", "pipeline3", 0), ("iterable", "pipeline3", 2), ("iterable", "pipeline2", 0), ("iterable", "data2", 2)],
+    [
+        ("map", "pipeline3", 0),
+        ("iterable", "data2", 2),
+        pytest.param("iterable", "pipeline3", 2, marks=pytest.mark.full),
+        pytest.param("iterable", "pipeline2", 0, marks=pytest.mark.full),
+    ],
 )
 def test_29_samples_in_batches_of_8_over_two_epochs(tmp_path, kind, layout, workers):
     made, weights = result(
@@ -63,7 +68,9 @@ def test_29_samples_in_batches_of_8_over_two_epochs(tmp_path, kind, layout, work
     assert_same_weights(weights, expected)
 
 
-@pytest.mark.parametrize(("kind", "layout"), [("map", "data2"), ("iterable", "pipeline3")])
+@pytest.mark.parametrize(
+    ("kind", "layout"), [pytest.param("map", "data2", marks=pytest.mark.full), ("iterable", "pipeline3")]
+)
 def test_lengths_that_change_with_every_batch(tmp_path, kind, layout):
     made, weights = result(
         make_directory(tmp_path), *WORDS, SENTENCES[kind], *PIPELINES[layout], "schedule.microbatches=3",
