@@ -43,15 +43,15 @@ def test_the_variables_of_a_rank() -> None:
 
 
 @pytest.mark.slow
-def test_four_ranks_equal_one_process(tmp_path: Path) -> None:
+def test_four_ranks_equal_a_local_run(tmp_path: Path) -> None:
     started = Started([*MPIRUN, "-n", "4", *RUNNER, *FOUR], tmp_path)
     status, out, err = started.finish(timeout=280)
     assert status == 0, err + out
     assert started.left_behind() == []
-    status, _, err = Started([*RUNNER, "schedule.microbatches=4", "run_dir=one"], tmp_path).finish(timeout=280)
+    status, _, err = Started([*RUNNER, *FOUR[:2], "run_dir=local"], tmp_path).finish(timeout=280)
     assert status == 0, err
-    assert RunRecord.load(tmp_path / "four").loss == RunRecord.load(tmp_path / "one").loss
-    weights, expected = (load_file(tmp_path / name / "weights.safetensors") for name in ("four", "one"))
+    assert RunRecord.load(tmp_path / "four").loss == RunRecord.load(tmp_path / "local").loss
+    weights, expected = (load_file(tmp_path / name / "weights.safetensors") for name in ("four", "local"))
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
