@@ -21,6 +21,7 @@ _WITHOUT_EFFECT = (
     ("resume",),
     ("report",),
     ("sweep",),
+    ("sweep_without",),
     ("sweep_report",),
     ("sweep_retry",),
     ("sweep_on_failure",),

@@ -296,6 +296,7 @@ class RunConfig:
     compile: bool = False  # torch.compile every layer
     report: str | None = None  # package.module:function called with the finished run's directory
     sweep: dict[str, list[Any]] = field(default_factory=dict)  # what -m varies where the command does not name it
+    sweep_without: list[str] = field(default_factory=list)  # jobs that a sweep leaves out: "key=value key=value: why"
     sweep_report: str | None = None  # package.module:function that makes tables of a sweep's records
     sweep_retry: str | None = None  # failed: a sweep that is started again tries its jobs that did not end ok once more
     sweep_on_failure: str = "continue"  # continue, stop the sweep, or ignore: its status tells of no failure

@@ -113,9 +113,15 @@ def _resolved(overrides: Sequence[str]) -> Request:
     from runner.plan.ordered import resolve_request
 
     try:
-        return Request(tuple(overrides), resolve_request(overrides))
+        config = resolve_request(overrides)
     except RequestError as error:
         return Request(tuple(overrides), None, error.problems)
+    for entry in config.sweep_without:
+        words, _, why = entry.partition(": ")
+        if set(words.split()) <= set(overrides):
+            problem = Problem("sweep_without", words, "leaves this job out", why, "sweep_without=[]")
+            return Request(tuple(overrides), None, (problem,))
+    return Request(tuple(overrides), config)
 
 
 def _dry_problems(requests: Sequence[Request]) -> list[Problem]:

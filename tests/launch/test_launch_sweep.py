@@ -52,6 +52,18 @@ def test_unsupported_jobs_are_no_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_job_that_is_left_out_is_a_row_with_the_reason(tmp_path: Path) -> None:
+    cells = ("seed=0,1", "optimizer.lr=0.5,0.25", "sweep_without=['seed=1 optimizer.lr=0.5: Asked already']")
+    started = Started(command("sweep", *OVERRIDES, "run_dir=s", *cells, entry="crash_where_lr_is_large"), tmp_path)
+    status, _, err = started.finish()
+    assert status == 0, err
+    records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(4)]
+    assert [record.status for record in records] == ["ok", "ok", "unsupported", "ok"]
+    assert "leaves this job out. Asked already." in str(records[2].reason)
+    assert not (tmp_path / "s" / "2" / "config.yaml").exists()
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_the_job_and_the_sweep(tmp_path: Path) -> None:
     started = Started(
         command("sweep", *OVERRIDES, "run_dir=s", "optimizer.lr=0.1,0.2", entry="step_until_told"), tmp_path
