@@ -53,7 +53,9 @@ def _of_published(problem: Problem) -> Problem:
 def costs_of(config: RunConfig) -> Costs:
     """The durations of ``cost.*``."""
     cost = config.cost
-    return Costs(F=cost.F, B=cost.B, I=cost.I, W=cost.W, comm=cost.comm)
+    return Costs(
+        F=cost.F, B=cost.B, I=cost.I, W=cost.W, comm=cost.comm, curvature=cost.curvature, inversion=cost.inversion
+    )
 
 
 def schedule_problems(config: RunConfig) -> list[Problem]:
@@ -122,9 +124,18 @@ def statistics_problems(schedule: str, names: Sequence[str]) -> list[Problem]:
 
 
 def curvature_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
-    """Schedules under which an optimizer cannot take the factors of its layers' curvature."""
-    if config.optimizer.name not in OPTIMIZERS or not OPTIMIZERS[config.optimizer.name].curvature:
+    """Schedules under which an optimizer cannot take the factors of its layers' curvature, or has none to take."""
+    name = config.optimizer.name
+    if name not in OPTIMIZERS or not OPTIMIZERS[name].curvature:
+        if schedule.has_curvature:
+            why = f"The bubbles of {schedule.name} are filled with the sums and inversions of K-FAC"
+            yield Problem("optimizer.name", name, f"must be kfac with schedule={schedule.name}", why, "optimizer=kfac")
         return
+    if schedule.has_curvature and config.optimizer.refresh_every is not None:
+        every = config.optimizer.refresh_every
+        why = f"The inverses are new when the bubbles of {schedule.name} have had room for them"
+        rule, fix = f"must be null with schedule={schedule.name}", "optimizer.refresh_every=null"
+        yield Problem("optimizer.refresh_every", every, rule, why, fix)
     why = None
     if len(schedule.rows) > 1:
         why = f"The ranks of {schedule.name} hold stages twice, and each copy sees a part of the micro-batches"
@@ -178,4 +189,5 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         variant=asked.variant,
         pipes=asked.pipes,
         opportunistic=asked.opportunistic or None,
+        base=asked.base,
     )

@@ -60,7 +60,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     if own is None:
         scheduler = build_scheduler(config, optimizer)
     traced = traced_steps(config, read_profile(run_dir))
-    kfac = watch_curvature(optimizer, [model], find_ties(loaded.layers))
+    kfac = watch_curvature(optimizer, {0: model}, find_ties(loaded.layers))
     buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
