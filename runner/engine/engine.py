@@ -174,9 +174,9 @@ class Engine:
         self._begin_step = begin
 
     @property
-    def has_scheduled_curvature(self) -> bool:
-        """Whether K-FAC's work has its place in the schedule."""
-        return self._executor.curvature is not None
+    def curvature(self) -> ScheduledCurvature | None:
+        """What does K-FAC's work, where that has its place in the schedule."""
+        return self._executor.curvature
 
     @property
     def windows(self) -> int:
@@ -219,8 +219,8 @@ class Engine:
         self.timeline.begin(self._step, time.perf_counter())
         if self._begin_step is not None:
             self._begin_step()
-        if self._executor.curvature is not None:
-            self._executor.curvature.begin(self._window)
+        if self.curvature is not None:
+            self.curvature.begin(self._window)
         window = self._open(batch, training=True)
         actions = self._training[self._window]
         begun = self._begin_next(window, actions) if self._end.is_pending else 0
@@ -394,8 +394,8 @@ class Engine:
         What K-FAC keeps of micro-batches is summed, and what it has summed is in the optimizer's states.
         """
         self._end.settle()
-        if self._executor.curvature is not None:
-            self._executor.curvature.settle()
+        if self.curvature is not None:
+            self.curvature.settle()
 
     def _begin_next(self, window: Window, actions: Sequence[Action]) -> int:
         """What of a window needs no verdict on the last step, then the verdict; how many actions that were."""

@@ -16,9 +16,9 @@ def repeat(schedule: Schedule, windows: int) -> Schedule:
     """``windows`` optimizer steps of ``schedule``, one after the other; micro-batches are numbered through.
 
     Raises:
-        ValueError: if ``windows`` is below 1, or ``schedule`` is such a stream already and shall be another.
+        ValueError: if ``windows`` is below 1, or ``schedule`` is such a stream and shall be a longer one.
     """
-    if windows == 1 or windows == schedule.windows:
+    if windows == 1:
         return schedule
     if windows < 1 or schedule.windows > 1:
         raise ValueError(f"windows = {windows} of a schedule of {schedule.windows}: at least 1, and of one window only")

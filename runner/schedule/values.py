@@ -121,7 +121,8 @@ def parse_action(text: str) -> Action:
         stage, curvature, number, inversion, window = found.groups()
         microbatch = None if number is None else int(number)
         return Action(Op(curvature or inversion), int(stage), microbatch, window=int(window or 0))
-    raise ValueError(f"{text!r} is no action; the forms are 2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE and 3STEP")
+    forms = "2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE, 3STEP, 2CURV_A0 and 2INV_A"
+    raise ValueError(f"{text!r} is no action; the forms are {forms}")
 
 
 class Move(NamedTuple):

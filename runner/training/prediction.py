@@ -126,7 +126,7 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
         update.close()
 
     inversions = 0.0
-    if kfac is not None and kfac.refresh_every and not engine.has_scheduled_curvature:
+    if kfac is not None and kfac.refresh_every and engine.curvature is None:
         inversions = update_seconds(lambda: _invert_all(kfac)) / kfac.refresh_every
     return update_seconds(step) + inversions
 

@@ -15,9 +15,9 @@ from runner.engine.transport_threads import run_ranks
 from runner.optim.kfac import KFAC
 from runner.schedule import registry
 from runner.schedule.simulate import Costs
-from runner.schedule.values import Op, Schedule
+from runner.schedule.values import Schedule
 
-COUNT, LAYERS = 4, 4
+COUNT = 4
 CHOICES = {key: value for key, value in SETTINGS.items() if key != "refresh_every"}
 
 
@@ -105,8 +105,14 @@ CASES = {
 
 
 @pytest.mark.parametrize(("ranks", "base", "costs", "interval"), CASES.values(), ids=CASES)
-def test_equals_plain_kfac_with_the_same_staleness(ranks: int, base: str, costs: Costs, interval: int) -> None:
-    """More than two intervals, uneven micro-batches, momentum, weight decay, layers that are left alone."""
+def test_equals_plain_kfac_with_the_same_staleness(
+    ranks: int, base: str, costs: Costs, interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than two intervals, uneven micro-batches, momentum, weight decay, layers that are left alone.
+
+    In float64, losses included, which the engine computes in fp32: inverses that wait amplify rounding.
+    """
+    monkeypatch.setattr("runner.engine.compute.to_precision", lambda value, dtype: value)
     schedule = registry.build("pipefisher", ranks=ranks, microbatches=COUNT, base=base, costs=costs)
     assert schedule.windows == interval
     batches = many_batches(10, 2 * interval + 3)
@@ -115,6 +121,120 @@ def test_equals_plain_kfac_with_the_same_staleness(ranks: int, base: str, costs:
         make_model, functional.mse_loss, batches, optimizer=partial(KFAC, **CHOICES), dtype=torch.float64, **options
     )
     model, plain = expected(schedule, ranks, batches)
-    torch.testing.assert_close(losses[-1], plain, rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses[-1], plain, rtol=1e-10, atol=0)
     for key, value in model.state_dict().items():
-        torch.testing.assert_close(weights[key], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(weights[key], value, rtol=1e-8, atol=1e-9)
+
+
+def engines(transport, schedule: Schedule, models: list[nn.Module]):
+    """The engine of a rank, and its optimizer."""
+    made: list[KFAC] = []
+
+    def keep(parameters) -> KFAC:
+        made.append(KFAC(parameters, **CHOICES))
+        return made[0]
+
+    layout = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT}
+    return make_engine(models[transport.rank], functional.mse_loss, transport, optimizer=keep, **layout), made[0]
+
+
+def submitted(engine, transport, schedule: Schedule, batches) -> None:
+    for batch in batches:
+        engine.submit(part_of(batch, transport, 2, 1, schedule))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+def test_goes_on_bit_for_bit_from_any_step(cut: int) -> None:
+    """A cut within an interval of five steps: what waits to be summed is summed first, and its sums are saved."""
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
+    batches = many_batches(10, 8)
+    whole, broken = ([make_model() for _ in range(2)] for _ in range(2))
+
+    def run(transport) -> tuple[bool, bool]:
+        engine, _ = engines(transport, schedule, whole)
+        submitted(engine, transport, schedule, batches)
+        expected = [parameter.clone() for parameter in engine.stages[transport.rank].parameters()]
+        first, kfac = engines(transport, schedule, broken)
+        submitted(first, transport, schedule, batches[:cut])
+        first.drain()
+        names = {key for state in kfac.state.values() for key in state}
+        saved = {"state": kfac.state_dict(), "weights": first.stages[transport.rank].state_dict()}
+        second, other = engines(transport, schedule, broken)
+        second.stages[transport.rank].load_state_dict(saved["weights"])
+        other.load_state_dict(saved["state"])
+        second.start_at(cut)
+        submitted(second, transport, schedule, batches[cut:])
+        found = second.stages[transport.rank].parameters()
+        return all(map(torch.equal, expected, found)), "curvature_output" in names
+
+    results = run_ranks(2, run)
+    assert [equal for equal, _ in results] == [True, True]
+    assert any(has_sums for _, has_sums in results) == (cut < 5)
+
+
+def test_validation_within_an_interval_changes_nothing() -> None:
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
+    batches = many_batches(10, 7)
+
+    def run(transport, models: list[nn.Module], validates: bool):
+        engine, _ = engines(transport, schedule, models)
+        for batch in batches:
+            part = part_of(batch, transport, 2, 1, schedule)
+            engine.submit(part)
+            if validates:
+                engine.evaluate(part)
+        return [parameter.clone() for parameter in engine.stages[transport.rank].parameters()]
+
+    once, again = (
+        run_ranks(2, partial(run, models=[make_model() for _ in range(2)], validates=validates))
+        for validates in (False, True)
+    )
+    assert all(map(torch.equal, once[0] + once[1], again[0] + again[1]))
+
+
+def test_nothing_is_kept_when_the_interval_ends_or_the_stream_is_drained() -> None:
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
+    batches = many_batches(10, 6)
+    models = [make_model() for _ in range(2)]
+
+    def run(transport) -> list[int]:
+        engine, _ = engines(transport, schedule, models)
+        counts = []
+        for batch in batches:
+            submitted(engine, transport, schedule, [batch])
+            counts.append(len(engine.curvature.kept))
+        engine.drain()
+        return [*counts, len(engine.curvature.kept)]
+
+    for counts in run_ranks(2, run):
+        assert counts[0] > 0 < counts[5]
+        assert counts[4] == counts[6] == 0
+
+
+def test_a_skipped_step_leaves_the_inverses_there_are() -> None:
+    """The first step of the second interval is not finite, and so are its sums: there is nothing to invert."""
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT, costs=Costs(curvature=0.3, inversion=0.8))
+    interval = schedule.windows
+    batches = many_batches(10, 2 * interval)
+    batches[interval] = (batches[interval][0].log(), batches[interval][1])
+    models = [make_model() for _ in range(2)]
+
+    def run(transport):
+        layout = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT, "skip_nonfinite": True}
+        engine = make_engine(
+            models[transport.rank], functional.mse_loss, transport, optimizer=partial(KFAC, **CHOICES), **layout
+        )
+        found = [step for batch in batches for step in engine.submit(part_of(batch, transport, 2, 1, schedule))]
+        weights = list(engine.stages[transport.rank].parameters())
+        return [step.skipped for step in found], all(bool(weight.isfinite().all()) for weight in weights)
+
+    for skipped, finite in run_ranks(2, run):
+        assert skipped == [step == interval for step in range(2 * interval)]
+        assert finite
+
+
+def test_without_k_fac_there_is_no_engine() -> None:
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
+    options = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT}
+    with pytest.raises(ValueError, match="pipefisher needs K-FAC"):
+        train_in_threads(make_model, functional.mse_loss, [], optimizer=partial(torch.optim.SGD, lr=0.1), **options)
