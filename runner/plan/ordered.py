@@ -18,6 +18,7 @@ __all__ = [
     "costs_of",
     "curvature_problems",
     "executed_schedule",
+    "filling_problems",
     "follows_profile",
     "is_chosen_by_plan",
     "move_problems",
@@ -124,18 +125,9 @@ def statistics_problems(schedule: str, names: Sequence[str]) -> list[Problem]:
 
 
 def curvature_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
-    """Schedules under which an optimizer cannot take the factors of its layers' curvature, or has none to take."""
-    name = config.optimizer.name
-    if name not in OPTIMIZERS or not OPTIMIZERS[name].curvature:
-        if schedule.has_curvature:
-            why = f"The bubbles of {schedule.name} are filled with the sums and inversions of K-FAC"
-            yield Problem("optimizer.name", name, f"must be kfac with schedule={schedule.name}", why, "optimizer=kfac")
+    """Schedules under which an optimizer cannot take the factors of its layers' curvature."""
+    if config.optimizer.name not in OPTIMIZERS or not OPTIMIZERS[config.optimizer.name].curvature:
         return
-    if schedule.has_curvature and config.optimizer.refresh_every is not None:
-        every = config.optimizer.refresh_every
-        why = f"The inverses are new when the bubbles of {schedule.name} have had room for them"
-        rule, fix = f"must be null with schedule={schedule.name}", "optimizer.refresh_every=null"
-        yield Problem("optimizer.refresh_every", every, rule, why, fix)
     why = None
     if len(schedule.rows) > 1:
         why = f"The ranks of {schedule.name} hold stages twice, and each copy sees a part of the micro-batches"
@@ -146,6 +138,20 @@ def curvature_problems(config: RunConfig, schedule: Schedule) -> Iterator[Proble
     if why is not None:
         rule = f"must be another with optimizer={config.optimizer.name}"
         yield Problem("schedule.name", schedule.name, rule, why, "schedule=1f1b")
+
+
+def filling_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """What a schedule asks of the optimizer whose work fills its bubbles."""
+    if not schedule.has_curvature:
+        return
+    optimizer, needed = config.optimizer, f"with schedule={schedule.name}"
+    if optimizer.name != "kfac":
+        why = f"The bubbles of {schedule.name} are filled with the sums and inversions of K-FAC"
+        yield Problem("optimizer.name", optimizer.name, f"must be kfac {needed}", why, "optimizer=kfac")
+    elif optimizer.refresh_every is not None:
+        why = f"The inverses are new when the bubbles of {schedule.name} have had room for them"
+        path = "optimizer.refresh_every"
+        yield Problem(path, optimizer.refresh_every, f"must be null {needed}", why, f"{path}=null")
 
 
 def is_chosen_by_plan(config: RunConfig) -> bool:

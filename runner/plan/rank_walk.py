@@ -133,12 +133,10 @@ class RankWalk:
     def _backward(self, action: Action, figures: StageFigures) -> None:
         """B, or I, after which some of it stays for W. Both make the gradient of the input and use the output's."""
         split = action.op is Op.I
-        sums = zip((Op.CURV_A, Op.CURV_B), figures.curvature.kept_bytes, strict=True)
-        kept = {action._replace(op=op): size for op, size in sums if action._replace(op=op) in self._to_sum}
-        gradients = kept.get(action._replace(op=Op.CURV_B), 0)
-        self._see((figures.input_backward_peak_bytes if split else figures.backward_peak_bytes) + gradients)
-        self._to_sum |= kept
-        self._activations += sum(kept.values())
+        summed_later = self._keep_for_sums(action, figures)
+        peak = figures.input_backward_peak_bytes if split else figures.backward_peak_bytes
+        self._see(peak + summed_later[1])
+        self._activations += sum(summed_later)
         self._held += figures.input_gradient_bytes - figures.output_gradient_bytes
         kept = self._is_recomputed(action) and not self._schedule.has_other_backward(action.stage)
         self._activations -= figures.saved_bytes + (figures.output_bytes if kept else 0)
@@ -147,6 +145,18 @@ class RankWalk:
         if split:
             self._activations += figures.deferred_bytes
             self._hold_input(action, figures.deferred_input_bytes)
+
+    def _keep_for_sums(self, action: Action, figures: StageFigures) -> tuple[int, int]:
+        """Bytes of the layers' inputs, and of their outputs' gradients, that stay for K-FAC after this backward.
+
+        Until then autograd keeps the inputs.
+        """
+        kept = [0, 0]
+        for side, op in enumerate((Op.CURV_A, Op.CURV_B)):
+            item = action._replace(op=op)
+            if item in self._to_sum:
+                kept[side] = self._to_sum[item] = figures.curvature.kept_bytes[side]
+        return kept[0], kept[1]
 
     def _hold_input(self, action: Action, num_bytes: int) -> None:
         """What W needs of the stage's input stays.

@@ -86,9 +86,14 @@ def stage_costs(
             for stage, ranks in zip(figures, copies, strict=True)
         ],
         step=[stage.gradient_bytes * profile.optimizer_seconds_per_byte for stage in figures],
-        curvature=tuple([stage.curvature.sum_seconds[side] * ratio for stage in figures] for side in (0, 1)),
-        inversion=tuple([stage.curvature.inversion_seconds[side] for stage in figures] for side in (0, 1)),
+        curvature=_of_both([stage.curvature.sum_seconds for stage in figures], ratio),
+        inversion=_of_both([stage.curvature.inversion_seconds for stage in figures]),
     )
+
+
+def _of_both(seconds: Sequence[tuple[float, float]], ratio: float = 1.0) -> tuple[list[float], list[float]]:
+    """By stage, of K-FAC's factors of inputs, and of output gradients."""
+    return [inputs * ratio for inputs, _ in seconds], [outputs * ratio for _, outputs in seconds]
 
 
 def ring_all_reduce_seconds(num_bytes: int, copies: int, link: Link) -> float:
