@@ -13,7 +13,7 @@ from runner.model.layers import StageModule
 from runner.model.ties import Tie
 from runner.optim.kfac import KFAC, preconditioned_layers
 
-__all__ = ["preconditioning", "schedule_curvature", "watch_curvature"]
+__all__ = ["layers_of_stages", "preconditioning", "schedule_curvature", "watch_curvature"]
 
 
 def preconditioning(optimizer: Optimizer) -> KFAC | None:
@@ -30,7 +30,7 @@ def watch_curvature(optimizer: Optimizer, stages: Mapping[int, StageModule], tie
     """
     kfac = preconditioning(optimizer)
     if kfac is not None:
-        kfac.watch(chain.from_iterable(_layers(stages, ties).values()))
+        kfac.watch(chain.from_iterable(layers_of_stages(stages, ties).values()))
     return kfac
 
 
@@ -39,11 +39,11 @@ def schedule_curvature(
 ) -> ScheduledCurvature | None:
     """Like :func:`watch_curvature`, of a schedule that says when K-FAC sums and inverts."""
     kfac = preconditioning(optimizer)
-    return None if kfac is None else ScheduledCurvature(kfac, _layers(stages, ties))
+    return None if kfac is None else ScheduledCurvature(kfac, layers_of_stages(stages, ties))
 
 
-def _layers(stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> dict[int, list[nn.Linear]]:
-    """The layers of each stage that are preconditioned."""
+def layers_of_stages(stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> dict[int, list[nn.Linear]]:
+    """The layers of each stage that are preconditioned; ``ties`` as in :func:`watch_curvature`."""
     tied_names = {tie.name for tie in ties}
     found = {}
     for number, stage in stages.items():
