@@ -23,26 +23,39 @@ class StageCurvature:
         inversion_seconds: of the inversions.
         kept_bytes: of what is summed.
         inversion_bytes: most temporaries of an inversion.
+        backward_bytes: most above what was alive at the start of a backward whose gradients are kept; and of one whose
+            layers' inputs are kept besides.
     """
 
     sum_seconds: tuple[float, float] = (0.0, 0.0)
     inversion_seconds: tuple[float, float] = (0.0, 0.0)
     kept_bytes: tuple[int, int] = (0, 0)
     inversion_bytes: int = 0
+    backward_bytes: tuple[int, int] = (0, 0)
 
 
 class CurvatureRanges:
-    """Of any contiguous range of layers, in constant time but for the largest factor."""
+    """Of any contiguous range of layers.
 
-    def __init__(self, chain: Sequence[LayerProfile]) -> None:
+    Args:
+        chain: the layers, and the loss.
+        saved: what autograd keeps of them, as prefix sums.
+    """
+
+    def __init__(self, chain: Sequence[LayerProfile], saved: Sequence[int]) -> None:
+        self._chain, self._saved = chain, saved
         self._factors = [layer.factors for layer in chain]
         self._any = any(self._factors)
         self._sums = self._pair(lambda factor: factor.sum_seconds)
         self._inversions = self._pair(lambda factor: factor.inversion_seconds)
         self._kept = self._pair(lambda factor: float(factor.kept_bytes))
 
-    def of(self, first: int, end: int) -> StageCurvature:
-        """Of layers first .. end-1."""
+    def of(self, first: int, end: int, held_output_bytes: int) -> StageCurvature:
+        """Of layers first .. end-1.
+
+        Args:
+            held_output_bytes: of their output, what ``saved`` counts and a backward does not free.
+        """
         if not self._any:
             return StageCurvature()
         sizes = [factor.size for factors in self._factors[first:end] for factor in factors]
@@ -55,8 +68,28 @@ class CurvatureRanges:
             sum_seconds=over(self._sums),
             inversion_seconds=over(self._inversions),
             kept_bytes=(round(kept[0]), round(kept[1])),
+            backward_bytes=(
+                self._backward(first, end, held_output_bytes, inputs=False),
+                self._backward(first, end, held_output_bytes, inputs=True),
+            ),
             inversion_bytes=_TEMPORARIES * _ELEMENT * max(sizes, default=0) ** 2,
         )
+
+    def _backward(self, first: int, end: int, held_output_bytes: int, *, inputs: bool) -> int:
+        """Layer by layer from the last, as a stage's backward; what is kept of each stays when autograd lets go.
+
+        What is kept of the layer that runs is in its transients for the most part.
+        """
+        peak, kept = 0.0, 0.0
+        for at in range(end - 1, first - 1, -1):
+            layer = self._chain[at]
+            if at == end - 1:
+                own = layer.backward_transient_bytes
+            else:
+                own = layer.gradient_of_output_bytes + layer.inner_backward_bytes + held_output_bytes
+            peak = max(peak, kept + own - (self._saved[end] - self._saved[at + 1]))
+            kept += sum(factor.kept_bytes for factor in layer.factors if inputs or not factor.of_inputs)
+        return round(peak)
 
     def _pair(self, figure: Callable[[FactorProfile], float]) -> tuple[list[float], list[float]]:
         """Prefix sums over the layers, of inputs and of output gradients."""

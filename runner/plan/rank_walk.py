@@ -133,10 +133,10 @@ class RankWalk:
     def _backward(self, action: Action, figures: StageFigures) -> None:
         """B, or I, after which some of it stays for W. Both make the gradient of the input and use the output's."""
         split = action.op is Op.I
-        summed_later = self._keep_for_sums(action, figures)
+        inputs, gradients = self._keep_for_sums(action, figures)
         peak = figures.input_backward_peak_bytes if split else figures.backward_peak_bytes
-        self._see(peak + summed_later[1])
-        self._activations += sum(summed_later)
+        self._see(max(peak, figures.curvature.backward_bytes[inputs > 0] if gradients else 0))
+        self._activations += inputs + gradients
         self._held += figures.input_gradient_bytes - figures.output_gradient_bytes
         kept = self._is_recomputed(action) and not self._schedule.has_other_backward(action.stage)
         self._activations -= figures.saved_bytes + (figures.output_bytes if kept else 0)

@@ -96,7 +96,7 @@ class LayerRanges:
         )
         self._unsaved = _UnsavedForwards(chain)
         self._split = SplitRanges(chain, saved)
-        self._curvature = CurvatureRanges(chain)
+        self._curvature = CurvatureRanges(chain, saved)
 
     def figures(self, first: int, last: int) -> StageFigures:
         """The figures of a stage with layers first .. last."""
@@ -129,7 +129,7 @@ class LayerRanges:
             input_gradient_bytes=0 if first == 0 else layers[first - 1].gradient_of_output_bytes,
             output_gradient_bytes=0 if is_last else layers[last].gradient_of_output_bytes,
             optimizer_bytes=round(self._states[end] - self._states[first]),
-            curvature=self._curvature.of(first, end),
+            curvature=self._curvature.of(first, end, held),
         )
 
     def _backward_peak(self, first: int, end: int, held_output_bytes: int) -> int:

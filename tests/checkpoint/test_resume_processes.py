@@ -24,7 +24,7 @@ LAYOUTS = {
     "gpipe": ["schedule=gpipe", "parallelism.pipeline=2"],
     "1f1b": ["schedule=1f1b", "parallelism.pipeline=2", "data.workers=2"],
     "interleaved": ["schedule=interleaved_1f1b", "parallelism.pipeline=2"],
-    "pipefisher": ["schedule=pipefisher", "parallelism.pipeline=2", "optimizer=kfac", "cost.curvature=0.4"],
+    "pipefisher": ["schedule=pipefisher", "parallelism.pipeline=2", "optimizer=kfac", "cost.B=3"],
     "zb_v": ["schedule=zb_v", "parallelism.pipeline=2"],
     "pipeline x data": ["schedule=1f1b", "parallelism.pipeline=2", "parallelism.data=2"],
 }
