@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 __all__ = [
     "BoundaryTensor",
+    "FactorProfile",
     "LayerProfile",
     "MemoryTrace",
     "ModelProfile",
@@ -82,6 +83,37 @@ class BoundaryTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class FactorProfile:
+    """One factor that K-FAC keeps of a linear layer: of its inputs, or of its outputs' gradients.
+
+    Args:
+        of_inputs: or of gradients.
+        rows: that one micro-batch adds: samples, or tokens.
+        size: rows and columns of the factor.
+        kept_bytes: of what is added, in which others of the layer may have no part: the same inputs count once.
+        sum_seconds: to add one micro-batch's.
+        inversion_seconds: to invert it.
+    """
+
+    of_inputs: bool
+    rows: int
+    size: int
+    kept_bytes: int
+    sum_seconds: float = 0.0
+    inversion_seconds: float = 0.0
+
+    @property
+    def sum_flops(self) -> float:
+        """Of the product of the rows with themselves."""
+        return 2.0 * self.rows * self.size**2
+
+    @property
+    def inversion_flops(self) -> float:
+        """A Cholesky factorisation's third of n^3, and two thirds for the inverse from it."""
+        return float(self.size**3)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerProfile:
     """One layer's cost for one micro-batch of :attr:`ModelProfile.samples` samples. Sizes are bytes.
 
@@ -114,6 +146,7 @@ class LayerProfile:
         pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
         input_gradient_seconds, weight_gradient_seconds: of I and of W; None = not known, read as half a backward each.
         has_running_statistics: it remembers averages of what it has seen, like a batch norm.
+        factors: of its linear layers, where the optimizer is K-FAC.
         optimizer_bytes: states of its trainable parameters, masters and averages included; None = by the profile's
             ``optimizer_bytes_per_gradient_byte``.
     """
@@ -147,6 +180,7 @@ class LayerProfile:
     input_gradient_seconds: float | None = None
     weight_gradient_seconds: float | None = None
     optimizer_bytes: int | None = None
+    factors: tuple[FactorProfile, ...] = ()
 
     @property
     def split_seconds(self) -> tuple[float, float]:
@@ -262,12 +296,14 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     split = document.pop("split", None)
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
+    factors = tuple(FactorProfile(**factor) for factor in document.pop("factors", ()))
     return LayerProfile(
         **document,
         recomputation=made_again,
         split=SplitBackward(**split) if split is not None else None,
         output=output,
         saves=saves,
+        factors=factors,
     )
 
 

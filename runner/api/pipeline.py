@@ -89,6 +89,9 @@ class PipelineStrategy(pipeline.PipelineStrategy):
         timeout_seconds: float = 600.0,
     ) -> None:
         order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
+        if order.has_curvature:
+            why = "Its order follows from the seconds of the layers, which `runner train` takes"
+            raise_problems([Problem("schedule", schedule, "must be another in a script", why, "schedule='1f1b'")])
         topology = Topology.grid(stages, data, placement=order.rows)
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # what seed_everything leaves for other processes
         options = EngineOptions(microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite)

@@ -67,12 +67,13 @@ def _content(flag: str, schedule: Schedule, costs: Costs) -> str:
 
 
 def _shown(step: Schedule, schedule: Schedule, costs: Costs, *, as_json: bool) -> str:
-    """``schedule`` is one ``step``, or a stream of several."""
+    """``schedule`` is one ``step``, or that several times."""
     from runner.schedule.render import to_json, to_text
 
     if not as_json:
         return to_text(schedule, costs)
-    return _document(to_json(schedule, costs, period=period(step, costs) if schedule.windows > 1 else None))
+    is_repeated = schedule.windows > step.windows
+    return _document(to_json(schedule, costs, period=period(step, costs) if is_repeated else None))
 
 
 def _catalogue(*, as_json: bool) -> str:

@@ -117,12 +117,12 @@ def _refreshes(config: RunConfig) -> Iterator[Problem]:
 def _curvature(config: RunConfig, kind: OptimizerKind) -> Iterator[Problem]:
     """Keys of K-FAC, and what its factors cannot be taken under."""
     optimizer = config.optimizer
-    asked = (("damping", optimizer.damping, "1e-3"), ("refresh_every", optimizer.refresh_every, "10"))
-    for key, value, usual in asked:
+    if kind.curvature and optimizer.damping is None:
+        path = "optimizer.damping"
+        yield Problem(path, None, "must be given", "Factors are damped and inverted", f"{path}=1e-3")
+    for key, value in (("damping", optimizer.damping), ("refresh_every", optimizer.refresh_every)):
         path = f"optimizer.{key}"
-        if kind.curvature and value is None:
-            yield Problem(path, None, "must be given", "Factors are damped and inverted", f"{path}={usual}")
-        elif not kind.curvature and value is not None:
+        if not kind.curvature and value is not None:
             why = f"{optimizer.name} keeps no factors"
             yield Problem(path, value, "belongs to optimizer=kfac", why, f"{path}=null")
     if not kind.curvature:

@@ -260,7 +260,7 @@ def _machine(config: RunConfig) -> Iterator[Problem]:
     yield from not_negative("hardware.link_latency_seconds", hardware.link_latency_seconds)
     yield from not_negative("transport.delay_seconds", transport.delay_seconds)
     yield from positive("transport.bytes_per_second", transport.bytes_per_second, "1e9")
-    for key in ("F", "B", "I", "W", "comm"):
+    for key in ("F", "B", "I", "W", "comm", "curvature", "inversion"):
         yield from not_negative(f"cost.{key}", getattr(config.cost, key))
     if config.cost.F == config.cost.B == 0:
         yield Problem("cost.F", 0, "must be above 0 where cost.B is 0", "Nothing would take any time", "cost.F=1")

@@ -95,6 +95,7 @@ class ScheduleConfig:
     file: str | None = None  # from_file: a schedule in torch's CSV form
     post_validation: bool = False  # ranks update before all have agreed to it, and take it back where one objects
     memory_limit: int | None = None  # zb_auto: micro-batches a rank may keep between F and W; null = its ranks
+    base: str | None = None  # pipefisher: the schedule whose bubbles are filled: 1f1b, gpipe; null = 1f1b
     opportunistic: bool | None = None  # varuna: a forward in place of a backward whose gradient is late; null = false
     steps: int | None = None  # windows drawn by `runner schedule`
 
@@ -165,7 +166,7 @@ class OptimizerConfig:
     freeze_step: int | None = None  # 1-bit ones: from this step on the variance stays and momentum travels in bits
     variance_refreshes: int | None = None  # zero_one_adam: full steps before the interval between them doubles
     damping: float | None = None  # kfac: its square root is added to the diagonal of each factor
-    refresh_every: int | None = None  # kfac: updates that use the inverses of one step's factors
+    refresh_every: int | None = None  # kfac: updates that use the inverses of one step's factors; null = 10
 
 
 @dataclass
@@ -232,13 +233,15 @@ class HardwareConfig:
 
 @dataclass
 class CostConfig:
-    """Costs in one unit, of a rank's whole share of a micro-batch: for `runner schedule`; for `zb_auto` where set."""
+    """Costs in one unit, of a rank's whole share of a micro-batch: for `runner schedule`, and orders made by costs."""
 
     F: float = 1.0
     B: float = 2.0
     I: float = 1.0  # noqa: E741 - the field's name in the literature
     W: float = 1.0
     comm: float = 0.0
+    curvature: float = 0.5  # K-FAC: one of the two sums of a micro-batch
+    inversion: float = 1.5  # K-FAC: one of the two inversions, of a step
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The compute actions of one rank: F, R, B, I and W of its stages."""
+"""The compute actions of one rank: F, R, B, I and W of its stages, and K-FAC's."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Compute:
         start = time.perf_counter()
         with self._rank.transport.exclusive():
             try:
-                with hooks:
+                with hooks, self._seen(window, stage, microbatch):
                     output = self._run(window, stage, microbatch, value, counts=True)
             except Exception:
                 self._rank.buffers.put("input", stage, microbatch, value)  # for the message: what the stage was given
@@ -129,6 +129,17 @@ class Compute:
                 self._rank.buffers.put("input", stage, microbatch, map_tensors(_as_leaf, value))
             elif to_send:
                 self._rank.buffers.put(kind, stage - 1, microbatch, value)
+
+    def _seen(self, window: Window, stage: int, microbatch: int) -> AbstractContextManager[object]:
+        """K-FAC keeps what it needs of a training step's forward and of the backward after it."""
+        curvature = self._rank.curvature
+        return _AS_IT_IS if curvature is None or not window.training else curvature.seeing(stage, microbatch)
+
+    def curvature(self, window: Window, action: Action) -> None:
+        """A sum or an inversion of K-FAC's."""
+        assert self._rank.curvature is not None  # a schedule with such work has an optimizer for it
+        with self._rank.transport.exclusive():
+            self._rank.curvature.do(action, self._rank.timeline)
 
     def _stash(self, stage: int, microbatch: int, value: Any) -> Stash:
         """Keeps what autograd saves of a forward; weights and the step's batch stay where they are."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from runner.engine.buffers import Buffers
+from runner.engine.curvature import ScheduledCurvature
 from runner.engine.sharding import Sharding
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
@@ -74,6 +75,7 @@ class RankContext:
         buffers: tensors that wait for their use.
         sharding: keeps the gradients of the rank's stage, where the engine does not.
         timeline: what was done when.
+        curvature: K-FAC's, where the schedule has its work.
     """
 
     view: RankView
@@ -83,6 +85,7 @@ class RankContext:
     sharding: Sharding | None = None
     buffers: Buffers = field(default_factory=Buffers)
     timeline: Timeline = field(default_factory=Timeline)
+    curvature: ScheduledCurvature | None = None
 
     def holds(self, window: Window, stage: int, microbatch: int, op: Op = Op.F) -> bool:
         """Whether this rank runs ``op`` of ``stage`` and ``microbatch``; of a window without backwards: F alone."""

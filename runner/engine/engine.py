@@ -20,6 +20,7 @@ from torch import Tensor
 
 from runner.engine.chains import Chains
 from runner.engine.context import RankView
+from runner.engine.curvature import ScheduledCurvature
 from runner.engine.executor import Executor
 from runner.engine.failure import describe_place, draw_place, explain_failure
 from runner.engine.gradients import StageGradients
@@ -39,7 +40,7 @@ from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.plan.batches import split_sizes
 from runner.schedule.speculate import speculation
-from runner.schedule.values import Action, Op, Payload, Program
+from runner.schedule.values import CURVATURE, Action, Op, Payload, Program, shifted
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]
 
@@ -49,7 +50,8 @@ class Engine:
 
     Args:
         view: where this rank stands.
-        training, forward_only: the lowered programs of a training and of a validation window.
+        training, forward_only: the lowered programs of training, one step or a stream of several that repeats, and of
+            a validation window.
         stages: this rank's stage modules by stage.
         loss: the loss function.
         transport: how messages travel.
@@ -85,6 +87,8 @@ class Engine:
         self._tied = group_by_holders(tied)
         self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone
         self._programs = {True: training, False: forward_only}
+        windows = range(training.schedule.windows)
+        self._training = [training.of_window(view.position, window) for window in windows]  # step by step, then again
         self.update = self._make_update()
         self._step = 0
         self._begin_step: Callable[[], None] | None = None
@@ -149,6 +153,7 @@ class Engine:
         master_of: Callable[[Tensor], torch.nn.Parameter] | None = None,
         backup: Backup | None = None,
         begin: Callable[[], None] | None = None,
+        curvature: ScheduledCurvature | None = None,
     ) -> None:
         """Set what updates the weights from ``parameter.grad``.
 
@@ -156,10 +161,27 @@ class Engine:
             master_of: the fp32 master of a weight, whose ``grad`` is set in place of the weight's; None: no masters.
             backup: takes an update back; post-validation needs one.
             begin: called before the first forward of a training step; None: most see nothing of it but its end.
+            curvature: does K-FAC's work where the schedule has it.
+
+        Raises:
+            ValueError: the schedule has such work, and there is nothing to do it.
         """
+        if curvature is None and self._programs[True].schedule.has_curvature:
+            raise ValueError(f"{self._programs[True].schedule.name} needs K-FAC: its schedule has K-FAC's work")
+        self._executor.curvature = curvature
         self.update.attach(apply_update, master_of)
         self._end.backup = backup
         self._begin_step = begin
+
+    @property
+    def curvature(self) -> ScheduledCurvature | None:
+        """What does K-FAC's work, where that has its place in the schedule."""
+        return self._executor.curvature
+
+    @property
+    def windows(self) -> int:
+        """Steps after which the training program repeats itself."""
+        return len(self._training)
 
     @property
     def taken_back(self) -> list[TakenBack]:
@@ -181,7 +203,7 @@ class Engine:
         if action is None:
             return "before its first action", ""
         program = self._programs[self._executor.training]
-        picture = draw_place(program, self.view, action)
+        picture = draw_place(program, self.view, self._in_stream(action))
         return f"in step {self._step + 1}, last at {describe_place(action, self.stages)}", picture
 
     def request_stop(self) -> None:
@@ -197,8 +219,10 @@ class Engine:
         self.timeline.begin(self._step, time.perf_counter())
         if self._begin_step is not None:
             self._begin_step()
+        if self.curvature is not None:
+            self.curvature.begin(self._window)
         window = self._open(batch, training=True)
-        actions = self._programs[True].actions[self.view.position]
+        actions = self._training[self._window]
         begun = self._begin_next(window, actions) if self._end.is_pending else 0
         self._run(window, actions[begun:])
         self._executor.require_empty()
@@ -268,7 +292,7 @@ class Engine:
         def failed(action: Action, error: Exception) -> Exception:
             program = self._programs[window.training]
             shapes = self._executor.describe(action)
-            return explain_failure(error, program, self.view, action, shapes, self.stages)
+            return explain_failure(error, program, self.view, self._in_stream(action), shapes, self.stages)
 
         for gradients in self.gradients.values():
             gradients.claim()
@@ -317,12 +341,24 @@ class Engine:
     def _own_losses(self, training: bool) -> list[int]:
         """The micro-batches whose last stage is on this rank."""
         schedule = self._programs[training].schedule
-        ends = enumerate(schedule.rank_of(schedule.stages - 1, number) for number in range(schedule.microbatches))
+        ends = enumerate(schedule.rank_of(schedule.stages - 1, m) for m in range(self.options.microbatches))
         return [number for number, position in ends if position == self.view.position]
 
     def _without_step(self) -> list[Action]:
-        """A training window's actions that change no weights."""
-        return [a for a in self._programs[True].actions[self.view.position] if a.op not in (Op.REDUCE, Op.STEP)]
+        """A training window's actions that change no weights, and none of their curvature."""
+        left_out = {Op.REDUCE, Op.STEP, *CURVATURE}
+        return [action for action in self._training[0] if action.op not in left_out]
+
+    @property
+    def _window(self) -> int:
+        """Of the stream that the training program is, the number of the step that runs or comes."""
+        return self._step % len(self._training)
+
+    def _in_stream(self, action: Action) -> Action:
+        """An action of the window that runs, as the program numbers it."""
+        if not self._executor.training or action.microbatch is None or action.op in CURVATURE:
+            return action
+        return shifted(action, self._window * self.options.microbatches)
 
     def _copy_buffers(self) -> dict[str, Tensor]:
         return {name: value.clone() for module in self.stages.values() for name, value in _named_buffers(module)}
@@ -353,8 +389,13 @@ class Engine:
         window.loss.copy_(totals)
 
     def settle(self) -> None:
-        """Wait until the last step can no longer be taken back: whoever reads the weights comes after this."""
+        """Wait until the last step can no longer be taken back: whoever reads the weights comes after this.
+
+        What K-FAC keeps of micro-batches is summed, and what it has summed is in the optimizer's states.
+        """
         self._end.settle()
+        if self.curvature is not None:
+            self.curvature.settle()
 
     def _begin_next(self, window: Window, actions: Sequence[Action]) -> int:
         """What of a window needs no verdict on the last step, then the verdict; how many actions that were."""

@@ -14,6 +14,7 @@ import torch
 
 from runner.engine.compute import Compute
 from runner.engine.context import RankContext, RankView
+from runner.engine.curvature import ScheduledCurvature
 from runner.engine.gradients import StageGradients
 from runner.engine.messages import Messages
 from runner.engine.opportunist import Opportunist
@@ -23,7 +24,7 @@ from runner.engine.transport import Handle, Transport
 from runner.engine.window import Window
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
-from runner.schedule.values import COMPUTE, Action, Op, Payload, Schedule
+from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Schedule
 
 __all__ = ["Executor"]
 
@@ -82,6 +83,7 @@ class Executor:
             Op.B: self._compute.backward,
             Op.I: self._compute.backward_input,
             Op.W: self._compute.backward_weight,
+            **dict.fromkeys(CURVATURE, self._compute.curvature),
             Op.SEND: self._messages.send,
             Op.RECV: self._messages.receive,
             Op.REDUCE: self._reduce,
@@ -96,6 +98,15 @@ class Executor:
     @timeline.setter
     def timeline(self, timeline: Timeline) -> None:
         self._rank.timeline = timeline
+
+    @property
+    def curvature(self) -> ScheduledCurvature | None:
+        """Does K-FAC's actions; set with the optimizer."""
+        return self._rank.curvature
+
+    @curvature.setter
+    def curvature(self, curvature: ScheduledCurvature | None) -> None:
+        self._rank.curvature = curvature
 
     @property
     def bytes_sent(self) -> dict[Payload, int]:

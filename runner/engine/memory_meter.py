@@ -40,6 +40,8 @@ class MemoryMeter:
         self._tracker = LiveTracker()
         self._steps = 0
         self._to_track = TRACKED_STEPS + engine.options.post_validation  # the states' copies are a step behind them
+        if engine.windows > 1:  # each step of the interval, the first one with all states
+            self._to_track = min(_MOST_TRACKED_STEPS, engine.windows + 1)
         self._static = _static_bytes(engine, held)
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)

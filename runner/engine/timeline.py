@@ -19,7 +19,7 @@ class Event(NamedTuple):
 
     op: str
     stage: int
-    microbatch: int
+    microbatch: int | None
     start: float
     end: float
 
@@ -72,7 +72,7 @@ class Timeline:
         self.current = StepTimes(step, start=now)
         self._open = []
 
-    def compute(self, op: str, stage: int, microbatch: int, start: float, end: float) -> None:
+    def compute(self, op: str, stage: int, microbatch: int | None, start: float, end: float) -> None:
         self._open.append(Event(op, stage, microbatch, start, end))
         self.current.compute += end - start
 

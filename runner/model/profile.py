@@ -27,6 +27,7 @@ from runner.model.boundary import flatten, map_tensors, num_samples, shapes
 from runner.model.chain import LoadedModel, load_model
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_memory_bytes
+from runner.model.factor_profile import factors_of
 from runner.model.fused_dropout import FusedDropout
 from runner.model.layer_profile import num_bytes, profile_call
 from runner.model.layers import LayerSource
@@ -230,12 +231,15 @@ def profile_layers(
             _refuse_hidden_ties(source, module, owners)
             function = autocasting(source.calling(module), device_type, autocast)
             name = source.label or source.name or "model"
+            given = value
             with _named(source.index, f"layer {source.index} ({type(module).__name__})", value):
                 value, row = profile_call(name, function, value, tracker, numbers, module)
                 _refuse_no_tensor(source.index, module, value)
             states = _states_of(module, state_bytes)
             if curvature and states is not None:
-                states += sum(map(curvature_bytes, preconditioned_layers(module, tied)))
+                layers = list(preconditioned_layers(module, tied))
+                states += sum(map(curvature_bytes, layers))
+                row = replace(row, factors=factors_of(layers, function, given))
             rows.append(replace(row, optimizer_bytes=states))
         lose = partial(_checked_loss, loss, targets, samples)
         with _named(None, "the loss", (value, targets)):

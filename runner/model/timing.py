@@ -21,6 +21,7 @@ from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples
 from runner.model.chain import load_model
 from runner.model.data import LossFunction, loss_sum
 from runner.model.device import device_type
+from runner.model.factor_profile import with_seconds
 from runner.model.precision import autocast_of, autocasting, dtype_of, to_precision
 from runner.model.split_backward import backward_input, backward_weight
 from runner.optim.build import measure_step_seconds_per_byte
@@ -58,7 +59,7 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
             function = autocasting(source.calling(module), device.type, autocast)
             value, timed = _time_call(function, value, device, row)
             module.zero_grad(set_to_none=True)
-            rows.append(timed)
+            rows.append(replace(timed, factors=with_seconds(row.factors, device, partial(_now, device))))
         value = to_precision(value, torch.float32)
         lose = partial(_summed, model.loss, targets, samples)
         _, loss = _time_call(lose, value, device, profile.loss)

@@ -6,7 +6,8 @@ update is (B + √λ)⁻¹ G (A + √λ)⁻¹ of the gradient G = [of the weight
 are those of the loss's sum over samples, so that the factors do not depend on the batch's size.
 
 The factors are summed in every backward of a step that refreshes, and inverted at its end; the steps between use the
-inverses there are.
+inverses there are. Or a schedule says when each factor is summed and inverted (:meth:`KFAC.follow_schedule`), and
+every step uses the newest inverses.
 
 Source: Martens & Grosse 2015, "Optimizing Neural Networks with Kronecker-factored Approximate Curvature", sections 3
 and 6.3 (with π = 1); gradients are those of the targets (the empirical Fisher), as in Osawa et al. 2023, "PipeFisher".
@@ -15,17 +16,27 @@ and 6.3 (with π = 1); gradients are those of the targets (the empirical Fisher)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-__all__ = ["KFAC", "Factors", "curvature_bytes", "preconditioned_layers"]
+__all__ = [
+    "KFAC",
+    "Factor",
+    "Factors",
+    "curvature_bytes",
+    "factor_sizes",
+    "preconditioned_layers",
+    "trained_bias",
+]
 
 _INPUT, _OUTPUT, _AGE = "inverse_input", "inverse_output", "steps_since_refresh"
+_SUM, _ROWS = "curvature_{}", "curvature_rows_{}"
 
 
 def preconditioned_layers(module: nn.Module, tied: Collection[Tensor] = ()) -> Iterator[nn.Linear]:
@@ -42,9 +53,20 @@ def preconditioned_layers(module: nn.Module, tied: Collection[Tensor] = ()) -> I
             yield each
 
 
+def trained_bias(layer: nn.Linear) -> Tensor | None:
+    """The bias of a layer, where it is trained."""
+    bias: Tensor | None = layer.bias
+    return bias if bias is not None and bias.requires_grad else None
+
+
+def factor_sizes(layer: nn.Linear) -> tuple[int, int]:
+    """Rows of the factor of a layer's inputs, the 1 for its bias included, and of that of its outputs' gradients."""
+    return layer.in_features + (trained_bias(layer) is not None), layer.out_features
+
+
 def curvature_bytes(layer: nn.Linear) -> int:
     """Of both factors of a layer and of their inverses, each in the weight's format."""
-    inputs, outputs = layer.in_features + _has_bias(layer), layer.out_features
+    inputs, outputs = factor_sizes(layer)
     return 2 * (inputs**2 + outputs**2) * layer.weight.element_size()
 
 
@@ -66,18 +88,18 @@ class KFAC(SGD):
         momentum: float,
         weight_decay: float,
         damping: float,
-        refresh_every: int,
+        refresh_every: int = 10,
     ) -> None:
         super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
         self._damping = damping
-        self._refresh_every = refresh_every
+        self._refresh_every: int | None = refresh_every
         self._factors: list[Factors] = []
         self._recording = False
 
     def watch(self, layers: Iterable[nn.Linear]) -> None:
         """Precondition these layers' gradients, from what their forwards and backwards see from now on."""
         for layer in layers:
-            factors = self.track(layer.weight, layer.bias if _has_bias(layer) else None)
+            factors = self.track(layer.weight, trained_bias(layer))
             layer.register_forward_hook(partial(self._record, factors), with_kwargs=True)
 
     def track(self, weight: Tensor, bias: Tensor | None) -> Factors:
@@ -85,14 +107,23 @@ class KFAC(SGD):
         self._factors.append(Factors(weight, bias))
         return self._factors[-1]
 
+    def follow_schedule(self) -> None:
+        """Take no inverses but those that :meth:`invert` is asked for."""
+        self._refresh_every = None
+
+    @property
+    def tracked(self) -> Sequence[Factors]:
+        """Those of the layers that it preconditions."""
+        return self._factors
+
     @property
     def factors(self) -> list[Tensor]:
         """The sums of all layers: what is held besides the states."""
-        return [total for each in self._factors for total in (each.inputs, each.outputs)]
+        return [factor.total for each in self._factors for factor in each]
 
     @property
-    def refresh_every(self) -> int:
-        """Updates for which the inverses are used."""
+    def refresh_every(self) -> int | None:
+        """Updates for which the inverses are used; None where a schedule says it."""
         return self._refresh_every
 
     def begin(self) -> None:
@@ -101,43 +132,68 @@ class KFAC(SGD):
         for factors in self._factors:
             factors.clear()
 
-    @torch.no_grad()
     def refresh(self, *, due_only: bool = False) -> None:
-        """Take new inverses of the sums there are, which become damped means in place.
+        """Take new inverses of the sums there are, which are then forgotten.
 
         Args:
             due_only: where the inverses are old enough, and there is a sum.
         """
         for factors in self._factors:
-            if due_only and not (factors.rows and self._is_due(factors)):
+            if due_only and not (factors.inputs.rows and self._is_due(factors)):
                 continue
-            state = self.state[factors.weight]
-            state[_INPUT], state[_OUTPUT] = (
-                _inverse(total.div_(max(1, factors.rows)), self._damping) for total in (factors.inputs, factors.outputs)
-            )
-            state[_AGE] = torch.zeros(())
+            self.invert(factors.inputs)
+            self.invert(factors.outputs)
+            self.state[factors.weight][_AGE] = torch.zeros(())
+
+    @torch.no_grad()
+    def invert(self, factor: Factor) -> None:
+        """Take a new inverse of one factor, whose sum is forgotten; one that is not finite, of a step that was skipped
+        for that, leaves the inverse there is.
+        """
+        if factor.rows and bool(factor.total.isfinite().all()):
+            self.state[factor.weight][factor.inverse_name] = factor.inverse(self._damping)
+        factor.clear()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update from ``grad``, the mean's gradients; those of watched layers are preconditioned in place."""
+        """Update from ``grad``, the mean's gradients; those of watched layers are preconditioned in place.
+
+        A layer is left alone until both of its inverses are there.
+        """
         self._recording = False
-        self.refresh(due_only=True)
+        if self._refresh_every is not None:
+            self.refresh(due_only=True)
         for factors in self._factors:
-            state = self._state_of(factors)
-            if state:
+            state = self.state.get(factors.weight, {})
+            if _AGE in state:
                 state[_AGE] += 1
+            if _INPUT in state and _OUTPUT in state:
                 _precondition(factors, state[_INPUT], state[_OUTPUT])
         result: float | None = super().step(closure)
         return result
 
-    def _state_of(self, factors: Factors) -> dict[str, Any] | None:
-        """A layer's, once it has inverses."""
-        state: dict[str, Any] = self.state.get(factors.weight, {})
-        return state if _AGE in state else None
+    def keep_sums(self) -> None:
+        """Put the sums that wait to be inverted into the states, with which they are saved."""
+        for factor in chain.from_iterable(self._factors):
+            state = self.state[factor.weight]
+            entries = {_SUM: factor.total, _ROWS: torch.tensor(float(factor.rows))} if factor.rows else {}
+            for name in (_SUM, _ROWS):
+                state.pop(name.format(factor.name), None)
+            state.update({name.format(factor.name): value for name, value in entries.items()})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what was saved, sums of the layers that are tracked by now included."""
+        super().load_state_dict(state_dict)
+        for factor in chain.from_iterable(self._factors):
+            state = self.state.get(factor.weight, {})
+            total, rows = (state.pop(name.format(factor.name), None) for name in (_SUM, _ROWS))
+            if rows is not None:
+                factor.total.copy_(total)
+                factor.rows = int(rows)
 
     def _is_due(self, factors: Factors) -> bool:
-        state = self._state_of(factors)
-        return state is None or int(state[_AGE]) >= self._refresh_every
+        state = self.state.get(factors.weight, {})
+        return _AGE not in state or int(state[_AGE]) >= (self._refresh_every or 0)
 
     def _record(
         self, factors: Factors, layer: nn.Linear, given: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
@@ -148,44 +204,70 @@ class KFAC(SGD):
             output.register_hook(partial(factors.add, value.detach()))  # type: ignore[no-untyped-call]
 
 
+class Factor:
+    """The sum of v vᵀ of one layer, v being its inputs or the gradients of its outputs, and of how many.
+
+    Args:
+        weight: of the layer.
+        name: ``input`` or ``output``.
+        size: of v.
+        with_ones: each v ends with a 1 that it is not given with.
+    """
+
+    def __init__(self, weight: Tensor, name: str, size: int, *, with_ones: bool) -> None:
+        self.weight, self.name = weight, name
+        self.total = weight.new_zeros(size + with_ones, size + with_ones)
+        self.rows = 0
+        self._with_ones = with_ones
+
+    @property
+    def inverse_name(self) -> str:
+        """Of the inverse among the weight's states."""
+        return _INPUT if self.name == "input" else _OUTPUT
+
+    def clear(self) -> None:
+        self.total.zero_()
+        self.rows = 0
+
+    @torch.no_grad()
+    def add(self, values: Tensor) -> None:
+        """Of one micro-batch [..., size]."""
+        values = values.reshape(-1, values.shape[-1])
+        width = values.shape[1]
+        self.total[:width, :width].addmm_(values.T, values)
+        if self._with_ones:
+            total = values.sum(dim=0)
+            self.total[width, :width] += total
+            self.total[:width, width] += total
+            self.total[width, width] += len(values)
+        self.rows += len(values)
+
+    def inverse(self, damping: float) -> Tensor:
+        """Of the damped mean, which takes the sum's place."""
+        self.total.div_(self.rows).diagonal().add_(damping**0.5)
+        return torch.cholesky_inverse(torch.linalg.cholesky(self.total))
+
+
 class Factors:
-    """Sums of a aᵀ and g gᵀ of one layer, and of how many."""
+    """Both factors of one layer: of its inputs, which end with 1 where it has a bias, and of its outputs' gradients."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
         outputs, inputs = weight.shape
-        self.inputs, self.outputs = (weight.new_zeros(size, size) for size in (inputs + (bias is not None), outputs))
-        self.rows = 0
+        self.inputs = Factor(weight, "input", inputs, with_ones=bias is not None)
+        self.outputs = Factor(weight, "output", outputs, with_ones=False)
+
+    def __iter__(self) -> Iterator[Factor]:
+        yield from (self.inputs, self.outputs)
 
     def clear(self) -> None:
-        self.inputs.zero_()
-        self.outputs.zero_()
-        self.rows = 0
+        self.inputs.clear()
+        self.outputs.clear()
 
-    @torch.no_grad()
     def add(self, given: Tensor, gradient: Tensor) -> None:
         """Of one micro-batch: inputs [..., in] and the gradients [..., out] of what was made of them."""
-        inputs, gradients = (value.reshape(-1, value.shape[-1]) for value in (given, gradient))
-        width = inputs.shape[1]
-        self.inputs[:width, :width].addmm_(inputs.T, inputs)
-        if self.bias is not None:  # as if each input ended with 1
-            total = inputs.sum(dim=0)
-            self.inputs[width, :width] += total
-            self.inputs[:width, width] += total
-            self.inputs[width, width] += len(inputs)
-        self.outputs.addmm_(gradients.T, gradients)
-        self.rows += len(inputs)
-
-
-def _has_bias(layer: nn.Linear) -> bool:
-    bias: Tensor | None = layer.bias
-    return bias is not None and bias.requires_grad
-
-
-def _inverse(factor: Tensor, damping: float) -> Tensor:
-    """Of a factor, which is damped in place."""
-    factor.diagonal().add_(damping**0.5)
-    return torch.cholesky_inverse(torch.linalg.cholesky(factor))
+        self.inputs.add(given)
+        self.outputs.add(gradient)
 
 
 def _precondition(factors: Factors, inverse_input: Tensor, inverse_output: Tensor) -> None:

@@ -82,14 +82,13 @@ def _fused_adam(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
 
 def _kfac(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     assert config.damping is not None  # a rule asks for it
-    assert config.refresh_every is not None
     return KFAC(
         trained,
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         damping=config.damping,
-        refresh_every=config.refresh_every,
+        **({} if config.refresh_every is None else {"refresh_every": config.refresh_every}),
     )
 
 

@@ -25,6 +25,7 @@ from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimiz
 from runner.plan.ordered import (
     curvature_problems,
     executed_schedule,
+    filling_problems,
     follows_profile,
     is_chosen_by_plan,
     move_problems,
@@ -94,7 +95,7 @@ def _conflicts(config: RunConfig, schedule: Schedule, num_layers: int, statistic
     problems = partition_problems(given.name, given.boundaries, schedule.stages, num_layers)
     problems += split_backward_problems(config, schedule)
     problems += [*zero.schedule_problems(config, schedule), *move_problems(config, schedule)]
-    problems += curvature_problems(config, schedule)
+    problems += [*curvature_problems(config, schedule), *filling_problems(config, schedule)]
     return [*problems, *twin_problems(schedule, statistics), *post_validation_problems(config, schedule)]
 
 

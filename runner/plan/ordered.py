@@ -18,6 +18,7 @@ __all__ = [
     "costs_of",
     "curvature_problems",
     "executed_schedule",
+    "filling_problems",
     "follows_profile",
     "is_chosen_by_plan",
     "move_problems",
@@ -53,7 +54,9 @@ def _of_published(problem: Problem) -> Problem:
 def costs_of(config: RunConfig) -> Costs:
     """The durations of ``cost.*``."""
     cost = config.cost
-    return Costs(F=cost.F, B=cost.B, I=cost.I, W=cost.W, comm=cost.comm)
+    return Costs(
+        F=cost.F, B=cost.B, I=cost.I, W=cost.W, comm=cost.comm, curvature=cost.curvature, inversion=cost.inversion
+    )
 
 
 def schedule_problems(config: RunConfig) -> list[Problem]:
@@ -137,6 +140,20 @@ def curvature_problems(config: RunConfig, schedule: Schedule) -> Iterator[Proble
         yield Problem("schedule.name", schedule.name, rule, why, "schedule=1f1b")
 
 
+def filling_problems(config: RunConfig, schedule: Schedule) -> Iterator[Problem]:
+    """What a schedule asks of the optimizer whose work fills its bubbles."""
+    if not schedule.has_curvature:
+        return
+    optimizer, needed = config.optimizer, f"with schedule={schedule.name}"
+    if optimizer.name != "kfac":
+        why = f"The bubbles of {schedule.name} are filled with the sums and inversions of K-FAC"
+        yield Problem("optimizer.name", optimizer.name, f"must be kfac {needed}", why, "optimizer=kfac")
+    elif optimizer.refresh_every is not None:
+        why = f"The inverses are new when the bubbles of {schedule.name} have had room for them"
+        path = "optimizer.refresh_every"
+        yield Problem(path, optimizer.refresh_every, f"must be null {needed}", why, f"{path}=null")
+
+
 def is_chosen_by_plan(config: RunConfig) -> bool:
     """Whether the request leaves the choice of the schedule to the plan."""
     spec = _spec(config)
@@ -178,4 +195,5 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         variant=asked.variant,
         pipes=asked.pipes,
         opportunistic=asked.opportunistic or None,
+        base=asked.base,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from runner.plan.stages import StageFigures
 from runner.plan.values import MemoryParts
-from runner.schedule.values import COMPUTE, Action, Op, Payload, Schedule
+from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Schedule
 
 __all__ = ["RankWalk"]
 
@@ -35,6 +35,7 @@ class RankWalk:
         self._leaving: dict[int, int] = {}  # stage -> bytes of its last gradient message, still on its way; -1: output
         self._inputs: dict[tuple[int, int], int] = {}  # stage, micro-batch -> of its input: W needs it, and it is held
         self._forwarded: set[tuple[int, int]] = set()
+        self._to_sum: dict[Action, int] = {}  # K-FAC's sums to come -> bytes that nothing else keeps for them
         self._peak = (0, 0, 0)  # activations, held, optimizer temporaries: at the moment when their sum was largest
 
     def peak(self, actions: Sequence[Action]) -> MemoryParts:
@@ -79,6 +80,8 @@ class RankWalk:
         figures = self._figures[action.stage]
         if action.op is Op.F:
             self._forwarded.add(_place(action))
+            if self._schedule.has_curvature and self._schedule.window_at(action) == 0:
+                self._to_sum |= {action._replace(op=op): 0 for op in (Op.CURV_A, Op.CURV_B)}
         if action.op is Op.F and self._schedule.has_other_backward(action.stage):
             self._forward_for_others(action, figures)
         elif action.op is Op.F and self._is_recomputed(action):
@@ -93,6 +96,9 @@ class RankWalk:
             self._see(figures.largest_parameter_bytes)
             self._activations -= figures.deferred_bytes
             self._held -= self._inputs.pop(_place(action), 0)
+        elif action.op in CURVATURE:
+            self._see(figures.curvature.inversion_bytes if action.microbatch is None else 0)
+            self._activations -= self._to_sum.pop(action._replace(window=0), 0)
         elif action.payload is Payload.STASH:
             self._move(action, figures)
         elif action.op is Op.RECV:
@@ -127,7 +133,10 @@ class RankWalk:
     def _backward(self, action: Action, figures: StageFigures) -> None:
         """B, or I, after which some of it stays for W. Both make the gradient of the input and use the output's."""
         split = action.op is Op.I
-        self._see(figures.input_backward_peak_bytes if split else figures.backward_peak_bytes)
+        inputs, gradients = self._keep_for_sums(action, figures)
+        peak = figures.input_backward_peak_bytes if split else figures.backward_peak_bytes
+        self._see(max(peak, figures.curvature.backward_bytes[inputs > 0] if gradients else 0))
+        self._activations += inputs + gradients
         self._held += figures.input_gradient_bytes - figures.output_gradient_bytes
         kept = self._is_recomputed(action) and not self._schedule.has_other_backward(action.stage)
         self._activations -= figures.saved_bytes + (figures.output_bytes if kept else 0)
@@ -136,6 +145,18 @@ class RankWalk:
         if split:
             self._activations += figures.deferred_bytes
             self._hold_input(action, figures.deferred_input_bytes)
+
+    def _keep_for_sums(self, action: Action, figures: StageFigures) -> tuple[int, int]:
+        """Bytes of the layers' inputs, and of their outputs' gradients, that stay for K-FAC after this backward.
+
+        Until then autograd keeps the inputs.
+        """
+        kept = [0, 0]
+        for side, op in enumerate((Op.CURV_A, Op.CURV_B)):
+            item = action._replace(op=op)
+            if item in self._to_sum:
+                kept[side] = self._to_sum[item] = figures.curvature.kept_bytes[side]
+        return kept[0], kept[1]
 
     def _hold_input(self, action: Action, num_bytes: int) -> None:
         """What W needs of the stage's input stays.

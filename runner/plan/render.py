@@ -67,7 +67,7 @@ def _headline(plan: RunPlan) -> str:
     ranks = f"{layout['world_size']} rank{'s' if layout['world_size'] != 1 else ''}"
     return (
         f"{ranks}{f' ({degrees})' if degrees else ''}: schedule {schedule.name}, "
-        f"{schedule.microbatches} {what} of up to {plan.profile.samples} samples, "
+        f"{schedule.microbatches // schedule.windows} {what} of up to {plan.profile.samples} samples, "
         f"{len(plan.partition)} stage{'s' if len(plan.partition) != 1 else ''} of {len(plan.profile.layers)} layers"
     )
 
@@ -79,8 +79,19 @@ def _closing(plan: RunPlan) -> list[str]:
         f"{verdict}: at most {format_bytes(max(plan.memory.peak_bytes))} of {format_bytes(plan.memory_limit_bytes)}",
         *_reserved(plan),
         f"step {format_seconds(time.step_seconds)} ({time.source}), bubble {time.bubble_ratio:.1%}",
+        *_curvature(plan),
         *(f"note: {line}" for line in plan.advice),
         *(problem.line() for problem in plan.problems),
+    ]
+
+
+def _curvature(plan: RunPlan) -> list[str]:
+    if not plan.schedule.has_curvature:
+        return []
+    time, every = plan.time, plan.schedule.windows
+    return [
+        f"new inverses every {every} step{'s' if every > 1 else ''}; ranks are busy {1 - time.bubble_ratio:.1%} of the "
+        f"time with K-FAC's work, {time.utilisation_without_curvature:.1%} without"
     ]
 
 

@@ -67,6 +67,15 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             )
             for name, figures in layer.recomputation.items()
         },
+        factors=tuple(
+            replace(
+                factor,
+                rows=math.ceil(factor.rows * ratio),
+                kept_bytes=_bytes(factor.kept_bytes, ratio),
+                sum_seconds=factor.sum_seconds * times,
+            )
+            for factor in layer.factors
+        ),
         split=None
         if layer.split is None
         else replace(

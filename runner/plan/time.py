@@ -53,7 +53,11 @@ def predict_time(
         seconds = period(schedule, costs)
         bubble = 1.0 - sum(played.busy) / (schedule.ranks * seconds)
         return TimePrediction(seconds + _longest_update(schedule, costs), bubble, played.busy, source, costs)
-    return TimePrediction(max(_finish(schedule, played, costs)), played.bubble_ratio, played.busy, source, costs)
+    steps = schedule.windows
+    finish = max(_finish(schedule, played, costs)) + (steps - 1) * _longest_update(schedule, costs)
+    busy = tuple(each / steps for each in played.busy)
+    curvature = tuple(each / steps for each in played.curvature) if schedule.has_curvature else ()
+    return TimePrediction(finish / steps, played.bubble_ratio, busy, source, costs, curvature)
 
 
 def _longest_update(schedule: Schedule, costs: StageCosts) -> float:
@@ -82,7 +86,14 @@ def stage_costs(
             for stage, ranks in zip(figures, copies, strict=True)
         ],
         step=[stage.gradient_bytes * profile.optimizer_seconds_per_byte for stage in figures],
+        curvature=_of_both([stage.curvature.sum_seconds for stage in figures], ratio),
+        inversion=_of_both([stage.curvature.inversion_seconds for stage in figures]),
     )
+
+
+def _of_both(seconds: Sequence[tuple[float, float]], ratio: float = 1.0) -> tuple[list[float], list[float]]:
+    """By stage, of K-FAC's factors of inputs, and of output gradients."""
+    return [inputs * ratio for inputs, _ in seconds], [outputs * ratio for _, outputs in seconds]
 
 
 def ring_all_reduce_seconds(num_bytes: int, copies: int, link: Link) -> float:
@@ -99,6 +110,8 @@ def _measured(costs: StageCosts, seconds: StageSeconds, stages: int) -> StageCos
         comm=(seconds.message,) * (stages - 1),
         reduce=seconds.reduce or costs.reduce,
         step=seconds.step,
+        curvature=costs.curvature,
+        inversion=costs.inversion,
     )
 
 

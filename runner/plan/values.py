@@ -120,9 +120,10 @@ class TimePrediction:
     Args:
         step_seconds: from the first action to the end of the last rank's optimizer step.
         bubble_ratio: idle / total rank time over the flushed span of the pipeline's forwards and backwards.
-        busy_seconds: per pipe position, in forwards and backwards.
+        busy_seconds: per pipe position, in forwards and backwards, and in what fills the bubbles.
         source: whether the seconds were measured or estimated.
         costs: from which the schedule was played, in seconds.
+        curvature_seconds: of ``busy_seconds``, K-FAC's; empty where the schedule has no such work.
     """
 
     step_seconds: float
@@ -130,6 +131,13 @@ class TimePrediction:
     busy_seconds: tuple[float, ...]
     source: SecondsSource
     costs: StageCosts
+    curvature_seconds: tuple[float, ...] = ()
+
+    @property
+    def utilisation_without_curvature(self) -> float:
+        """Share of rank time in forwards and backwards."""
+        busy = sum(self.busy_seconds)
+        return (1.0 - self.bubble_ratio) * (busy - sum(self.curvature_seconds)) / busy if busy else 0.0
 
 
 @dataclass(frozen=True)
@@ -219,6 +227,14 @@ class RunPlan:
             "state_bytes": list(self.state_bytes),
             "host_memory_bytes": list(self.host_memory_bytes),
             "host_memory_limit_bytes": self.host_limit_bytes,
+            **self._curvature(),
             "advice": list(self.advice),
             "in_flight_microbatches": list(self.in_flight),
         }
+
+    def _curvature(self) -> dict[str, Any]:
+        """Of a schedule with K-FAC's work: steps between two inverses, and the share of time that ranks are busy."""
+        if not self.schedule.has_curvature:
+            return {}
+        shares = {"with_curvature": 1.0 - self.time.bubble_ratio, "without": self.time.utilisation_without_curvature}
+        return {"refresh_interval": self.schedule.windows, "utilisation": shares}

@@ -16,6 +16,7 @@ from runner.schedule.generators.looped import group_size, interleaved_1f1b, loop
 from runner.schedule.generators.naive import naive
 from runner.schedule.generators.one_f_one_b import one_f_one_b, one_f_one_b_eager
 from runner.schedule.generators.pipefb import pipefb
+from runner.schedule.generators.pipefisher import pipefisher
 from runner.schedule.generators.varuna import varuna
 from runner.schedule.generators.zb_auto import zb_auto
 from runner.schedule.generators.zb_v import zb_v
@@ -87,6 +88,24 @@ def _auto(request: ScheduleRequest) -> Schedule:
         return played.makespan, limit is None or max(played.peak_activations) <= limit
 
     return search(request, SEARCHED, costs_of, rate).best.schedule
+
+
+_FILLED = {"1f1b": one_f_one_b, "gpipe": gpipe}
+
+
+def _pipefisher(request: ScheduleRequest) -> Schedule:
+    base, costs = _FILLED[request.base or "1f1b"](request.ranks, request.microbatches), request.costs
+    return pipefisher(base, costs.per_stage(request.ranks, 1) if isinstance(costs, Costs) else costs)
+
+
+def _pipefisher_problems(request: ScheduleRequest) -> list[Problem]:
+    base = request.base
+    if base is None or base in _FILLED:
+        return []
+    why = "Its work needs whole backwards, and every micro-batch of a stage on one rank"
+    if base == "chimera":
+        why = "Its pipelines hold each stage twice, and each copy sees a part of the micro-batches"
+    return [Problem("schedule.base", base, f"must be one of {', '.join(_FILLED)}", why, "schedule.base=1f1b")]
 
 
 def _read(request: ScheduleRequest) -> Schedule | list[Problem]:
@@ -282,6 +301,17 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         source="our reconstruction: backwards flow the way of the forwards, recomputed from inputs that are sent twice",
         formulas=None,
         generate=lambda request: pipefb(request.ranks, request.microbatches),
+        searched=False,
+    ),
+    ScheduleSpec(
+        name="pipefisher",
+        description="1f1b or gpipe (schedule.base) with K-FAC's sums and inversions in the bubbles of several steps",
+        source="Osawa, Li and Hoefler, PipeFisher, 2023",
+        formulas=None,
+        generate=_pipefisher,
+        keys=frozenset({"base"}),
+        constraint=_pipefisher_problems,
+        by_costs=True,
         searched=False,
     ),
     *BIDIRECTIONAL,

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from runner.schedule.check import cell, cells, check, hangs
-from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Program, Schedule
 
 __all__ = ["check_program"]
 
@@ -119,8 +119,11 @@ def _update_order(schedule: Schedule, rank: int, row: tuple[Action, ...]) -> Ite
             stepped.add((action.stage, action.window))
             if (action.stage, action.window) not in reduced:
                 yield f"{cell(rank, index, action)}: must come after the REDUCE of its stage"
-        elif action.op in COMPUTE and action.microbatch is not None:
-            window = schedule.window_of(action.microbatch)
+        elif action.op in CURVATURE:
+            if (action.stage, action.window) in stepped:
+                yield f"{cell(rank, index, action)}: comes after the STEP of its window"
+        elif action.op in COMPUTE:
+            window = schedule.window_at(action)
             if (action.stage, window) in stepped:
                 yield f"{cell(rank, index, action)}: sees weights that a STEP of its own window has changed"
             elif (action.stage, window) in reduced:

@@ -27,8 +27,14 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
         return tuple(_weight_gradient(schedule, stage, m) for m in window if schedule.rank_of(stage, m, Op.B) == rank)
     if op is Op.STEP:
         return tuple(action._replace(op=Op.REDUCE, row=row) for row in schedule.copies_of(stage))
+    if op is Op.INV_A or op is Op.INV_B:
+        return schedule.curvature_of(Op.CURV_A if op is Op.INV_A else Op.CURV_B, stage)
     microbatch = action.microbatch
-    assert microbatch is not None  # only REDUCE and STEP have none
+    assert microbatch is not None  # only REDUCE, STEP and inversions have none
+    if op is Op.CURV_A:
+        return (Action(Op.F, stage, microbatch),)
+    if op is Op.CURV_B:
+        return (_weight_gradient(schedule, stage, microbatch),)
     if op is Op.F:
         return () if stage == 0 else (_input(schedule, action, lowered),)
     if op is Op.B or op is Op.I:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from runner.schedule.simulate import Costs, StageCosts, play
-from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, walk
 
 __all__ = ["Order", "add_moves", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
@@ -54,7 +54,7 @@ def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
     has_copies = len(schedule.rows) > 1
 
     def moment(step: Step) -> tuple[int, float]:
-        window = schedule.window_of(step.action.microbatch or 0) if has_copies else 0
+        window = schedule.window_at(step.action) if has_copies else 0
         return window, times.end[step.rank][step.cell]
 
     steps = sorted(walked.steps, key=moment)
@@ -139,8 +139,8 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
     """
     last: dict[tuple[int, int, int], int] = {}
     for position, (rank, action) in enumerate(order):
-        if action.microbatch is not None:
-            last[rank, action.stage, schedule.window_of(action.microbatch)] = position
+        if action.op not in CURVATURE:
+            last[rank, action.stage, schedule.window_at(action)] = position
     ends: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> when its last copy has its gradients
     for (_, stage, window), position in last.items():
         ends[stage, window] = max(ends[stage, window], position)
@@ -163,11 +163,12 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
 def add_step(schedule: Schedule, order: Order) -> Order:
     """After a rank's last REDUCE of a window, and what it lends or hosts: the STEP of each of its stages, together.
 
-    They stand together because the gradient norm that clips them is known only when all are reduced.
+    K-FAC's work of the window comes before them, so that its inverses are used at once. They stand together because the
+    gradient norm that clips them is known only when all are reduced.
     """
     last: dict[tuple[int, int], int] = {}
     for position, (rank, action) in enumerate(order):
-        if action.op is Op.REDUCE:
+        if action.op is Op.REDUCE or action.op in CURVATURE:
             last[rank, action.window] = position
         elif action.payload is Payload.STASH and action.microbatch is not None:
             window = schedule.window_of(action.microbatch)

@@ -34,7 +34,6 @@ ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 
 NOT_AVAILABLE = frozenset(
     {
-        "pipefisher",
         "ampnet",
         "pipedream",
         "pipedream_vsync",
@@ -117,6 +116,7 @@ _OWN_KEYS = {
     "memory_limit": "The order of the other schedules is fixed",
     "variant": "The other schedules have one form",
     "opportunistic": "The other schedules are run in their order",
+    "base": "The other schedules stand on none",
     "pipes": "The other schedules have as many pipelines as they need",
 }
 """Keys that some schedules look at, and why the others do not."""

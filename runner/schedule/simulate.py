@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, Walk, walk
 
 __all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
@@ -25,6 +25,8 @@ class Costs:
     Args:
         F, B, I, W: forward, full backward, gradient of the input, gradient of the weights.
         comm: one message between ranks.
+        curvature: K-FAC's sum of one factor of each of its layers.
+        inversion: of one factor of each of its layers.
     """
 
     F: float = 1.0
@@ -32,6 +34,8 @@ class Costs:
     I: float = 1.0  # noqa: E741 - the field's name in the literature
     W: float = 1.0
     comm: float = 0.0
+    curvature: float = 0.5
+    inversion: float = 1.5
 
     def per_stage(self, stages: int, chunks: int, parts: int = 1) -> StageCosts:
         """The same durations stage by stage, ``chunks`` of them to a rank, of one of a micro-batch's ``parts``."""
@@ -39,7 +43,15 @@ class Costs:
         def each(cost: float) -> tuple[float, ...]:
             return (cost / (chunks * parts),) * stages
 
-        return StageCosts(each(self.F), each(self.B), each(self.I), each(self.W), comm=(self.comm,) * (stages - 1))
+        return StageCosts(
+            each(self.F),
+            each(self.B),
+            each(self.I),
+            each(self.W),
+            comm=(self.comm,) * (stages - 1),
+            curvature=(each(self.curvature),) * 2,
+            inversion=((self.inversion / chunks,) * stages,) * 2,
+        )
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,8 @@ class StageCosts:
         F, B, I, W: per stage; ``I`` and ``W`` may be empty where no backward is split.
         comm: per edge between stage s and s+1, either direction; empty means none.
         reduce, step: per stage and optimizer step; empty means none.
+        curvature: of K-FAC, per stage: the sums of the factors of inputs, and those of output gradients.
+        inversion: likewise, of these factors; of a step, whatever the micro-batches.
     """
 
     F: Sequence[float]
@@ -59,6 +73,8 @@ class StageCosts:
     comm: Sequence[float] = ()
     reduce: Sequence[float] = ()
     step: Sequence[float] = ()
+    curvature: tuple[Sequence[float], Sequence[float]] = ((), ())
+    inversion: tuple[Sequence[float], Sequence[float]] = ((), ())
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,7 @@ class Simulation:
         start, end: per pipeline rank and index of its list.
         makespan: end of the last action.
         busy: per rank, time under compute and STEP.
+        curvature: per rank, time of that under K-FAC's work.
         bubble_ratio: idle / total rank time over the makespan.
         inner_idle: per rank, time without compute between its first and its last compute action.
         peak_activations: per rank, most micro-batches of its whole share held at once, each from the start of
@@ -100,6 +117,13 @@ class Simulation:
     bubble_ratio: float
     inner_idle: tuple[float, ...]
     peak_activations: tuple[float, ...]
+    curvature: tuple[float, ...] = ()
+
+    @property
+    def utilisation_without_curvature(self) -> float:
+        """Share of all rank time under forwards, backwards and STEP."""
+        total = self.makespan * len(self.busy)
+        return (sum(self.busy) - sum(self.curvature)) / total if total else 0.0
 
 
 def simulate(view: Schedule | Program, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Simulation:
@@ -143,6 +167,7 @@ def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[flo
         Op.W: tuple(costs.W),
         Op.R: tuple(costs.F),
         Op.SEND: tuple(costs.comm) or none[:-1],
+        **{op: tuple(cost) for op, cost in zip(_CURVATURE, (*costs.curvature, *costs.inversion), strict=True)},
         Op.REDUCE: tuple(costs.reduce) or none,
         Op.STEP: tuple(costs.step) or none,
     }
@@ -152,6 +177,9 @@ def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[flo
         if len(table[op]) != needed:
             raise ValueError(f"costs of {op}: {len(table[op])} given, {needed} needed for {schedule.stages} stages")
     return table
+
+
+_CURVATURE = (Op.CURV_A, Op.CURV_B, Op.INV_A, Op.INV_B)
 
 
 class _Clock:
@@ -210,10 +238,11 @@ def _edge(send: Action) -> int:
 def _summary(
     view: Schedule | Program, schedule: Schedule, start: list[list[float]], end: list[list[float]]
 ) -> Simulation:
-    busy, inner_idle = [], []
+    busy, inner_idle, curvature = [], [], []
     for row, starts, ends in zip(view.actions, start, end, strict=True):
         spans = [(a.op, s, e) for a, s, e in zip(row, starts, ends, strict=True) if a.op in COMPUTE]
         compute = sum(e - s for _, s, e in spans)
+        curvature.append(sum(e - s for op, s, e in spans if op in CURVATURE))
         inner_idle.append(spans[-1][2] - spans[0][1] - compute if spans else 0.0)
         steps = sum(e - s for a, s, e in zip(row, starts, ends, strict=True) if a.op is Op.STEP)
         busy.append(compute + steps)
@@ -227,6 +256,7 @@ def _summary(
         bubble_ratio=1.0 - sum(busy) / total if total else 0.0,
         inner_idle=tuple(inner_idle),
         peak_activations=_peaks_with_moves(view, start, end) if schedule.moves else peak_activations(view),
+        curvature=tuple(curvature),
     )
 
 

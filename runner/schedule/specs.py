@@ -27,8 +27,9 @@ class ScheduleRequest:
         memory_limit: of ``zb_auto``: micro-batches of its whole share that a rank may keep between F and W; None
             means D, as many as 1F1B keeps on its first rank. Of an opportunistic ``varuna``: those between F and B up
             to which a rank takes a forward before its turn; None means all.
+        base: of ``pipefisher``: the schedule whose bubbles are filled, ``1f1b``, which None means, or ``gpipe``.
         opportunistic: of ``varuna``: a forward in place of a backward whose gradient is late; None means not.
-        costs: of ``zb_auto``: the durations from which it finds its order.
+        costs: of ``zb_auto`` and ``pipefisher``: the durations from which they find their order.
     """
 
     ranks: int
@@ -40,6 +41,7 @@ class ScheduleRequest:
     variant: str | None = None
     pipes: int | None = None
     opportunistic: bool | None = None
+    base: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

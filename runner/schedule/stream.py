@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.schedule.simulate import Costs, StageCosts, simulate
-from runner.schedule.values import Action, Schedule
+from runner.schedule.values import Schedule, shifted
 
 __all__ = ["period", "repeat", "updates", "weight_versions"]
 
@@ -16,25 +16,27 @@ def repeat(schedule: Schedule, windows: int) -> Schedule:
     """``windows`` optimizer steps of ``schedule``, one after the other; micro-batches are numbered through.
 
     Raises:
-        ValueError: if ``windows`` is below 1, or ``schedule`` is such a stream already.
+        ValueError: if ``windows`` is below 1, or ``schedule`` is such a stream and shall be a longer one.
     """
+    if windows == 1:
+        return schedule
     if windows < 1 or schedule.windows > 1:
         raise ValueError(f"windows = {windows} of a schedule of {schedule.windows}: at least 1, and of one window only")
     size = schedule.microbatches
-
-    def shifted(action: Action, window: int) -> Action:
-        return action._replace(microbatch=(action.microbatch or 0) + window * size)
 
     return replace(
         schedule,
         pipeline_of_microbatch=schedule.pipeline_of_microbatch * windows,
         window_of_microbatch=tuple(window for window in range(windows) for _ in range(size)),
-        actions=tuple(tuple(shifted(a, window) for window in range(windows) for a in row) for row in schedule.actions),
+        actions=tuple(
+            tuple(shifted(action, window * size) for window in range(windows) for action in row)
+            for row in schedule.actions
+        ),
         moves=tuple(
             move._replace(
                 microbatch=move.microbatch + window * size,
-                leaves=shifted(move.leaves, window),
-                returns=shifted(move.returns, window),
+                leaves=shifted(move.leaves, window * size),
+                returns=shifted(move.returns, window * size),
             )
             for window in range(windows)
             for move in schedule.moves
@@ -62,7 +64,7 @@ def updates(schedule: Schedule) -> tuple[tuple[tuple[int, int, int], ...], ...]:
         return ((),) * schedule.ranks
     found = []
     for rank, row in enumerate(schedule.actions):
-        last = {schedule.window_of(action.microbatch or 0): index + 1 for index, action in enumerate(row)}
+        last = {schedule.window_at(action): index + 1 for index, action in enumerate(row)}
         stages = schedule.stages_of(rank)
         found.append(tuple((stage, window, last[window]) for window in sorted(last) for stage in stages))
     return tuple(found)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["COMPUTE", "Action", "Move", "Op", "Payload", "Program", "Schedule", "parse_action"]
+__all__ = ["COMPUTE", "CURVATURE", "Action", "Move", "Op", "Payload", "Program", "Schedule", "parse_action", "shifted"]
 
 
 class Op(StrEnum):
@@ -23,6 +23,10 @@ class Op(StrEnum):
     I = "I"  # noqa: E741 - gradient of the input only; the literature's name
     W = "W"  # gradient of the weights only
     R = "R"  # recompute the forward
+    CURV_A = "CURV_A"  # K-FAC: add what a forward showed of the layers' inputs to their factors
+    CURV_B = "CURV_B"  # the same of a backward and the gradients of the layers' outputs
+    INV_A = "INV_A"  # invert the factors of a stage's inputs
+    INV_B = "INV_B"  # those of the gradients of its outputs
     SEND = "SEND"
     RECV = "RECV"
     REDUCE = "REDUCE"  # sum the gradients of one stage over its replicas
@@ -38,13 +42,17 @@ class Payload(StrEnum):
     STASH = "S"  # what a stage keeps of a micro-batch for its backward
 
 
-COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R})
+CURVATURE = frozenset({Op.CURV_A, Op.CURV_B, Op.INV_A, Op.INV_B})
+"""K-FAC's work, which fills bubbles."""
+
+COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R}) | CURVATURE
 """The ops that generators emit and that occupy a rank."""
 
 _NUMBER = "(0|[1-9][0-9]*)"
 _COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
 _MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FBRS]){_NUMBER}>{_NUMBER}|(RECV)_([FBRS]){_NUMBER}<{_NUMBER})")
 _WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?::([1-9][0-9]*))?(?:@([1-9][0-9]*))?")
+_CURVATURE_FORM = re.compile(f"{_NUMBER}(?:(CURV_[AB]){_NUMBER}|(INV_[AB]))(?:@([1-9][0-9]*))?")
 
 
 class Action(NamedTuple):
@@ -56,11 +64,11 @@ class Action(NamedTuple):
             activation, or of an input, its input; a SEND of a gradient carries the gradient of its input, a RECV
             of a gradient that of its output. A SEND of an input is of the stage before, whose output that is.
             A stash is the stage's, on whichever rank.
-        microbatch: number over the whole stream; None for REDUCE and STEP.
+        microbatch: number over the whole stream; None for REDUCE, STEP and inversions.
         payload: of SEND and RECV, else None.
         peer: pipeline rank on the other side of a SEND or RECV, else None.
-        window: of REDUCE and STEP: the optimizer step of the stream, from 0. Otherwise 0: the window of
-            other actions is their micro-batch's.
+        window: of REDUCE and STEP: the optimizer step of the stream, from 0. Of K-FAC's work: the one that it is done
+            in, which may come after its micro-batch's. Otherwise 0: the window of other actions is their micro-batch's.
         row: of REDUCE and STEP: the first pipeline that gives the stage to this rank; otherwise 0. It tells the
             copies of a stage apart that several ranks of one replica hold.
     """
@@ -74,14 +82,24 @@ class Action(NamedTuple):
     row: int = 0
 
     def __str__(self) -> str:
-        """``2F0``, ``2SEND_F0>3``, ``2RECV_B0<3``, ``3REDUCE``, ``3STEP`` (``3STEP:1@2``: row 1, window 2)."""
+        """``2F0``, ``2SEND_F0>3``, ``2RECV_B0<3``, ``3REDUCE``, ``3STEP`` (``3STEP:1@2``: row 1, window 2).
+
+        And ``2CURV_A0``, ``2INV_A``; ``2INV_A@1`` in window 1.
+        """
         if self.payload is not None:
             arrow = ">" if self.op is Op.SEND else "<"
             return f"{self.stage}{self.op}_{self.payload}{self.microbatch}{arrow}{self.peer}"
+        window = f"@{self.window}" if self.window else ""
         if self.microbatch is not None:
-            return f"{self.stage}{self.op}{self.microbatch}"
-        row, window = (f":{self.row}" if self.row else ""), (f"@{self.window}" if self.window else "")
+            return f"{self.stage}{self.op}{self.microbatch}{window}"
+        row = f":{self.row}" if self.row else ""
         return f"{self.stage}{self.op}{row}{window}"
+
+
+def shifted(action: Action, by: int) -> Action:
+    """``action`` of the micro-batch that comes so many later."""
+    assert action.microbatch is not None  # compute and messages have one
+    return action._replace(microbatch=action.microbatch + by)
 
 
 def parse_action(text: str) -> Action:
@@ -99,7 +117,12 @@ def parse_action(text: str) -> Action:
     if found := _WINDOW_FORM.fullmatch(text):
         stage, op, copy, window = found.groups()
         return Action(Op(op), int(stage), window=int(window or 0), row=int(copy or 0))
-    raise ValueError(f"{text!r} is no action; the forms are 2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE and 3STEP")
+    if found := _CURVATURE_FORM.fullmatch(text):
+        stage, curvature, number, inversion, window = found.groups()
+        microbatch = None if number is None else int(number)
+        return Action(Op(curvature or inversion), int(stage), microbatch, window=int(window or 0))
+    forms = "2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE, 3STEP, 2CURV_A0 and 2INV_A"
+    raise ValueError(f"{text!r} is no action; the forms are {forms}")
 
 
 class Move(NamedTuple):
@@ -198,6 +221,21 @@ class Schedule:
         """The optimizer step that ``microbatch`` belongs to."""
         return self.window_of_microbatch[microbatch] if self.window_of_microbatch else 0
 
+    def window_at(self, action: Action) -> int:
+        """The optimizer step that ``action`` is done in."""
+        if action.microbatch is None or action.op in CURVATURE:
+            return action.window
+        return self.window_of(action.microbatch)
+
+    @property
+    def has_curvature(self) -> bool:
+        """Whether K-FAC's work has its place in it."""
+        return bool(self._curvature)
+
+    def curvature_of(self, op: Op, stage: int) -> tuple[Action, ...]:
+        """K-FAC's actions of this kind and stage, in the order of their rank."""
+        return self._curvature.get((op, stage), ())
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that ``rank`` holds, of any pipeline, ascending and each once."""
         return tuple(sorted({stage for row in self.rows for stage, owner in enumerate(row) if owner == rank}))
@@ -257,6 +295,16 @@ class Schedule:
         return {(move.stage, move.microbatch): move.host for move in self.moves}
 
     @cached_property
+    def _curvature(self) -> dict[tuple[Op, int], tuple[Action, ...]]:
+        found: dict[tuple[Op, int], tuple[Action, ...]] = {}
+        for row in self.actions:
+            for action in row:
+                if action.op in CURVATURE:
+                    key = action.op, action.stage
+                    found[key] = (*found.get(key, ()), action)
+        return found
+
+    @cached_property
     def _split(self) -> frozenset[tuple[int, int | None]]:
         return self._cells(Op.I)
 
@@ -294,3 +342,13 @@ class Program:
     def ranks(self) -> int:
         """Pipeline ranks."""
         return len(self.actions)
+
+    def of_window(self, rank: int, window: int) -> tuple[Action, ...]:
+        """What a rank does in one optimizer step of the stream, with micro-batches numbered within it.
+
+        K-FAC's work keeps the numbers that its micro-batches had in the step that they were of.
+        """
+        schedule = self.schedule
+        first = schedule.microbatches_of_window(window)[0]
+        actions = [action for action in self.actions[rank] if schedule.window_at(action) == window]
+        return tuple(a if a.op in CURVATURE or a.microbatch is None else shifted(a, -first) for a in actions)

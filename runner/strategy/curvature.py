@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
+from torch import nn
 from torch.optim import Optimizer
 
+from runner.engine.curvature import ScheduledCurvature
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
 from runner.optim.kfac import KFAC, preconditioned_layers
 
-__all__ = ["preconditioning", "watch_curvature"]
+__all__ = ["layers_of_stages", "preconditioning", "schedule_curvature", "watch_curvature"]
 
 
 def preconditioning(optimizer: Optimizer) -> KFAC | None:
@@ -19,17 +22,32 @@ def preconditioning(optimizer: Optimizer) -> KFAC | None:
     return optimizer if isinstance(optimizer, KFAC) else None
 
 
-def watch_curvature(optimizer: Optimizer, stages: Iterable[StageModule], ties: Sequence[Tie]) -> KFAC | None:
+def watch_curvature(optimizer: Optimizer, stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> KFAC | None:
     """Let K-FAC watch the layers of a rank's stages; None where the optimizer is another.
 
     Args:
         ties: of the whole model: a weight with several names is preconditioned nowhere, whatever the cut.
     """
     kfac = preconditioning(optimizer)
-    if kfac is None:
-        return None
-    tied_names = {tie.name for tie in ties}
-    for stage in stages:
-        named = stage.named_parameters(remove_duplicate=False)
-        kfac.watch(preconditioned_layers(stage, [p for name, p in named if stage.global_name(name) in tied_names]))
+    if kfac is not None:
+        kfac.watch(chain.from_iterable(layers_of_stages(stages, ties).values()))
     return kfac
+
+
+def schedule_curvature(
+    optimizer: Optimizer, stages: Mapping[int, StageModule], ties: Sequence[Tie]
+) -> ScheduledCurvature | None:
+    """Like :func:`watch_curvature`, of a schedule that says when K-FAC sums and inverts."""
+    kfac = preconditioning(optimizer)
+    return None if kfac is None else ScheduledCurvature(kfac, layers_of_stages(stages, ties))
+
+
+def layers_of_stages(stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> dict[int, list[nn.Linear]]:
+    """The layers of each stage that are preconditioned; ``ties`` as in :func:`watch_curvature`."""
+    tied_names = {tie.name for tie in ties}
+    found = {}
+    for number, stage in stages.items():
+        named = stage.named_parameters(remove_duplicate=False)
+        tied = [parameter for name, parameter in named if stage.global_name(name) in tied_names]
+        found[number] = list(preconditioned_layers(stage, tied))
+    return found

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from runner.engine.context import RankView
+from runner.engine.curvature import ScheduledCurvature
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.gradients import StageGradients
 from runner.engine.memory_meter import MemoryMeter
@@ -44,7 +45,7 @@ from runner.optim.master import MasterWeights
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.strategy.compressed import attach_compression
-from runner.strategy.curvature import watch_curvature
+from runner.strategy.curvature import preconditioning, schedule_curvature, watch_curvature
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.protocols import Layout, PipelineModule
 from runner.strategy.transports import make_transport
@@ -162,15 +163,27 @@ class PipelineStrategy(WholeCheckpointStrategy):
             optimizer = self.optimizers[0]
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
-            curvature = watch_curvature(optimizer, self.engine.stages.values(), module.ties)
-            begin = curvature.begin if curvature is not None else None
-            if curvature is not None:
-                assert self.meter is not None
-                self.meter.watch(curvature.factors)
-            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin)
+            begin, curvature = self._attach_curvature(optimizer, module)
+            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, curvature)
             tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]
             self.exchange = attach_compression(optimizer, self.engine, tied)
         self.setup_precision_plugin()
+
+    def _attach_curvature(
+        self, optimizer: Optimizer, module: PipelineModule
+    ) -> tuple[Callable[[], None] | None, ScheduledCurvature | None]:
+        """Of K-FAC, what is called before a step, and what does its work where the schedule has that."""
+        kfac, curvature = preconditioning(optimizer), None
+        if kfac is None:
+            return None, None
+        assert self.engine is not None
+        assert self.meter is not None
+        if self.plan.schedule.has_curvature:
+            curvature = schedule_curvature(optimizer, self.engine.stages, module.ties)
+        else:
+            watch_curvature(optimizer, self.engine.stages, module.ties)
+        self.meter.watch(kfac.factors)
+        return None if curvature is not None else kfac.begin, curvature
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
         """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end.

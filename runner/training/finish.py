@@ -132,7 +132,7 @@ def _measured(
         val_loss=module.val_losses,
         step_seconds=seconds | predicted,
         samples_per_second=config.data.batch_size / median if median else None,
-        bubble_ratio=record.bubble_ratio | {"measured": bubble_ratio(measures, timed)},
+        bubble_ratio=record.bubble_ratio | {"measured": bubble_ratio(measures, timed, plan.schedule.windows)},
         seconds=seconds_of_median_step(measures, timed, walls) or record.seconds,
         flops_per_step=flops,
         mfu=_mfu(config, plan, flops, median),

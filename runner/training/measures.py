@@ -32,21 +32,22 @@ class RankMeasures:
     state_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
-def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> float | None:
+def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int], interval: int = 1) -> float | None:
     """Idle / total rank time over the flushed span (first compute to last compute of a step), the median step.
 
     Args:
         ranks: all ranks; each replica's pipeline has a span of its own.
         timed: indices of the steps to look at.
+        interval: steps after which the schedule repeats itself: so many in a row are looked at as one.
     """
     ratios = []
     for replica in sorted({rank.replica for rank in ranks}):
         pipeline = [rank for rank in ranks if rank.replica == replica]
-        for index in timed:
-            steps = [rank.steps[index] for rank in pipeline]
-            span = max(step.last_compute for step in steps) - min(step.first_compute for step in steps)
+        for several in zip(*(timed[number:] for number in range(min(interval, len(timed)))), strict=False):
+            steps = [[rank.steps[index] for rank in pipeline] for index in several]
+            span = sum(max(s.last_compute for s in row) - min(s.first_compute for s in row) for row in steps)
             if span > 0:
-                ratios.append(1.0 - sum(step.compute for step in steps) / (len(steps) * span))
+                ratios.append(1.0 - sum(s.compute for row in steps for s in row) / (len(pipeline) * span))
     return median(ratios) if ratios else None
 
 

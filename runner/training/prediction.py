@@ -17,7 +17,7 @@ from runner.engine.window import StepBatch
 from runner.model.device import device_memory_bytes
 from runner.model.layers import StageModule
 from runner.optim.build import build_optimizer, measure_step_seconds_per_byte
-from runner.optim.kfac import preconditioned_layers
+from runner.optim.kfac import KFAC, preconditioned_layers
 from runner.optim.master import MasterWeights
 from runner.plan.make import make_plan
 from runner.plan.ordered import is_chosen_by_plan
@@ -117,7 +117,7 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
         copy_of = {id(parameter): copy for parameter, copy in zip(trained, copies, strict=True)}
         for layer in preconditioned_layers(module):
             kfac.track(copy_of[id(layer.weight)], copy_of.get(id(layer.bias)))
-        kfac.refresh()
+        _invert_all(kfac)
     update.attach(optimizer.step, optimizer.master_of if isinstance(optimizer, MasterWeights) else None)
 
     def step() -> None:
@@ -125,8 +125,18 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
         update.apply(update.verdict().factor)
         update.close()
 
-    inversions = update_seconds(kfac.refresh) / kfac.refresh_every if kfac is not None else 0.0
+    inversions = 0.0
+    if kfac is not None and kfac.refresh_every and engine.curvature is None:
+        inversions = update_seconds(lambda: _invert_all(kfac)) / kfac.refresh_every
     return update_seconds(step) + inversions
+
+
+def _invert_all(kfac: KFAC) -> None:
+    """Take inverses, of sums that are zero."""
+    for factors in kfac.tracked:
+        for factor in factors:
+            factor.rows = 1
+    kfac.refresh()
 
 
 def _reduce_seconds(engine: Engine, stage: int) -> float:

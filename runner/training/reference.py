@@ -35,9 +35,9 @@ from runner.optim.master import MasterWeights
 from runner.plan.batches import replica_slice
 from runner.profile import read_profile
 from runner.record import RunRecord, StepLog
-from runner.strategy.curvature import watch_curvature
 from runner.training.lightning_module import own_optimizer
 from runner.training.loading import make_loader
+from runner.training.reference_curvature import ReferenceCurvature
 from runner.training.scaling import loss_scaling
 from runner.training.trace_files import gradients_of, traced_steps, weights_of, write_trace
 
@@ -60,18 +60,20 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     if own is None:
         scheduler = build_scheduler(config, optimizer)
     traced = traced_steps(config, read_profile(run_dir))
-    kfac = watch_curvature(optimizer, [model], find_ties(loaded.layers))
+    curvature = ReferenceCurvature(config, run_dir, optimizer, model, find_ties(loaded.layers))
     buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
             batches = _microbatches(config, batch)
-            if kfac is not None:
-                kfac.begin()
-            total, weight = _accumulate(config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum)
+            curvature.begin(step)
+            total, weight = _accumulate(
+                config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, curvature
+            )
             finite = _all_finite(total, trained)
             if finite:
                 _scale_and_clip(config, optimizer, trained, weight * scale.of_sum)
             gradients = {name: value.clone() for name, value in gradients_of(model).items() if step + 1 in traced}
+            curvature.end()
             if finite:
                 optimizer.step()
                 scale.succeeded()
@@ -160,6 +162,7 @@ def _accumulate(
     replicas: Sequence[Sequence[tuple[Any, Any, int]]],
     step: int,
     loss_scale: float,
+    curvature: ReferenceCurvature,
 ) -> tuple[float, float]:
     """``(loss sum, weight)`` of a step; its summed gradients, scaled like the loss, are in the parameters."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
@@ -174,7 +177,7 @@ def _accumulate(
         for number, (inputs, targets, samples) in enumerate(microbatches, replica * len(microbatches)):
             if not samples:
                 continue
-            with torch.autocast(device, autocast, enabled=autocast is not None):
+            with torch.autocast(device, autocast, enabled=autocast is not None), curvature.seeing(number):
                 given = (inputs, targets) if model.takes_targets else inputs
                 output = model(to_precision(given, dtype), _seeding(config.seed, step, number))
             total, weight = loss_sum(loss(to_precision(output, torch.float32), targets), samples)

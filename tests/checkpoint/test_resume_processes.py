@@ -24,6 +24,7 @@ LAYOUTS = {
     "gpipe": ["schedule=gpipe", "parallelism.pipeline=2"],
     "1f1b": ["schedule=1f1b", "parallelism.pipeline=2", "data.workers=2"],
     "interleaved": ["schedule=interleaved_1f1b", "parallelism.pipeline=2"],
+    "pipefisher": ["schedule=pipefisher", "parallelism.pipeline=2", "optimizer=kfac", "cost.B=3"],
     "zb_v": ["schedule=zb_v", "parallelism.pipeline=2"],
     "pipeline x data": ["schedule=1f1b", "parallelism.pipeline=2", "parallelism.data=2"],
 }
@@ -37,7 +38,7 @@ CUTS = (1, 4, 6, 9, 13)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("layout", sampled(LAYOUTS, "zb_v", "pipeline x data"))
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, "zb_v", "pipefisher", "pipeline x data"))
 def test_every_layout_goes_on_in_new_processes(layout: str, tmp_path: Path) -> None:
     goes_on(layout, tmp_path, CUTS[1:4:2] if layout == "1f1b" else (9,))
 

@@ -39,9 +39,17 @@ LAYOUTS = {
     "auto": ["schedule=auto", "parallelism.pipeline=2"],
     "tied": ["parallelism.pipeline=2", "model.target=resume_zoo:tied"],
     "kfac": ["parallelism.pipeline=2", "optimizer=kfac", "optimizer.momentum=0.9", "optimizer.refresh_every=1"],
+    "pipefisher": [
+        "schedule=pipefisher",
+        "parallelism.pipeline=2",
+        "optimizer=kfac",
+        "--steps",
+        "5",
+        "cost.curvature=0.4",
+    ],
     "manual": ["parallelism.pipeline=2", "partition=manual", "partition.boundaries=[4]"],
 }
-OFTEN = ("single", "pipeline x data", "auto", "zb_v", "three replicas", "tied")
+OFTEN = ("single", "pipeline x data", "auto", "zb_v", "three replicas", "tied", "pipefisher")
 FULL = pytest.mark.full
 BROKEN = {
     "wrong_scale": (["parallelism.pipeline=2"], 1, "0.weight"),

@@ -63,6 +63,14 @@ def test_alias() -> None:
             "must be a multiple of 2 D for schedule.variant=doubling. A unit is 2 D micro-batches",
         ),
         ({"name": "bpipe", "ranks": 3}, "parallelism.pipeline", "must be even. There is no bpipe of 3 ranks"),
+        (
+            {"name": "pipefisher", "base": "chimera"},
+            "schedule.base",
+            "hold each stage twice, and each copy sees a part",
+        ),
+        ({"name": "pipefisher", "base": "zb_h1"}, "schedule.base", "must be one of 1f1b, gpipe. Its work needs whole"),
+        ({"name": "pipefisher", "ranks": 1}, "parallelism.pipeline", "must be at least 2 for schedule=pipefisher"),
+        ({"name": "1f1b", "base": "gpipe"}, "schedule.base", "applies to schedule=pipefisher only"),
         ({"name": "gems", "pipes": 2}, "schedule.pipes", "applies to schedule=chimera only"),
         ({"name": "1f1b", "variant": "x"}, "schedule.variant", "applies to schedule=chimera only"),
         ({"name": "v_min", "chunks": 4}, "schedule.chunks", "nearest is 2. Try schedule.chunks=2."),
@@ -108,7 +116,7 @@ def test_a_file_has_each_stage_on_one_rank(tmp_path: Path) -> None:
     assert "stage 0 must be on one rank, but rows 1 and 4 both have it" in found[0].line()
 
 
-@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("from_file", "pipefb")])
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("from_file", "pipefb", "pipefisher")])
 def test_csv_round_trip(name: str, tmp_path: Path) -> None:
     schedule = build(name, ranks=4, microbatches=8)
     again = build("from_file", ranks=4, microbatches=8, file=_file(tmp_path, to_csv(schedule)))

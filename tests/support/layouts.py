@@ -26,7 +26,7 @@ from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
 from runner.schedule.registry import build
 from runner.schedule.values import Schedule
-from runner.strategy.curvature import watch_curvature
+from runner.strategy.curvature import schedule_curvature, watch_curvature
 
 
 def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
@@ -93,7 +93,10 @@ def make_engine(
         if shared:
             engine.attach_optimizer(SharedStates(made, ReplicaExchange(transport, view.replicas)).step)
             return engine
-        kfac = watch_curvature(made, stages.values(), ties)
+        if order.has_curvature:
+            engine.attach_optimizer(made.step, curvature=schedule_curvature(made, stages, ties))
+            return engine
+        kfac = watch_curvature(made, stages, ties)
         engine.attach_optimizer(made.step, backup=OptimizerBackup(made), begin=kfac.begin if kfac else None)
     return engine
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runner.errors import Problem, did_you_mean
 from runner.schedule.check import check
-from runner.schedule.values import COMPUTE, Action, Op, Schedule, parse_action
+from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Schedule, parse_action
 
 __all__ = ["read_schedule"]
 
@@ -127,6 +127,8 @@ def _compute(text: str) -> Action | str:
         action = parse_action(text)
     except ValueError:
         return "must be <stage><op><micro-batch> with op F, B, I, W or R, e.g. 2F0"
+    if action.op in CURVATURE:
+        return "is work of K-FAC, which schedule=pipefisher places"
     if action.op not in COMPUTE:
         return "must be a compute action: F, B, I, W or R"
     return action

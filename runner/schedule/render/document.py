@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.schedule.render.table import cells
-from runner.schedule.simulate import Costs, simulate
+from runner.schedule.simulate import Costs, Simulation, simulate
 from runner.schedule.stream import updates, weight_versions
 from runner.schedule.values import Schedule
 
@@ -18,7 +18,8 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
     An entry ``[stage, window, index]`` of ``updates`` is an optimizer step that comes before ``index`` of the rank's
     actions. A move ``[stage, micro-batch, rank]`` is a micro-batch whose activations that rank keeps for a while.
     ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
-    ``steady_bubble_ratio`` is null where ``period`` is not given.
+    Of pipefisher, ``refresh_interval`` is after how many steps the inverses are new, and ``utilisation`` the share of
+    rank time under work, with and without K-FAC's. ``steady_bubble_ratio`` is null where ``period`` is not given.
 
     Args:
         schedule: one optimizer step, or a stream of several.
@@ -41,9 +42,10 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
         "window_of_microbatch": [schedule.window_of(m) for m in asked],
         "actions": [cells(schedule, row) for row in schedule.actions],
         **({"moves": [[one.stage, one.microbatch, one.host] for one in schedule.moves]} if schedule.moves else {}),
-        "costs": {"F": costs.F, "B": costs.B, "I": costs.I, "W": costs.W, "comm": costs.comm},
+        "costs": _costs(schedule, costs),
         "makespan": times.makespan,
         "bubble_ratio": times.bubble_ratio,
+        **(_curvature(schedule, times) if schedule.has_curvature else {}),
         "steady_bubble_ratio": 1.0 - busy / (schedule.ranks * period) if period else None,
         "inner_idle": list(times.inner_idle),
         "peak_activations": list(times.peak_activations),
@@ -51,3 +53,13 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
         "updates": [[list(update) for update in row] for row in updates(schedule)],
         "versions": {"F": seen, "B": [list(row) for row in seen] if schedule.backward else []},
     }
+
+
+def _costs(schedule: Schedule, costs: Costs) -> dict[str, float]:
+    used = ("F", "B", "I", "W", "comm", *(("curvature", "inversion") if schedule.has_curvature else ()))
+    return {name: getattr(costs, name) for name in used}
+
+
+def _curvature(schedule: Schedule, times: Simulation) -> dict[str, Any]:
+    shares = {"with_curvature": 1.0 - times.bubble_ratio, "without": times.utilisation_without_curvature}
+    return {"refresh_interval": schedule.windows, "utilisation": shares}

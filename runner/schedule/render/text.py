@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from runner.schedule.simulate import Costs, Simulation, StageCosts, simulate
-from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
+from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Program, Schedule
 
 __all__ = ["to_text"]
 
@@ -17,6 +17,9 @@ _LEGEND = (
     "digit: forward of that micro-batch (mod 10); letter: its backward (a = 0); capital: weight gradient; "
     "~ recompute; . idle"
 )
+
+_CURVATURE_LEGEND = "+ and * K-FAC's sums of inputs and of output gradients; = its inversions"
+_CURVATURE_CHARACTERS = {Op.CURV_A: "+", Op.CURV_B: "*", Op.INV_A: "=", Op.INV_B: "="}
 
 _Lane = tuple[int, int]
 """Pipeline and stage: a row of a rank's grid."""
@@ -72,8 +75,14 @@ def _time_lines(view: Schedule | Program, times: Simulation, mark: tuple[int, in
         if mark and mark[0] == rank:
             first, last = _span(times, rank, mark[1], unit)
             yield " " * (width + 2 + first) + _pointer(row[mark[1]], mark, last - first)
-    yield f"one character = {'' if exact else 'about '}{unit:g}; {_LEGEND}"
+    legend = f"{_LEGEND}; {_CURVATURE_LEGEND}" if schedule.has_curvature else _LEGEND
+    yield f"one character = {'' if exact else 'about '}{unit:g}; {legend}"
     yield f"span {times.makespan:g}, bubble {100 * times.bubble_ratio:.1f} % of all rank time"
+    if schedule.has_curvature:
+        yield (
+            f"new inverses every {schedule.windows} steps; ranks work {100 * (1 - times.bubble_ratio):.1f} % of the "
+            f"time with K-FAC's work, {100 * times.utilisation_without_curvature:.1f} % without"
+        )
 
 
 def _unit(times: Simulation) -> tuple[float, bool]:
@@ -142,6 +151,8 @@ def _line(drawn: list[tuple[_Lane, str] | None], lane: _Lane) -> str:
 
 
 def _character(action: Action, parts: int) -> str:
+    if action.op in CURVATURE:
+        return _CURVATURE_CHARACTERS[action.op]
     microbatch = (action.microbatch or 0) // parts
     if action.op is Op.F:
         return str(microbatch % 10)

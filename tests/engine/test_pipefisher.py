@@ -1,0 +1,240 @@
+"""K-FAC's work as actions in the bubbles: the weights are a plain loop's that takes its inverses at the same steps."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from layouts import make_engine, part_of, train_in_threads
+from test_kfac import SETTINGS, make_batches, make_model
+from torch import nn
+from torch.nn import functional
+
+from runner.engine.transport_threads import run_ranks
+from runner.optim.kfac import KFAC
+from runner.schedule import registry
+from runner.schedule.simulate import Costs
+from runner.schedule.values import Schedule
+
+COUNT = 4
+CHOICES = {key: value for key, value in SETTINGS.items() if key != "refresh_every"}
+
+
+def when_inverted(schedule: Schedule) -> dict[tuple[int, str], int]:
+    """Of each stage and side, the step of the interval in which its inverse is new; from the actions' names alone."""
+    found = {}
+    for row in schedule.actions:
+        for action in map(str, row):
+            for side in "AB":
+                stage, is_inversion, rest = action.partition(f"INV_{side}")
+                if is_inversion:
+                    found[int(stage), side] = int(rest.removeprefix("@") or 0)
+    return found
+
+
+def plain_kfac(model: nn.Module, batches, interval: int, inverted: dict[tuple[int, str], int]):
+    """No hooks, inverses by their definition: of the batch of an interval's first step, used from a step of it on.
+
+    ``inverted`` tells that step of each linear layer, by its number, and of each side: A of inputs, B of outputs.
+    """
+    linears = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    velocity = {p: torch.zeros_like(p) for p in model.parameters()}
+    shown: dict[tuple[int, str], torch.Tensor] = {}
+    inverses: dict[tuple[int, str], torch.Tensor] = {}
+    losses = []
+    for step, (x, y) in enumerate(batches):
+        inputs, outputs, value = {}, {}, x
+        for layer in (part for child in model for part in (child if isinstance(child, nn.Sequential) else [child])):
+            inputs[layer], value = value, layer(value)
+            outputs[layer] = value
+        loss = functional.mse_loss(value, y)
+        losses.append(loss.item())
+        model.zero_grad()
+        slopes = torch.autograd.grad(len(x) * loss, [outputs[each] for each in linears], retain_graph=True)
+        loss.backward()
+        for number, (linear, slope) in enumerate(zip(linears, slopes, strict=True)):
+            a, g = inputs[linear].detach().flatten(0, -2), slope.flatten(0, -2)
+            if linear.bias is not None:
+                a = torch.cat([a, a.new_ones(len(a), 1)], dim=1)
+            for side, rows in (("A", a), ("B", g)):
+                if step % interval == 0:
+                    shown[number, side] = rows.T @ rows / len(rows)
+                if step % interval == inverted[number, side]:
+                    factor = shown[number, side]
+                    damped = factor + CHOICES["damping"] ** 0.5 * torch.eye(len(factor), dtype=factor.dtype)
+                    inverses[number, side] = torch.linalg.inv(damped)
+            if (number, "A") not in inverses or (number, "B") not in inverses:
+                continue
+            parts = [linear.weight.grad, *([] if linear.bias is None else [linear.bias.grad[:, None]])]
+            whole = inverses[number, "B"] @ torch.cat(parts, dim=1) @ inverses[number, "A"]
+            linear.weight.grad = whole[:, : linear.in_features]
+            if linear.bias is not None:
+                linear.bias.grad = whole[:, -1]
+        with torch.no_grad():
+            for p, v in velocity.items():
+                v.copy_(CHOICES["momentum"] * v + p.grad + CHOICES["weight_decay"] * p)
+                p -= CHOICES["lr"] * v
+    return losses
+
+
+def stage_of_linears(ranks: int) -> list[int]:
+    """Of the four layers of ``make_model``, whose six parts are cut evenly: [0, 1, norm, 2, 3, norm]."""
+    return {2: [0, 0, 1, 1], 4: [0, 0, 1, 2]}[ranks]
+
+
+def expected(schedule: Schedule, ranks: int, batches):
+    model, inverted = make_model().double(), when_inverted(schedule)
+    of_linear = {(n, side): inverted[stage, side] for n, stage in enumerate(stage_of_linears(ranks)) for side in "AB"}
+    return model, plain_kfac(model, batches, schedule.windows, of_linear)
+
+
+def many_batches(samples: int, steps: int, *shape: int):
+    batches = make_batches(samples, *shape)
+    return [tuple(part.double() for part in batches[step % len(batches)]) for step in range(steps)]
+
+
+CASES = {
+    "1f1b, every second step": (4, "1f1b", Costs(), 2),
+    "gpipe, every second step": (4, "gpipe", Costs(), 2),
+    "inverses of the same step": (4, "1f1b", Costs(curvature=50.0, inversion=50.0), 1),
+    "two ranks": (2, "1f1b", Costs(), 5),
+    "gpipe of two ranks": (2, "gpipe", Costs(curvature=0.3, inversion=0.8), 2),
+    "work that no bubble has room for": (2, "1f1b", Costs(curvature=0.7, inversion=50.0), 3),
+}
+
+
+@pytest.mark.parametrize(("ranks", "base", "costs", "interval"), CASES.values(), ids=CASES)
+def test_equals_plain_kfac_with_the_same_staleness(
+    ranks: int, base: str, costs: Costs, interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than two intervals, uneven micro-batches, momentum, weight decay, layers that are left alone.
+
+    In float64, losses included, which the engine computes in fp32: inverses that wait amplify rounding.
+    """
+    monkeypatch.setattr("runner.engine.compute.to_precision", lambda value, dtype: value)
+    schedule = registry.build("pipefisher", ranks=ranks, microbatches=COUNT, base=base, costs=costs)
+    assert schedule.windows == interval
+    batches = many_batches(10, 2 * interval + 3)
+    options = {"schedule": schedule, "pipeline": ranks, "data": 1, "count": COUNT}
+    losses, weights = train_in_threads(
+        make_model, functional.mse_loss, batches, optimizer=partial(KFAC, **CHOICES), dtype=torch.float64, **options
+    )
+    model, plain = expected(schedule, ranks, batches)
+    torch.testing.assert_close(losses[-1], plain, rtol=1e-10, atol=0)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(weights[key], value, rtol=1e-8, atol=1e-9)
+
+
+def engines(transport, schedule: Schedule, models: list[nn.Module]):
+    """The engine of a rank, and its optimizer."""
+    made: list[KFAC] = []
+
+    def keep(parameters) -> KFAC:
+        made.append(KFAC(parameters, **CHOICES))
+        return made[0]
+
+    layout = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT}
+    return make_engine(models[transport.rank], functional.mse_loss, transport, optimizer=keep, **layout), made[0]
+
+
+def submitted(engine, transport, schedule: Schedule, batches) -> None:
+    for batch in batches:
+        engine.submit(part_of(batch, transport, 2, 1, schedule))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+def test_goes_on_bit_for_bit_from_any_step(cut: int) -> None:
+    """A cut within an interval of five steps: what waits to be summed is summed first, and its sums are saved."""
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
+    batches = many_batches(10, 8)
+    whole, broken = ([make_model() for _ in range(2)] for _ in range(2))
+
+    def run(transport) -> tuple[bool, bool]:
+        engine, _ = engines(transport, schedule, whole)
+        submitted(engine, transport, schedule, batches)
+        expected = [parameter.clone() for parameter in engine.stages[transport.rank].parameters()]
+        first, kfac = engines(transport, schedule, broken)
+        submitted(first, transport, schedule, batches[:cut])
+        first.drain()
+        names = {key for state in kfac.state.values() for key in state}
+        saved = {"state": kfac.state_dict(), "weights": first.stages[transport.rank].state_dict()}
+        second, other = engines(transport, schedule, broken)
+        second.stages[transport.rank].load_state_dict(saved["weights"])
+        other.load_state_dict(saved["state"])
+        second.start_at(cut)
+        submitted(second, transport, schedule, batches[cut:])
+        found = second.stages[transport.rank].parameters()
+        return all(map(torch.equal, expected, found)), "curvature_output" in names
+
+    results = run_ranks(2, run)
+    assert [equal for equal, _ in results] == [True, True]
+    assert any(has_sums for _, has_sums in results) == (cut < 5)
+
+
+def test_validation_within_an_interval_changes_nothing() -> None:
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
+    batches = many_batches(10, 7)
+
+    def run(transport, models: list[nn.Module], validates: bool):
+        engine, _ = engines(transport, schedule, models)
+        for batch in batches:
+            part = part_of(batch, transport, 2, 1, schedule)
+            engine.submit(part)
+            if validates:
+                engine.evaluate(part)
+        return [parameter.clone() for parameter in engine.stages[transport.rank].parameters()]
+
+    once, again = (
+        run_ranks(2, partial(run, models=[make_model() for _ in range(2)], validates=validates))
+        for validates in (False, True)
+    )
+    assert all(map(torch.equal, once[0] + once[1], again[0] + again[1]))
+
+
+def test_nothing_is_kept_when_the_interval_ends_or_the_stream_is_drained() -> None:
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
+    batches = many_batches(10, 6)
+    models = [make_model() for _ in range(2)]
+
+    def run(transport) -> list[int]:
+        engine, _ = engines(transport, schedule, models)
+        counts = []
+        for batch in batches:
+            submitted(engine, transport, schedule, [batch])
+            counts.append(len(engine.curvature.kept))
+        engine.drain()
+        return [*counts, len(engine.curvature.kept)]
+
+    for counts in run_ranks(2, run):
+        assert counts[0] > 0 < counts[5]
+        assert counts[4] == counts[6] == 0
+
+
+def test_a_skipped_step_leaves_the_inverses_there_are() -> None:
+    """The first step of the second interval is not finite, and so are its sums: there is nothing to invert."""
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT, costs=Costs(curvature=0.3, inversion=0.8))
+    interval = schedule.windows
+    batches = many_batches(10, 2 * interval)
+    batches[interval] = (batches[interval][0].log(), batches[interval][1])
+    models = [make_model() for _ in range(2)]
+
+    def run(transport):
+        layout = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT, "skip_nonfinite": True}
+        engine = make_engine(
+            models[transport.rank], functional.mse_loss, transport, optimizer=partial(KFAC, **CHOICES), **layout
+        )
+        found = [step for batch in batches for step in engine.submit(part_of(batch, transport, 2, 1, schedule))]
+        weights = list(engine.stages[transport.rank].parameters())
+        return [step.skipped for step in found], all(bool(weight.isfinite().all()) for weight in weights)
+
+    for skipped, finite in run_ranks(2, run):
+        assert skipped == [step == interval for step in range(2 * interval)]
+        assert finite
+
+
+def test_without_k_fac_there_is_no_engine() -> None:
+    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
+    options = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT}
+    with pytest.raises(ValueError, match="pipefisher needs K-FAC"):
+        train_in_threads(make_model, functional.mse_loss, [], optimizer=partial(torch.optim.SGD, lr=0.1), **options)
