@@ -7,12 +7,15 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from runner.config.resolve import load
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
 from runner.launch.allocator import allocator_variables
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
-from runner.launch.rank import STORE_FD_VARIABLE, TRAIN_ENTRY
+from runner.launch.forked import fork_from
+from runner.launch.rank import TRAIN_ENTRY, rank_variables, uses_cuda
 from runner.launch.supervise import PREEMPTING_SIGNALS, Ending, ProcessSpec, name_of_signal, supervise
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
@@ -66,8 +69,9 @@ def run_ranks(launch: Launch) -> Outcome:
         listener.bind(("127.0.0.1", 0))
         listener.listen(launch.world_size)
         specs = [_spec(launch, rank, listener) for rank in range(launch.world_size)]
-        # Rank 0 has the socket now. Were it open here too, ranks would wait for a dead rank 0 instead of being refused.
-        ending = supervise(specs, after_start=listener.close)
+        together = partial(fork_from, _template(launch, listener), launch.world_size) if _may_fork(launch) else None
+        # Rank 0 has the socket then. Open here too, it would make ranks wait for a dead rank 0, not refuse them.
+        ending = supervise(specs, start_together=together, after_start=listener.close)
     outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
     if outcome.exit_status != EXIT_OK:
         try:
@@ -78,11 +82,36 @@ def run_ranks(launch: Launch) -> Outcome:
     return outcome
 
 
+def _may_fork(launch: Launch) -> bool:
+    """CUDA does not survive a fork; and one rank has nobody to share its imports with."""
+    return sys.platform == "linux" and launch.world_size > 1 and not uses_cuda(load(launch.config_file))
+
+
+def _template(launch: Launch, listener: socket.socket) -> ProcessSpec:
+    command = [*_command("template", launch), str(listener.fileno())]
+    environment = _environment(launch, listener)
+    return ProcessSpec(command, environment, pass_fds=(listener.fileno(),), to_stderr=launch.to_stderr)
+
+
 def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
-    environment = {
+    return ProcessSpec(
+        _command("rank", launch),
+        _environment(launch, listener) | rank_variables(rank, listener.fileno()),
+        log=None if rank == 0 else log_file(launch.run_dir, rank),
+        pass_fds=(listener.fileno(),) if rank == 0 else (),
+        to_stderr=launch.to_stderr,
+    )
+
+
+def _command(module: str, launch: Launch) -> list[str]:
+    words = [str(launch.config_file), str(launch.run_dir), launch.entry]
+    return [sys.executable, "-m", f"runner.launch.{module}", *words]
+
+
+def _environment(launch: Launch, listener: socket.socket) -> dict[str, str]:
+    """What is the same for all ranks."""
+    return {
         **allocator_variables(os.environ),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(launch.world_size),
         "LOCAL_WORLD_SIZE": str(launch.world_size),
         "MASTER_ADDR": "127.0.0.1",
@@ -90,16 +119,6 @@ def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
         "OMP_NUM_THREADS": str(launch.threads),
         "PYTHONUNBUFFERED": "1",
     }
-    if rank == 0:
-        environment[STORE_FD_VARIABLE] = str(listener.fileno())
-    command = [sys.executable, "-m", "runner.launch.rank", str(launch.config_file), str(launch.run_dir), launch.entry]
-    return ProcessSpec(
-        command,
-        environment,
-        log=None if rank == 0 else log_file(launch.run_dir, rank),
-        pass_fds=(listener.fileno(),) if rank == 0 else (),
-        to_stderr=launch.to_stderr,
-    )
 
 
 def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outcome:

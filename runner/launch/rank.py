@@ -38,7 +38,9 @@ __all__ = [
     "open_store",
     "prepare_process",
     "process_group",
+    "rank_variables",
     "report_failure",
+    "run",
     "uses_cuda",
 ]
 
@@ -62,6 +64,16 @@ def main(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     except Exception as error:
         return report_failure(error, run_dir, int(os.environ["RANK"])).exit_status
     return 0
+
+
+def rank_variables(rank: int, store_fd: int) -> dict[str, str]:
+    """What the environments of the ranks of one machine differ in.
+
+    Args:
+        store_fd: the store's listening socket, as rank 0 inherits it.
+    """
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return own if rank else own | {STORE_FD_VARIABLE: str(store_fd)}
 
 
 def report_failure(error: Exception, run_dir: Path, rank: int) -> RankFailure:
@@ -162,8 +174,13 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-if __name__ == "__main__":
+def run(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> NoReturn:
+    """Be a rank that this machine's supervisor has started, to the end of the process."""
     die_with_parent()
     ignore_preemption()  # the parent decides, and tells by SIGTERM
     faulthandler.enable()
-    leave(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4]))
+    leave(main(config_file, run_dir, entry))
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4])

@@ -22,16 +22,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 __all__ = [
     "INTERRUPT_GRACE_SECONDS",
+    "POLL_SECONDS",
     "PREEMPTING_SIGNALS",
     "Ending",
+    "Process",
     "ProcessSpec",
     "die_with_parent",
+    "end",
     "end_undisturbed",
     "ignore_preemption",
     "name_of_signal",
+    "start",
     "supervise",
 ]
 
@@ -63,12 +68,26 @@ class ProcessSpec:
     to_stderr: bool = False
 
 
+class Process(Protocol):
+    """A child of this process, as :class:`subprocess.Popen` shows it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How the group ended. Lists are by process, in the order of the specs.
 
     Args:
-        returncodes: as :class:`subprocess.Popen` gives them: negative for a signal.
+        returncodes: as :class:`subprocess.Popen` gives them: negative for a signal; none where none was started.
         failed: indices of those that failed by themselves, in the order of being seen.
         interrupted_by: the signal that the parent was told to stop with, or None.
     """
@@ -81,6 +100,7 @@ class Ending:
 def supervise(
     specs: Sequence[ProcessSpec],
     *,
+    start_together: Callable[[Callable[[], bool]], Sequence[Process]] | None = None,
     after_start: Callable[[], None] | None = None,
     interrupt_grace_seconds: float = INTERRUPT_GRACE_SECONDS,
 ) -> Ending:
@@ -91,22 +111,26 @@ def supervise(
 
     Args:
         specs: at least one process.
+        start_together: a way to start all of them at once, which starts all or none; what it is given tells it whether
+            this process has been told to stop. Those that it does not start are executed one by one.
         after_start: called when all have been started, e.g. to close what they inherited.
         interrupt_grace_seconds: from SIGTERM to SIGKILL where this process was told to stop.
     """
     with _Stop.listening() as stop:
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[Process] = []
         try:
-            for spec in specs:
-                processes.append(_start(spec))
+            if start_together is not None:
+                processes += start_together(lambda: stop.count > 0)
+            for spec in specs if not processes and not stop.count else ():
+                processes.append(start(spec))
             if after_start is not None:
                 after_start()
             failed = _wait(processes, stop, interrupt_grace_seconds)
         finally:
-            _end(processes, signal.SIGKILL)
+            end(processes, signal.SIGKILL)
             for process in processes:
                 process.wait()
-        return Ending(tuple(process.returncode for process in processes), failed, stop.signal)
+        return Ending(tuple(process.returncode or 0 for process in processes), failed, stop.signal)
 
 
 def die_with_parent() -> None:
@@ -169,7 +193,8 @@ class _Stop:
         self.count += 1
 
 
-def _start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
+def start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
+    """Execute a process that may call :func:`die_with_parent`."""
     environment = {**os.environ, **spec.environment, PARENT_VARIABLE: str(os.getpid())}
     with contextlib.ExitStack() as files:
         output = files.enter_context(spec.log.open("ab")) if spec.log is not None else None
@@ -184,7 +209,7 @@ def _start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], stop: _Stop, grace_seconds: float) -> tuple[int, ...]:
+def _wait(processes: Sequence[Process], stop: _Stop, grace_seconds: float) -> tuple[int, ...]:
     """Until all have ended, or have to be ended by SIGKILL. Returns who failed without being told to end."""
     failed: list[int] = []
     settled_at: float | None = None  # from when on the others are told to end
@@ -192,7 +217,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], stop: _Stop, grace_secon
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
         if kill_at is None and (stop.count or (settled_at is not None and now >= settled_at)):
-            _end([process for process in processes if process.poll() is None], signal.SIGTERM)
+            end([process for process in processes if process.poll() is None], signal.SIGTERM)
             kill_at = now + (grace_seconds if stop.count else FAILURE_GRACE_SECONDS)
         if kill_at is not None and (now >= kill_at or stop.count > 1):
             break
@@ -206,13 +231,13 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], stop: _Stop, grace_secon
     return tuple(failed)
 
 
-def _note_failures(processes: Sequence[subprocess.Popen[bytes]], failed: list[int]) -> None:
+def _note_failures(processes: Sequence[Process], failed: list[int]) -> None:
     for index, process in enumerate(processes):
         if process.poll() not in (None, 0) and index not in failed:
             failed.append(index)
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+def end(processes: Sequence[Process], number: signal.Signals) -> None:
     """Signal the whole group of each: a process that has ended may have left children behind."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):

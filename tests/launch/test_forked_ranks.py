@@ -1,0 +1,141 @@
+"""Ranks that share their imports behave as executed ones, and leave nothing behind either."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from launch_helpers import HERE, OVERRIDES, ROOT, Started, wait_for
+from safetensors.torch import load_file
+
+from runner.config.resolve import resolve
+from runner.launch import local
+from runner.launch.prepare import place_of, prepare, write_request
+from runner.record import RunRecord
+
+RANKS = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")
+
+
+def _start(directory: Path, entry: str, monkeypatch: pytest.MonkeyPatch, on_import: str = "") -> Started:
+    monkeypatch.setenv("RUNNER_TEST_IMPORT", on_import)
+    return Started([sys.executable, str(HERE / "launch_main.py"), "ranks", entry, *RANKS], directory)
+
+
+def _finish(directory: Path, entry: str, monkeypatch: pytest.MonkeyPatch, on_import: str = "") -> tuple[int, str]:
+    started = _start(directory, entry, monkeypatch, on_import)
+    status, _, err = started.finish()
+    assert started.left_behind() == []
+    return status, err
+
+
+def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, err = _finish(tmp_path, "fake_entries:describe", monkeypatch)
+    assert status == 0, err
+    first, second = (json.loads((tmp_path / "run" / f"found_{rank}.json").read_text()) for rank in range(2))
+    assert [first["origin"], second["origin"]] == ["runner.launch.template"] * 2
+    assert [first["rank"], second["rank"]] == [["0", "0", 0], ["1", "1", 1]]
+    assert [first["store"], second["store"]] == [True, False]
+    assert first["leads"]
+    assert second["leads"]
+    assert first["files"][0] == second["files"][0] == "null"
+    assert second["files"][1] == "rank_1.log"
+    assert "hello from rank 1" in (tmp_path / "run" / "logs" / "rank_1.log").read_text()
+    assert first["caught"] == second["caught"] == []
+    assert all(one != other for one, other in zip(first["drawn"], second["drawn"], strict=True))
+
+
+@pytest.mark.slow
+def test_forked_and_executed_ranks_train_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, shuffled data, a loader's workers and a validation."""
+    words = ["model=gpt", "model.kwargs.dropout=0.1", "data.shuffle=true", "data.workers=1", "trainer.val_every=2"]
+    words += ["parallelism.pipeline=2", "schedule.microbatches=2", "data.batch_size=4", "trainer.max_steps=3"]
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    runs = {}
+    for name, forks in {"forked": True, "executed": False}.items():
+        monkeypatch.setattr(local, "_may_fork", lambda launch, forks=forks: forks)
+        run_dir = tmp_path / name
+        config = resolve([*words, "logger=none", "device=cpu", f"run_dir={run_dir}"])
+        plan = prepare(config)
+        run_dir.mkdir()
+        file = write_request(config, plan, run_dir, command="test")
+        outcome = local.run_ranks(local.Launch(file, run_dir, 2, 1, place_of(plan)))
+        assert outcome.exit_status == 0, outcome.messages
+        runs[name] = RunRecord.load(run_dir), load_file(run_dir / "weights.safetensors")
+    (forked, weights), (executed, expected) = runs["forked"], runs["executed"]
+    assert len(forked.loss) == 3
+    assert (forked.loss, forked.val_loss) == (executed.loss, executed.val_loss)
+    assert forked.peak_memory_bytes == executed.peak_memory_bytes
+    assert weights.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("on_import", ["begins a thread", "dies"])
+def test_where_no_rank_can_be_forked_each_is_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_import: str
+) -> None:
+    status, err = _finish(tmp_path, "importing_entries:tell_origin", monkeypatch, on_import)
+    assert status == 0, err
+    assert [(tmp_path / "run" / f"origin_{rank}").read_text() for rank in range(2)] == ["runner.launch.rank"] * 2
+    assert ("ended with SIGKILL: each imports by itself" in err) == (on_import == "dies")
+
+
+def test_an_import_that_fails_is_told_as_a_ranks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, err = _finish(tmp_path, "importing_entries:tell_origin", monkeypatch, "raises")
+    assert status == 1
+    told = "(stage 0, layers 4..7) failed: ModuleNotFoundError: No module named 'tensors' (importing_entries.py:"
+    assert told in err
+    assert "Traceback" not in err
+    assert "No module named 'tensors'" in str(RunRecord.load(tmp_path / "run").reason)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_command_can_be_ended_while_ranks_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    started = _start(tmp_path, "importing_entries:tell_origin", monkeypatch, "waits")
+    wait_for([tmp_path / "importing"])
+    told_at = time.monotonic()
+    started.process.send_signal(number)
+    status, _, err = started.finish()
+    assert time.monotonic() - told_at < 5
+    assert started.left_behind() == []
+    assert status == (130 if number is signal.SIGINT else -number)
+    if number is signal.SIGINT:
+        assert "stopped by SIGINT" in err
+        assert RunRecord.load(tmp_path / "run").status == "interrupted"
+
+
+@pytest.mark.slow
+def test_what_is_imported_for_all_ranks_does_not_ask_for_one(tmp_path: Path) -> None:
+    """But for Lightning's utility, which every rank is told its number for."""
+    done = subprocess.run([sys.executable, "-c", _READERS], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["rank_zero.py"]
+
+
+_READERS = """
+import os, sys
+readers = set()
+def noting(read):
+    def noted(self, name, *default):
+        if name in ("RANK", "LOCAL_RANK", "RUNNER_STORE_FD"):
+            frame = sys._getframe(1)
+            while frame.f_code.co_filename.startswith("<frozen"):
+                frame = frame.f_back
+            readers.add(os.path.basename(frame.f_code.co_filename))
+        return read(self, name, *default)
+    return noted
+kind = type(os.environ)
+kind.__getitem__, kind.__contains__ = noting(kind.__getitem__), noting(kind.__contains__)
+from runner.config.resolve import resolve
+from runner.launch.template import import_for
+import_for(resolve(["model=mlp", "zero.stage=1", "device=cpu"]), "runner.training.run:run_rank")
+assert "deepspeed" in sys.modules and "lightning.pytorch" in sys.modules
+print(*sorted(readers))
+"""
