@@ -101,13 +101,14 @@ _VERIFY = Command(
 _EXPORT = Command(
     name="export",
     summary="write a run's whole weights into one safetensors file",
-    usage="RUN_DIR FILE",
+    usage="RUN_DIR FILE [--allow-pickle NAMES]",
     about=(
         "Takes the newest good checkpoint of a run, or a checkpoint's own path, whatever layout wrote it, and writes "
         "all parameters and buffers under the names they have in your model: model.load_state_dict(load_file(FILE)). "
         "The file is read back and compared before the command ends."
     ),
     examples=(("runner export outputs/run/2026-01-31_12-00-00 model.safetensors", "the newest weights of a run"),),
+    flags=(Flag("--allow-pickle", "classes that a checkpoint may call, package.module:name, by commas", "NAMES"),),
     sections=(),
 )
 _DOCTOR = Command(
