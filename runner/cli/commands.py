@@ -114,7 +114,7 @@ _EXPORT = Command(
 _DOCTOR = Command(
     name="doctor",
     summary="say what this machine can run, with a one-line fix for what it cannot",
-    usage="[--collectives] [--json]",
+    usage="[--build NAMES] [--collectives] [--json]",
     about=(
         "Looks at Python and the packages, cores, memory and its limit, GPUs, communication between two ranks, shared "
         "memory, ports, DeepSpeed and libaio, SLURM, submitit, mpirun, disk space and the default recipe's packages. "
@@ -124,8 +124,13 @@ _DOCTOR = Command(
     examples=(
         ("runner doctor", "a table"),
         ("runner doctor --collectives", "and whether collectives are right, and how fast"),
+        ("runner doctor --build async_io,cpu_adam", "and compile what offload=nvme and optimizer=cpu_adam need"),
     ),
-    flags=(_JSON, Flag("--collectives", "also check and time collectives between ranks of this machine")),
+    flags=(
+        _JSON,
+        Flag("--build", "also compile operators of DeepSpeed: async_io, cpu_adam, fused_adam, by commas", "NAMES"),
+        Flag("--collectives", "also check and time collectives between ranks of this machine"),
+    ),
     sections=(),
 )
 
