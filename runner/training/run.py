@@ -166,7 +166,7 @@ def _checkpoints(
             config,
             batches_per_epoch=steps_per_epoch(loaders[0]),
             history=clock.history(module.val_losses),
-            random=strategy.gather_objects(random_state()) or (),
+            random=dict(strategy.saved_parts((strategy.global_rank, random_state())) or ()),
         )
 
     return Checkpoints(
