@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from readme import ROOT
@@ -13,6 +14,7 @@ from runner.config.schema import RunConfig
 from runner.launch.hydra.array import array_problems
 from runner.launch.hydra.settings import LAUNCHER, SWEEPER, plugin_settings, split_words
 from runner.launch.prepare import check_elsewhere
+from runner.launch.slurm.script import batch_script
 
 TEXT = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -43,6 +45,8 @@ def test_every_example_is_looked_at_here() -> None:
 def test_a_job_of_two_nodes() -> None:
     config = resolve(request(of("launcher=slurm")))
     assert (config.launcher.nodes, num_ranks(config)) == (2, 16)
+    script = batch_script(config, Path("run"), ["rank"], working_directory=Path.cwd())
+    assert "--gpus-per-node=8\n" in script
 
 
 def test_an_array_of_twelve() -> None:
