@@ -101,19 +101,20 @@ _VERIFY = Command(
 _EXPORT = Command(
     name="export",
     summary="write a run's whole weights into one safetensors file",
-    usage="RUN_DIR FILE",
+    usage="RUN_DIR FILE [--allow-pickle NAMES]",
     about=(
         "Takes the newest good checkpoint of a run, or a checkpoint's own path, whatever layout wrote it, and writes "
         "all parameters and buffers under the names they have in your model: model.load_state_dict(load_file(FILE)). "
         "The file is read back and compared before the command ends."
     ),
     examples=(("runner export outputs/run/2026-01-31_12-00-00 model.safetensors", "the newest weights of a run"),),
+    flags=(Flag("--allow-pickle", "classes that a checkpoint may call, package.module:name, by commas", "NAMES"),),
     sections=(),
 )
 _DOCTOR = Command(
     name="doctor",
     summary="say what this machine can run, with a one-line fix for what it cannot",
-    usage="[--collectives] [--json]",
+    usage="[--build NAMES] [--collectives] [--json]",
     about=(
         "Looks at Python and the packages, cores, memory and its limit, GPUs, communication between two ranks, shared "
         "memory, ports, DeepSpeed and libaio, SLURM, submitit, mpirun, disk space and the default recipe's packages. "
@@ -123,8 +124,13 @@ _DOCTOR = Command(
     examples=(
         ("runner doctor", "a table"),
         ("runner doctor --collectives", "and whether collectives are right, and how fast"),
+        ("runner doctor --build async_io,cpu_adam", "and compile what offload=nvme and optimizer=cpu_adam need"),
     ),
-    flags=(_JSON, Flag("--collectives", "also check and time collectives between ranks of this machine")),
+    flags=(
+        _JSON,
+        Flag("--build", "also compile operators of DeepSpeed: async_io, cpu_adam, fused_adam, by commas", "NAMES"),
+        Flag("--collectives", "also check and time collectives between ranks of this machine"),
+    ),
     sections=(),
 )
 

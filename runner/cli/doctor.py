@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 
 from runner.cli.arguments import Arguments
-from runner.errors import EXIT_FAILED, EXIT_OK, Problem, raise_problems
+from runner.errors import EXIT_FAILED, EXIT_OK, Problem, did_you_mean, raise_problems
+from runner.optim.operators import OPERATORS
 
 __all__ = ["run"]
 
@@ -21,11 +23,13 @@ def run(arguments: Arguments) -> int:
     """
     why = "`runner doctor` takes no overrides"
     words = [Problem("word", word, "is not understood", why) for word in arguments.words]
-    raise_problems([*arguments.problems, *words])
+    operators = tuple((arguments.value("build") or "").split(",")) if arguments.switch("build") else ()
+    raise_problems([*arguments.problems, *words, *_unknown(operators)])
     from runner.launch.doctor import collectives, examine
+    from runner.launch.doctor_builds import builds
     from runner.launch.run_directory import OUTPUTS
 
-    checks = examine(OUTPUTS)
+    checks = examine(OUTPUTS) + builds(operators)
     if arguments.switch("collectives"):
         checks += collectives(*_ranks())
     good = all(check.ok for check in checks if check.needed)
@@ -36,8 +40,18 @@ def run(arguments: Arguments) -> int:
             print(f"{'ok' if check.ok else 'missing':<8} {check.name:<15} {check.found}")
             if check.fix:
                 print(f"{'':<24} {check.fix}")
-        print("this machine can train" if good else "something that training needs is missing")
+        print("this machine can train" if good else "something that training needs, or that was asked for, is missing")
     return EXIT_OK if good else EXIT_FAILED
+
+
+def _unknown(operators: Sequence[str]) -> Iterator[Problem]:
+    for name in operators:
+        if name not in OPERATORS:
+            why = f"The operators are {', '.join(OPERATORS)}"
+            near = did_you_mean(name, OPERATORS)
+            yield Problem(
+                "--build", name, "is no operator that the runner uses", why, f"--build {near}" if near else ""
+            )
 
 
 def _ranks() -> tuple[str, int]:

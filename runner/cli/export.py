@@ -26,7 +26,8 @@ def run(arguments: Arguments) -> int:
     from runner.training.export import export
 
     file = Path(arguments.words[1])
-    done = export(Path(arguments.words[0]), file)
+    named = arguments.value("allow-pickle")
+    done = export(Path(arguments.words[0]), file, allow_pickle=named.split(",") if named else ())
     step = f" after step {done.step}" if done.step is not None else ""
     print(f"{file}: {done.tensors} tensors, {done.num_bytes / 1e6:.1f} MB, from {done.source}{step}")
     return EXIT_OK

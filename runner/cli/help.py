@@ -45,7 +45,7 @@ Usage:  runner COMMAND [KEY=VALUE ...] [GROUP=OPTION ...]
   RUNNER_FULL_ERROR=1       a whole traceback where a message is not enough
 
 Exit status: 0 done; 1 the run failed; 2 the request is wrong; 3 it does not fit in memory; 4 verify found a
-difference; 130 interrupted."""
+difference; 75 told to stop and resumable; 130 interrupted."""
 
 
 def command_help(command: Command, working_directory: Path) -> str:

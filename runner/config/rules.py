@@ -22,7 +22,7 @@ from runner.config.units import parse_bytes
 from runner.config.zero_table import zero_rules
 from runner.errors import Problem, did_you_mean
 
-__all__ = ["KNOWN_NAMES", "rules"]
+__all__ = ["KNOWN_NAMES", "NEVER_CALLED", "rules"]
 
 # Names that decide what runs; the options of each group have these and no others.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
@@ -38,6 +38,9 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
 _ON_NONFINITE = ("stop", "skip")
 _DEVICES = ("auto", "cpu", "cuda")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+NEVER_CALLED = ("sys", "os", "posix", "nt")
+"""Modules of which torch.load calls nothing, whatever it is told (torch 2.13, torch/_weights_only_unpickler.py)."""
+
 _NOT_YET = "not available in this version"
 
 
@@ -235,13 +238,24 @@ def _trainer(config: RunConfig) -> Iterator[Problem]:
     if trainer.ema_decay is not None and not 0 < trainer.ema_decay < 1:
         fix = "trainer.ema_decay=0.999"
         yield Problem("trainer.ema_decay", trainer.ema_decay, "must lie in (0, 1)", fix=fix)
-    yield from at_least("checkpoint.every", config.checkpoint.every, 1)
-    yield from at_least("checkpoint.keep", config.checkpoint.keep, 1)
-    yield from at_least("checkpoint.keep_best", config.checkpoint.keep_best, 0)
-    if config.checkpoint.keep_best > 0 and trainer.val_every is None:
+
+
+def _checkpoint(config: RunConfig) -> Iterator[Problem]:
+    checkpoint = config.checkpoint
+    yield from at_least("checkpoint.every", checkpoint.every, 1)
+    yield from at_least("checkpoint.keep", checkpoint.keep, 1)
+    yield from at_least("checkpoint.keep_best", checkpoint.keep_best, 0)
+    if checkpoint.keep_best > 0 and config.trainer.val_every is None:
         why = "Checkpoints are compared by the validation at their step, and there is one at the end only"
         rule = "must be 0 without trainer.val_every"
-        yield Problem("checkpoint.keep_best", config.checkpoint.keep_best, rule, why, "trainer.val_every=100")
+        yield Problem("checkpoint.keep_best", checkpoint.keep_best, rule, why, "trainer.val_every=100")
+    for name in checkpoint.allow_pickle:
+        if _TARGET.fullmatch(name) is None:
+            rule = "each must be package.module:name of a class or function"
+            yield Problem("checkpoint.allow_pickle", name, rule, fix="checkpoint.allow_pickle=[]")
+        elif name.partition(":")[0] in NEVER_CALLED:
+            why = f"torch.load calls nothing of {', '.join(NEVER_CALLED)} (torch/_weights_only_unpickler.py)"
+            yield Problem("checkpoint.allow_pickle", name, "cannot be allowed", why, "checkpoint.allow_pickle=[]")
 
 
 def _machine(config: RunConfig) -> Iterator[Problem]:
@@ -282,6 +296,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     lr_scheduler_rules,
     _precision,
     _trainer,
+    _checkpoint,
     _machine,
     launcher_rules,
 )

@@ -211,6 +211,7 @@ class CheckpointConfig:
     keep: int = 1  # newest ones kept
     keep_best: int = 0  # kept beside them, of those at a validation: the ones with the least loss
     asynchronous: bool = False  # every rank writes its own part while training goes on; it costs a copy in memory
+    allow_pickle: list[str] = field(default_factory=list)  # what a file may call: package.module:name of each class
 
 
 @dataclass

@@ -23,8 +23,9 @@ from runner.errors import (
     RequestError,
     raise_problems,
 )
-from runner.launch.failure import status_of
+from runner.launch.failure import RankFailure, status_of
 from runner.launch.local import preempted_reason
+from runner.launch.memory_advice import advise
 from runner.launch.prepare import compile_operators, prepare, write_request
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
 from runner.launch.restart import FAILURES, go_on, has_begun
@@ -102,6 +103,7 @@ def _run(
     if rank > 0:
         compile_operators(config)  # rank 0's machine has them
     _meet(store, rank)
+    failure: RankFailure | None = None
     try:
         with process_group(config, store):
             stopped = load_entry(entry)(config, run_dir)
@@ -110,18 +112,28 @@ def _run(
         return EXIT_INTERRUPTED
     except Exception as error:
         failure = report_failure(error, run_dir, rank)
-        message = f"rank {rank} failed: {failure.summary()}"
-        logger.error("%s", message)
-        failures = _finish(run_dir, status_of(failure.exit_status), message)
-        if step is not None and failure.exit_status == EXIT_FAILED and failures <= config.launcher.max_restarts:
-            requeue(step.job)
-        return failure.exit_status
+    if failure is not None:  # the exception is let go, and what its frames held with it
+        return _account(failure, config, run_dir, rank, step)
     if not stopped:
         return EXIT_OK
     if rank == 0:
         _hand_over(config, run_dir, step, signals)
     _leave_together(store, rank)
     return EXIT_PREEMPTED
+
+
+def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, step: Step | None) -> int:
+    """Tell of a failure, and do about it what can be done; this rank's exit status."""
+    message = f"rank {rank} failed: {failure.summary()}"
+    logger.error("%s", message)
+    status = status_of(failure.exit_status)
+    is_first = _finish(run_dir, status, message)
+    if status == "out_of_memory" and is_first:
+        advise(config, run_dir)
+    failures = int(RunRecord.load(run_dir).extras.get(FAILURES, 0))
+    if step is not None and failure.exit_status == EXIT_FAILED and failures <= config.launcher.max_restarts:
+        requeue(step.job)
+    return failure.exit_status
 
 
 def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
@@ -206,19 +218,14 @@ def _broken(error: BaseException) -> Problem:
     return Problem("request", "", "could not be planned", f"rank 0: {type(error).__name__}: {error}")
 
 
-def _finish(run_dir: Path, status: Status, reason: str) -> int:
-    """The first rank to speak is nearest to the cause; the others leave its word alone.
-
-    Returns:
-        how many times the run has failed so far.
-    """
-    record = RunRecord.load(run_dir)
-    if record.status == "running":
-        record = finish_failed(run_dir, status, reason)
-        if status == "failed":
-            record = record.replace(extras=record.extras | {FAILURES: record.extras.get(FAILURES, 0) + 1})
-            record.save(run_dir)
-    return int(record.extras.get(FAILURES, 0))
+def _finish(run_dir: Path, status: Status, reason: str) -> bool:
+    """Whether this rank was the first to speak: it is nearest to the cause, and the others leave its word alone."""
+    if RunRecord.load(run_dir).status != "running":
+        return False
+    record = finish_failed(run_dir, status, reason)
+    if status == "failed":
+        record.replace(extras=record.extras | {FAILURES: record.extras.get(FAILURES, 0) + 1}).save(run_dir)
+    return True
 
 
 def _hand_over(config: RunConfig, run_dir: Path, step: Step | None, signals: StopSignals | None) -> None:

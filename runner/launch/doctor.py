@@ -61,7 +61,7 @@ class Check:
         ok: whether it is there.
         found: what is there, or why it is not.
         fix: one line that helps; empty where nothing is missing.
-        needed: whether training needs it at all; else only some options do.
+        needed: whether training needs it at all, or it was asked for by name; else only some options do.
     """
 
     name: str

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Iterator
 
 from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import RunConfig
 from runner.errors import Problem
+from runner.optim.operators import has_ninja
 
 __all__ = ["optimizer_needs"]
 
@@ -22,6 +22,6 @@ def optimizer_needs(config: RunConfig) -> Iterator[Problem]:
     if kind.package is not None and importlib.util.find_spec(kind.package) is None:
         why = f"It is {kind.package}'s, which is not installed: pip install 'runner[{kind.extra}]'"
         yield Problem("optimizer.name", name, "must be another on this machine", why, "optimizer=adamw")
-    elif kind.operator is not None and shutil.which("ninja") is None:
+    elif kind.operator is not None and not has_ninja():
         why = f"DeepSpeed compiles its operator {kind.operator} with ninja, which is not found: pip install ninja"
         yield Problem("optimizer.name", name, "must be another on this machine", why, "optimizer=adamw")

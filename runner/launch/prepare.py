@@ -56,7 +56,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
     needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda), *optimizer_needs(config)]
-    needs += _message_problems(config, cuda=cuda)
+    needs += [*_message_problems(config, cuda=cuda), *_device_problems(config)]
     raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
@@ -65,6 +65,14 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     raise_problems(plan.problems)
     compile_operators(config)
     return plan
+
+
+def _device_problems(config: RunConfig) -> Iterator[Problem]:
+    from runner.model.device import device_is_here
+
+    if not device_is_here(config):
+        why = "torch sees no GPU here, `runner doctor` says why"
+        yield Problem("device", config.device, "must be another on this machine", why, "device=cpu")
 
 
 def _message_problems(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runner.config.schema import RunConfig
 from runner.launch.prepare import write_request
 from runner.launch.resume import AUTO, with_checkpoint
-from runner.profile import PROFILE_FILE, read_profile
+from runner.profile import PROFILE_FILE
 from runner.record import RECORD_FILE, RunRecord
 
 if TYPE_CHECKING:
@@ -47,11 +47,10 @@ def go_on(config: RunConfig, run_dir: Path, *, command: str) -> tuple[RunConfig,
     Returns:
         the request as it starts now, and its plan.
     """
-    from runner.model.device import device_memory_bytes
-    from runner.plan.make import make_plan
+    from runner.model.planned import planned
 
     config = from_newest(replace(config, run_dir=str(run_dir)))
-    plan = make_plan(config, read_profile(run_dir), device_memory_bytes=device_memory_bytes(config))
+    plan = planned(config, run_dir)
     write_request(config, plan, run_dir, command=command)
     record = RunRecord.load(run_dir)
     record.replace(extras=record.extras | {RESTARTS: record.extras.get(RESTARTS, 0) + 1}).save(run_dir)

@@ -41,14 +41,22 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
     """
     if config.resume is None:
         return config
-    path = _newest(config) if config.resume == AUTO else _given(Path(config.resume))
-    if path is None:
-        return replace(config, resume=None)
-    from runner.strategy.checkpoint_file import CheckpointError
+    from runner.strategy.checkpoint_file import CheckpointError, PickledError, admitted
     from runner.training.resume import read_progress
 
+    path: Path | None = None
     try:
-        progress, weights = read_progress(path)
+        with admitted(config.checkpoint.allow_pickle):
+            path = _newest(config) if config.resume == AUTO else _given(Path(config.resume))
+            if path is None:
+                return replace(config, resume=None)
+            progress, weights = read_progress(path)
+    except PickledError as error:
+        named = ",".join([*config.checkpoint.allow_pickle, *error.names])
+        why = f"{error}; name what you trust"
+        fix = f"'checkpoint.allow_pickle=[{named}]'"
+        raise_problems([Problem("resume", error.path, "must hold tensors and plain values", why, fix)])
+        raise
     except CheckpointError as error:
         raise_problems([Problem("resume", path, "must be a good checkpoint", str(error), "resume=null")])
         raise
@@ -66,11 +74,15 @@ def continue_record(record: RunRecord, config: RunConfig, run_dir: Path) -> RunR
         record: what the directory has so far.
         config: the request; its ``resume`` is null or a checkpoint's path.
     """
+    from runner.strategy.checkpoint_file import admitted
     from runner.training.resume import History, read_progress
 
     if config.resume is None and not record.steps and not read_steps(run_dir):
         return record
-    history = read_progress(Path(config.resume))[0].history if config.resume is not None else History()
+    history = History()
+    if config.resume is not None:
+        with admitted(config.checkpoint.allow_pickle):
+            history = read_progress(Path(config.resume))[0].history
     with StepLog(run_dir, len(history.loss)) as log:
         for step in range(len(read_steps(run_dir)), len(history.loss)):
             log.write(step=step + 1, loss=history.loss[step], seconds=history.seconds[step])

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
-from runner.config.units import format_bytes
-from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RequestError
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from runner.launch.local import Launch, Outcome, run_ranks
+from runner.launch.memory_advice import advise
 from runner.launch.mpi import become_rank, num_ranks
 from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
     from runner.plan.values import RunPlan
 
-__all__ = ["run_in", "smaller", "train"]
+__all__ = ["run_in", "train"]
 
 logger = logging.getLogger(__name__)
-
-_LESS = 0.8  # of the predicted peak: what the next best request must come under
 
 
 def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console: Console | None = None) -> int:
@@ -103,27 +101,11 @@ def run_in(
     for message in outcome.messages:
         logger.error("%s", message)
     if outcome.status == "out_of_memory":
-        logger.error("%s", smaller(config, plan))
+        advise(config, run_dir)
     if outcome.exit_status != EXIT_OK:
         return outcome.exit_status
     _show(run_dir, console)
     return EXIT_OK
-
-
-def smaller(config: RunConfig, plan: RunPlan) -> str:
-    """What to do about a run that was out of memory where the plan had said that it fits: overrides that need less."""
-    from runner.model.profile import profile_model
-    from runner.plan.make import make_plan
-
-    peak = max(plan.peak_memory_bytes)
-    limited = replace(config, memory_limit=str(int(_LESS * peak)), resume=None)
-    told = f"predicted were {format_bytes(peak)} of {format_bytes(plan.memory_limit_bytes)}"
-    try:
-        problems = make_plan(limited, plan.profile, profile_of=profile_model).problems
-    except RequestError:
-        problems = ()
-    fixes = [problem.fix for problem in problems if problem.fix]
-    return f"{told}. Less is needed with {fixes[0]}" if fixes else f"{told}; nothing tried needs a fifth less"
 
 
 def _run_with_restarts(run_dir: Path, config: RunConfig, plan: RunPlan, *, command: str, entry: str) -> Outcome:

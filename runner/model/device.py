@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.config.schema import RunConfig
 
-__all__ = ["device_memory_bytes", "device_type"]
+__all__ = ["device_is_here", "device_memory_bytes", "device_type"]
 
 
 def device_type(config: RunConfig) -> str:
@@ -16,9 +16,18 @@ def device_type(config: RunConfig) -> str:
     return config.device
 
 
-def device_memory_bytes(config: RunConfig) -> int | None:
-    """Memory of this machine's first accelerator; None where the run does not use one."""
+def device_is_here(config: RunConfig) -> bool:
+    """Whether this machine has what the run computes on; one that only plans or submits may not."""
     if device_type(config) != "cuda":
+        return True
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def device_memory_bytes(config: RunConfig) -> int | None:
+    """Memory of this machine's first accelerator; None where the run does not use one, or there is none here."""
+    if device_type(config) != "cuda" or not device_is_here(config):
         return None
     import torch
 

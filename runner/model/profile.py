@@ -26,7 +26,7 @@ from runner.errors import Problem, RequestError
 from runner.model.boundary import flatten, map_tensors, num_samples, shapes
 from runner.model.chain import LoadedModel, load_model
 from runner.model.data import LossFunction, example_batch, loss_sum
-from runner.model.device import device_memory_bytes
+from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.factor_profile import factors_of
 from runner.model.fused_dropout import FusedDropout
 from runner.model.layer_profile import num_bytes, profile_call
@@ -65,6 +65,10 @@ def profile_model(config: RunConfig) -> ModelProfile:
 
 
 def _profile_model(config: RunConfig) -> ModelProfile:
+    if config.hardware.name == "auto" and not device_is_here(config):
+        why = "It is this machine, which has no GPU to measure and to ask for its memory"
+        rule = "must name the machine that the ranks run on"
+        raise RequestError([Problem("hardware", config.hardware.name, rule, why, "hardware=a100_80gb")])
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
     inputs, targets = example_batch(config.data, samples)
     try:

@@ -28,7 +28,15 @@ from typing import Any
 
 from runner.errors import Problem, RequestError
 
-__all__ = ["load_operators", "needed_operators", "ready_operators"]
+__all__ = [
+    "OPERATORS",
+    "BuildError",
+    "build_operator",
+    "has_ninja",
+    "load_operators",
+    "needed_operators",
+    "ready_operators",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +46,22 @@ _PARTS = {
     "cpu_adam": {"cpu_adam": "CPUAdamBuilder"},
     "fused_adam": {"fused_adam": "FusedAdamBuilder"},
 }
+OPERATORS = tuple(_PARTS)
 _BUILDERS = {part: builder for parts in _PARTS.values() for part, builder in parts.items()}
 _SHOWN_LINES = 3
+
+
+class BuildError(Exception):
+    """An operator that does not compile.
+
+    Attributes:
+        said: the compiler's first errors, a line each.
+        log: all that was said.
+    """
+
+    def __init__(self, said: Sequence[str], log: Path) -> None:
+        super().__init__(f"Compiling it failed, see {log}: {' | '.join(said)}")
+        self.said, self.log = tuple(said), log
 
 
 def needed_operators(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -60,14 +82,29 @@ def ready_operators(names: Sequence[str], *, accelerator: str) -> None:
         RequestError: the compiler failed; its last words are in the problem, all of them in a file that is named.
     """
     for name in names:
-        folder = _folder(name, accelerator)
-        if folder.exists() or _came_with_deepspeed(name):
-            continue
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_suffix(".lock")) as lock:
-            if not folder.exists():  # another process may have made it meanwhile
-                logger.info("compiling DeepSpeed's %s operator (once on this machine, a minute or two)", name)
-                _compile(name, folder, accelerator, lock)
+        try:
+            build_operator(name, accelerator=accelerator)
+        except BuildError as error:
+            raise RequestError([_refusal(name, error)]) from error
+
+
+def build_operator(name: str, *, accelerator: str) -> Path | None:
+    """Compile one of :data:`OPERATORS` unless it is there; its folder, None where it came with DeepSpeed.
+
+    Raises:
+        BuildError: the compiler failed.
+    """
+    folder = _folder(name, accelerator)
+    if folder.exists():
+        return folder
+    if _came_with_deepspeed(name):
+        return None
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(folder.with_suffix(".lock")) as lock:
+        if not folder.exists():  # another process may have made it meanwhile
+            logger.info("compiling DeepSpeed's %s operator (once on this machine, a minute or two)", name)
+            _compile(name, folder, accelerator, lock)
+    return folder
 
 
 def load_operators(names: Sequence[str], *, accelerator: str) -> None:
@@ -133,14 +170,14 @@ def _compile(name: str, folder: Path, accelerator: str, lock: int) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as made:
         environment = {**os.environ, "TORCH_EXTENSIONS_DIR": made, "DS_ACCELERATOR": accelerator}
-        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # ninja's place
+        environment["PATH"] = _search_path()
         command = [sys.executable, "-m", "runner.optim.operators", *_PARTS[name]]
         with log.open("w", encoding="utf-8") as file:
             done = subprocess.run(
                 command, env=environment, stdout=file, stderr=subprocess.STDOUT, pass_fds=(lock,), check=False
             )
         if done.returncode != 0:
-            raise RequestError([_failed(name, log)])
+            raise BuildError(_compilers_words(log), log)
         finished = Path(made) / "finished"
         finished.mkdir()
         for part in _PARTS[name]:
@@ -148,21 +185,30 @@ def _compile(name: str, folder: Path, accelerator: str, lock: int) -> None:
         finished.rename(folder)
 
 
-def _failed(name: str, log: Path) -> Problem:
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    why = f"Compiling it failed, see {log}: {' | '.join(_compilers_words(lines))}"
+def has_ninja() -> bool:
+    """Whether what torch compiles with is found."""
+    return shutil.which("ninja", path=_search_path()) is not None
+
+
+def _search_path() -> str:
+    """Where commands are, this environment's first: pip puts ninja there, which may not be activated."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def _refusal(name: str, error: BuildError) -> Problem:
     if name == "async_io":
-        return Problem("offload", "nvme", f"needs DeepSpeed's {name} operator", why, "offload=optimizer_cpu")
-    return Problem("optimizer", name, f"needs DeepSpeed's {name} operator", why, "optimizer=adamw")
+        return Problem("offload", "nvme", f"needs DeepSpeed's {name} operator", str(error), "offload=optimizer_cpu")
+    return Problem("optimizer", name, f"needs DeepSpeed's {name} operator", str(error), "optimizer=adamw")
 
 
-def _compilers_words(lines: Sequence[str]) -> Sequence[str]:
+def _compilers_words(log: Path) -> Sequence[str]:
     """What was said about the first file that failed, after its command; else why it did not come to compiling."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     failed = next((number for number, line in enumerate(lines) if line.startswith("FAILED:")), None)
     if failed is None:
         return lines[-1:]
     said = list(itertools.takewhile(lambda line: not line.startswith(("[", "ninja:")), lines[failed + 2 :]))
-    return ([line for line in said if "error" in line] or said)[:_SHOWN_LINES]
+    return ([line for line in said if "error" in line] or said)[:_SHOWN_LINES] or [lines[failed]]
 
 
 def _builder(part: str) -> Any:

@@ -140,7 +140,7 @@ def runs_table(report: Report) -> TextTable:
         own = [" ".join(run.record.extras.get("overrides", []) if told == ["overrides"] else differing)] if told else []
         seen = [_shown(run.val_loss, "")] if validated else []
         figures = (_shown(run.median_seconds, "s"), _shown(run.peak_memory_bytes, "B"))
-        rows.append((run.name, *own, run.record.status, _shown(run.loss, ""), *seen, *figures))
+        rows.append((run.name, *own, _progress(run.record), _shown(run.loss, ""), *seen, *figures))
         exact = (run.loss, run.val_loss, run.median_seconds, run.record.samples_per_second, run.peak_memory_bytes)
         configured = (configs[index] for configs in report.differing.values())
         ended = (run.record.status, run.record.steps)
@@ -152,6 +152,12 @@ def runs_table(report: Report) -> TextTable:
     if report.is_cut:
         notes += ("no process runs this sweep any more: its command, with run_dir, goes on with what is left",)
     return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes)
+
+
+def _progress(record: RunRecord) -> str:
+    """How a run ended, or how far it is."""
+    last = record.config.get("trainer", {}).get("max_steps")
+    return f"{record.status} {record.steps}/{last}" if record.status == "running" and last else record.status
 
 
 def _text(value: Any) -> str:

@@ -7,22 +7,27 @@ is a checkpoint in parts, see :mod:`runner.strategy.part_files`; here it is read
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from runner.config.rules import NEVER_CALLED
+from runner.model.targets import import_target
 from runner.strategy.durable_file import TEMPORARY, CheckpointError, durably, first_line
 from runner.strategy.part_files import check_parts, read_parts
 
 __all__ = [
     "CheckpointError",
+    "PickledError",
+    "admitted",
     "checkpoint_files",
     "checkpoint_name",
     "damage_of",
@@ -35,6 +40,33 @@ __all__ = [
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
 _CHUNK_BYTES = 1 << 22
+_ALLOW = "checkpoint.allow_pickle"
+
+
+class PickledError(CheckpointError):
+    """A file that calls what nobody has allowed it to.
+
+    Attributes:
+        path: the file.
+        names: what it calls, ``package.module:name``, as ``checkpoint.allow_pickle`` takes them.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        super().__init__(f"it would call {', '.join(names)} to make what is neither a tensor nor a plain value")
+        self.path = path
+        self.names = tuple(names)
+
+
+@contextlib.contextmanager
+def admitted(names: Sequence[str]) -> Iterator[None]:
+    """Within it, files may call what ``names`` name, ``package.module:name`` each: their code runs, and no other.
+
+    Raises:
+        RequestError: one does not import.
+    """
+    found: list[Any] = [(import_target(_ALLOW, name), name.replace(":", ".")) for name in names]
+    with torch.serialization.safe_globals(found):
+        yield
 
 
 def checkpoint_name(step: int) -> str:
@@ -53,7 +85,11 @@ def checkpoint_files(directory: Path) -> dict[int, Path]:
 
 
 def newest_good_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint without damage, and one line for each newer one that was passed over."""
+    """The newest checkpoint without damage, and one line for each newer one that was passed over.
+
+    Raises:
+        PickledError: the newest may be good, but what it calls is not admitted.
+    """
     passed: list[str] = []
     for path in reversed(checkpoint_files(directory).values()):
         damage = damage_of(path)
@@ -64,7 +100,11 @@ def newest_good_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def damage_of(path: Path) -> str | None:
-    """Why the file cannot be trusted, None for a good one. Reads all of it."""
+    """Why the file cannot be trusted, None for a good one. Reads all of it.
+
+    Raises:
+        PickledError: it may be good, but what it calls is not admitted.
+    """
     try:
         if path.is_dir():
             check_parts(path)
@@ -77,6 +117,8 @@ def damage_of(path: Path) -> str | None:
         return f"it cannot be read: {error.strerror or error}"
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         return f"it is damaged or cut short ({error})"
+    except PickledError:
+        raise
     except CheckpointError as error:
         return str(error)
     return None
@@ -93,11 +135,12 @@ def _check_sums(path: Path) -> None:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint; its tensors are mapped from the file, not read.
 
-    Only tensors and plain values (numbers, text, lists, tuples, dictionaries, None) are admitted: anything else in the
-    file is refused before it is made, so that a stranger's file runs no code.
+    Only tensors and plain values (numbers, text, lists, tuples, dictionaries, None) are read, and what is
+    :func:`admitted`: anything else in the file is refused before it is made, so that a stranger's file runs no code.
 
     Raises:
-        CheckpointError: it is no checkpoint, or holds more than that.
+        PickledError: it holds more than that.
+        CheckpointError: it is no checkpoint.
     """
     content = read_parts(path) if path.is_dir() else _read_file(path)
     if not isinstance(content, dict) or not {"state_dict", "global_step"} <= content.keys():
@@ -109,9 +152,21 @@ def _read_file(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
+        called = _called(path)
+        if called and not any(name.partition(":")[0] in NEVER_CALLED for name in called):
+            raise PickledError(path, called) from error
         raise CheckpointError(f"it holds what is neither a tensor nor a plain value: {first_line(error)}") from error
-    except (RuntimeError, ValueError, EOFError, KeyError) as error:
+    except Exception as error:  # what an admitted class raises, too
         raise CheckpointError(f"it is damaged or no checkpoint: {first_line(error)}") from error
+
+
+def _called(path: Path) -> list[str]:
+    """What a file calls that is not admitted, found without calling it."""
+    try:
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError):
+        return []
+    return sorted(":".join(name.rpartition(".")[::2]) for name in found)
 
 
 def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:

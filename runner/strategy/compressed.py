@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from runner.model.layers import StageModule
 from runner.optim.master import MasterWeights
 from runner.optim.onebit import OneBitOptimizer
 
-__all__ = ["OwnErrors", "attach_compression", "compressing", "gathered_errors", "load_errors", "own_errors"]
+__all__ = ["OwnErrors", "attach_compression", "compressing", "load_errors", "own_errors"]
 
 
 def compressing(optimizer: Optimizer) -> OneBitOptimizer | None:
@@ -84,35 +84,43 @@ def own_errors(optimizer: Optimizer, stages: Mapping[int, StageModule], replica:
     return OwnErrors(*_layout(optimizer, stages), replica, worker, server)
 
 
-def gathered_errors(parts: Sequence[OwnErrors | None]) -> dict[str, dict[str, Tensor]]:
-    """Of all ranks: worker errors [replicas, elements] and server errors [elements] by global name."""
+def load_errors(
+    optimizer: Optimizer, stages: Mapping[int, StageModule], replica: int, saved: Iterable[OwnErrors]
+) -> None:
+    """Take this rank's part; with another number of replicas each takes the mean, so that as much is left over.
+
+    Args:
+        saved: of all ranks of the run that was saved.
+    """
+    onebit = compressing(optimizer)
+    if onebit is None:
+        return
+    names, _ = _layout(optimizer, stages)
+    worker, server = _by_name(saved, set(names))
+    if not worker:
+        return
+    replicas = onebit.num_replicas
+    rows = [worker[name] for name in names]
+    own = [row[replica] if len(row) == replicas else torch.stack(row).mean(dim=0) for row in rows]
+    onebit.compression.load(torch.cat(own), torch.cat([server[name] for name in names]))
+
+
+def _by_name(saved: Iterable[OwnErrors], wanted: Set[str]) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
+    """Worker errors, [elements] of each replica, and server errors, [elements]: of stages with a ``wanted`` name."""
     by_stage: dict[tuple[str, ...], list[OwnErrors]] = {}
-    for part in parts:
-        if part is not None:
+    for part in saved:
+        if not wanted.isdisjoint(part.names):
             by_stage.setdefault(tuple(part.names), []).append(part)
-    found: dict[str, dict[str, Tensor]] = {"worker": {}, "server": {}}
+    worker: dict[str, list[Tensor]] = {}
+    server: dict[str, Tensor] = {}
     for names, replicas in by_stage.items():
         replicas.sort(key=lambda part: part.replica)
         sizes = replicas[0].sizes
-        worker = torch.split(torch.stack([part.worker for part in replicas]), sizes, dim=1)
-        server = torch.split(torch.cat([part.server for part in replicas]), sizes)
-        found["worker"] |= {name: rows.clone() for name, rows in zip(names, worker, strict=True)}
-        found["server"] |= {name: row.clone() for name, row in zip(names, server, strict=True)}
-    return found if found["worker"] else {}
-
-
-def load_errors(
-    optimizer: Optimizer, stages: Mapping[int, StageModule], replica: int, saved: Mapping[str, Mapping[str, Tensor]]
-) -> None:
-    """Take this rank's part; with another number of replicas each takes the mean, so that as much is left over."""
-    onebit = compressing(optimizer)
-    if onebit is None or not saved:
-        return
-    names, _ = _layout(optimizer, stages)
-    replicas = onebit.num_replicas
-    rows = [saved["worker"][name] for name in names]
-    own = [row[replica] if len(row) == replicas else row.mean(dim=0) for row in rows]
-    onebit.compression.load(torch.cat(own), torch.cat([saved["server"][name] for name in names]))
+        rows = zip(*(torch.split(part.worker, sizes) for part in replicas), strict=True)
+        worker |= {name: list(row) for name, row in zip(names, rows, strict=True)}
+        chunks = torch.split(torch.cat([part.server for part in replicas]), sizes)
+        server |= dict(zip(names, chunks, strict=True))
+    return worker, server
 
 
 def _layout(optimizer: Optimizer, stages: Mapping[int, StageModule]) -> tuple[list[str], list[int]]:

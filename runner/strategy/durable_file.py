@@ -48,7 +48,7 @@ def durably(path: Path) -> Iterator[Path]:
         if isinstance(error, CheckpointError):
             raise RunFailedError(
                 f"the checkpoint {path} could not be loaded again: {error}; the state of callbacks, too, must be "
-                "tensors and plain values"
+                "tensors and plain values, or, in whole files, of classes that checkpoint.allow_pickle names"
             ) from error
         if isinstance(error, OSError | RuntimeError | SafetensorError):  # torch puts its own on top of the cause
             cause = error.__context__ if isinstance(error.__context__, OSError) else error

@@ -22,7 +22,7 @@ from runner.errors import raise_problems
 from runner.optim.master import MasterWeights
 from runner.strategy.checkpoint_file import read_checkpoint, write_checkpoint
 from runner.strategy.collectives import CollectiveStrategy
-from runner.strategy.compressed import gathered_errors, load_errors, own_errors
+from runner.strategy.compressed import OwnErrors, load_errors, own_errors
 from runner.strategy.state import (
     gather_optimizer_state,
     load_buffers,
@@ -38,7 +38,7 @@ _REPLICA_BUFFERS = "replica_buffers"
 """Key of the buffers of the replicas after the first, by replica and global name: each has seen other samples."""
 
 _ERRORS = "compression_errors"
-"""Key, in an optimizer's state, of what a 1-bit optimizer left over."""
+"""Key, in an optimizer's state, of what a 1-bit optimizer left over, by rank."""
 
 
 Value = TypeVar("Value")
@@ -117,8 +117,9 @@ class WholeCheckpointStrategy(CollectiveStrategy):
         assert self.engine is not None
         self.engine.settle()
         state = self.saved_optimizer_state(self._own_optimizer_state(optimizer))
-        parts = self.gather_objects(own_errors(optimizer, self.engine.stages, self.replica))
-        errors = gathered_errors(parts or [])
+        own = own_errors(optimizer, self.engine.stages, self.replica)
+        parts = self.saved_parts((self.global_rank, dict(vars(own)) if own is not None else None))
+        errors = {rank: part for rank, part in parts or [] if part is not None}
         state |= {_ERRORS: errors} if errors else {}
         scale = self.engine.update.scale
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
@@ -186,7 +187,8 @@ class WholeCheckpointStrategy(CollectiveStrategy):
         assert self.engine is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             self._load_optimizer_state(optimizer, state)
-            load_errors(optimizer, self.engine.stages, self.replica, state.get(_ERRORS, {}))
+            errors = [OwnErrors(**part) for part in state.get(_ERRORS, {}).values()]
+            load_errors(optimizer, self.engine.stages, self.replica, errors)
             if "loss_scale" in state:
                 self.engine.update.scale.load_state_dict(state["loss_scale"])
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runner.errors import Problem, RequestError, RunFailedError
-from runner.strategy.checkpoint_file import CheckpointError, damage_of, newest_good_checkpoint, read_checkpoint
+from runner.strategy.checkpoint_file import (
+    CheckpointError,
+    PickledError,
+    admitted,
+    damage_of,
+    newest_good_checkpoint,
+    read_checkpoint,
+)
+from runner.strategy.part_files import has_parts
 
 __all__ = ["Exported", "export"]
 
@@ -42,8 +50,11 @@ class Exported:
     num_bytes: int
 
 
-def export(source: Path, file: Path) -> Exported:
+def export(source: Path, file: Path, *, allow_pickle: Sequence[str] = ()) -> Exported:
     """Write the weights of ``source``, a run's directory or a checkpoint, into ``file``, and read them back.
+
+    Args:
+        allow_pickle: what the checkpoint may call, see :func:`runner.strategy.checkpoint_file.admitted`.
 
     Raises:
         RequestError: there are no good weights in ``source``, or ``file`` cannot be written there.
@@ -52,14 +63,20 @@ def export(source: Path, file: Path) -> Exported:
     if file.is_dir() or not file.absolute().parent.is_dir():
         rule = "must be a file in a folder that exists"
         raise RequestError([Problem("FILE", file, rule, fix=f"{file.name or 'model'}.safetensors")])
-    found, step, weights = _weights(source)
+    try:
+        with admitted(allow_pickle):
+            found, step, weights = _weights(source)
+    except PickledError as error:
+        fix = f"--allow-pickle {','.join([*allow_pickle, *error.names])}"
+        rule = "must hold tensors and plain values"
+        raise RequestError([Problem("RUN_DIR", error.path, rule, f"{error}; name what you trust", fix)]) from error
     whole = _apart(weights)
     _write(whole, file, {"format": "pt", **({"step": str(step)} if step is not None else {})})
     return Exported(found, step, len(whole), sum(tensor.nbytes for tensor in whole.values()))
 
 
 def _weights(source: Path) -> tuple[Path, int | None, Mapping[str, Tensor]]:
-    if source.is_file():
+    if source.is_file() or (source.is_dir() and has_parts(source)):
         damage = damage_of(source)
         if damage is not None:
             raise RequestError([Problem("RUN_DIR", source, "must be a run's directory or a good checkpoint", damage)])

@@ -14,10 +14,9 @@ from runner.engine.engine import EngineOptions
 from runner.errors import RunFailedError
 from runner.model.chain import LoadedModel, load_model
 from runner.model.data import Datasets, load_datasets
-from runner.model.device import device_memory_bytes, device_type
+from runner.model.device import device_type
+from runner.model.planned import planned
 from runner.model.precision import autocast_of, dtype_of
-from runner.plan.choose import read_chosen
-from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
 from runner.plan.zero import shares_by_itself
 from runner.profile import ModelProfile, read_profile
@@ -55,16 +54,14 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
         RequestError: the user's model, data or loss is not what it must be.
         RunFailedError: the model is not the one that was planned.
     """
-    profile = read_profile(run_dir)
-    chosen = read_chosen(run_dir, config)
-    plan = make_plan(config, profile, schedule=chosen, device_memory_bytes=device_memory_bytes(config))
+    plan = planned(config, run_dir)
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
     model = _model(config, plan)
     module = trainable(model, strategy, config)
     validate = validate and (model.module is None or validates(model.module, model.step))
     loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
-    return RankParts(profile, plan, strategy, module, loaders)
+    return RankParts(read_profile(run_dir), plan, strategy, module, loaders)
 
 
 def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:

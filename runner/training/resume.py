@@ -7,7 +7,7 @@ in which hook a checkpoint was saved.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ __all__ = ["ENTRY", "History", "Progress", "follow_config", "loop_state", "read_
 ENTRY = "runner"
 """The key of a checkpoint that holds a :class:`Progress`."""
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Progress:
         batches: batches taken, over all epochs.
         batches_per_epoch: of the training data; None for an iterable dataset, which is one endless epoch.
         history: for the record.
-        random: the random state of every rank, see :mod:`runner.training.random_state`.
+        random: the random state of every rank, of a checkpoint in parts this rank's; see
+            :mod:`runner.training.random_state`.
         config: the resolved configuration as plain containers.
         fingerprint: of that configuration.
     """
@@ -62,7 +63,7 @@ class Progress:
     batches: int
     batches_per_epoch: int | None
     history: History
-    random: tuple[dict[str, Any], ...]
+    random: Mapping[int, dict[str, Any]]
     config: dict[str, Any]
     fingerprint: str
 
@@ -74,7 +75,7 @@ class Progress:
         *,
         batches_per_epoch: int | None,
         history: History,
-        random: Sequence[dict[str, Any]],
+        random: Mapping[int, dict[str, Any]],
     ) -> Progress:
         """Of a trainer whose last step is complete."""
         return cls(
@@ -82,7 +83,7 @@ class Progress:
             batches=trainer.fit_loop.epoch_loop.batch_progress.total.processed,  # type: ignore[attr-defined]
             batches_per_epoch=batches_per_epoch,
             history=history,
-            random=tuple(random),
+            random=random,
             config=to_container(config),
             fingerprint=fingerprint(config),
         )
@@ -97,7 +98,7 @@ class Progress:
 
     def random_of(self, rank: int) -> dict[str, Any]:
         """The random state of a rank; a rank that the saved run did not have takes rank 0's."""
-        return self.random[rank] if rank < len(self.random) else self.random[0]
+        return self.random.get(rank, self.random[0])
 
     def to_entry(self) -> dict[str, Any]:
         """Tensors and plain values for the checkpoint."""
@@ -109,7 +110,7 @@ class Progress:
             "loss": torch.tensor(self.history.loss, dtype=torch.float64),
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "val_loss": [list(pair) for pair in self.history.val_loss],
-            "random": list(self.random),
+            "random": dict(self.random),
             "config": json.dumps(self.config),
             "fingerprint": self.fingerprint,
         }
@@ -127,7 +128,7 @@ class Progress:
             batches=entry["batches"],
             batches_per_epoch=entry["batches_per_epoch"],
             history=history,
-            random=tuple(entry["random"]),
+            random=entry["random"],
             config=json.loads(entry["config"]),
             fingerprint=entry["fingerprint"],
         )

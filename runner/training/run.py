@@ -21,7 +21,7 @@ from runner.model.lightning_module import brings
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.record import RunRecord, StepLog
-from runner.strategy.checkpoint_file import CheckpointError
+from runner.strategy.checkpoint_file import CheckpointError, admitted
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
@@ -68,6 +68,11 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
         RequestError: the user's model, data or loss is not what it must be, or not the checkpoint's.
         RunFailedError: a step failed.
     """
+    with admitted(config.checkpoint.allow_pickle):
+        return _train(config, run_dir, watchers, validate=validate)
+
+
+def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, validate: bool) -> bool:
     rank = int(os.environ.get("RANK", "0"))
     _set_up_logging(rank)
     parts = load_parts(config, run_dir, rank, validate=validate)
@@ -161,7 +166,7 @@ def _checkpoints(
             config,
             batches_per_epoch=steps_per_epoch(loaders[0]),
             history=clock.history(module.val_losses),
-            random=strategy.gather_objects(random_state()) or (),
+            random=dict(strategy.saved_parts((strategy.global_rank, random_state())) or ()),
         )
 
     return Checkpoints(

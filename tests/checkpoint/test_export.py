@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from runner.cli.main import main
 from runner.errors import RequestError, RunFailedError
 from runner.strategy.checkpoint_file import write_checkpoint
+from runner.strategy.part_files import write_part
 from runner.training import export as exporting
 from runner.training.export import export
 
@@ -51,6 +52,16 @@ def test_damage_is_passed_over_and_a_checkpoint_may_be_named(tmp_path: Path) -> 
     assert export(tmp_path / "checkpoints" / "step-1.ckpt", tmp_path / "b.safetensors").step == 1
     with pytest.raises(RequestError, match="step-2.ckpt: must be .* a good checkpoint. it is damaged"):
         export(tmp_path / "checkpoints" / "step-2.ckpt", tmp_path / "c.safetensors")
+
+
+def test_a_checkpoint_in_parts_may_be_named(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints" / "step-3.ckpt"
+    for rank in range(2):
+        write_part({"state_dict": {f"{rank}.weight": torch.ones(2)}, "global_step": 3}, place, rank, 2)
+    assert export(place, tmp_path / "a.safetensors").tensors == 2
+    (place / "rank-1-of-2.safetensors").unlink()
+    with pytest.raises(RequestError, match="the part of rank 1 of 2 is not there"):
+        export(place, tmp_path / "b.safetensors")
 
 
 def test_without_checkpoints_the_runs_weights_are_taken(tmp_path: Path) -> None:

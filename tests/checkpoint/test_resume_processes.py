@@ -30,6 +30,15 @@ LAYOUTS = {
 }
 
 
+_BITS = [
+    "optimizer=onebit_adam",
+    "optimizer.freeze_step=4",
+    "parallelism.pipeline=2",
+    "parallelism.data=2",
+    "trainer.grad_clip_norm=null",
+]
+
+
 def checkpoint(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step}.ckpt"
 
@@ -78,6 +87,24 @@ def test_every_replica_goes_on_with_its_own_running_statistics(tmp_path: Path) -
     ours, theirs = (read_checkpoint(checkpoint(place, 8)) for place in (tmp_path / "resumed", whole))
     expected = theirs["replica_buffers"][1]
     assert [name for name in expected if not torch.equal(ours["replica_buffers"][1][name], expected[name])] == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_what_compression_left_over_goes_on(asynchronous: str, tmp_path: Path) -> None:
+    """Each rank's own, in a whole file as in parts; with one replica the mean is taken."""
+    request = [*_BITS, f"checkpoint.asynchronous={asynchronous}"]
+    whole = tmp_path / "whole"
+    assert train(whole, *request).returncode == 0
+    left = read_checkpoint(checkpoint(whole, 6))["optimizer_states"][0]["compression_errors"]
+    assert sorted(left) == [0, 1, 2, 3]
+    assert float(left[3]["worker"].abs().sum()) > 0
+    done = train(tmp_path / "resumed", *request, f"resume={checkpoint(whole, 6)}")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(whole, tmp_path / "resumed")
+    done = train(tmp_path / "fewer", *request, "parallelism.data=1", f"resume={checkpoint(whole, 6)}")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.full

@@ -12,8 +12,10 @@ import pytest
 from runner.cli.main import main
 from runner.config.container import fingerprint
 from runner.config.links import links_file
-from runner.launch import collectives, doctor
+from runner.launch import collectives, doctor, doctor_builds
 from runner.launch.doctor import PYTHON, VERSIONS, Check, examine
+from runner.launch.doctor_builds import builds
+from runner.optim.operators import BuildError
 from runner.plan.ordered import resolve_request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +74,7 @@ def test_what_is_missing_is_told_with_a_fix(
     assert found["default recipe"].fix == "pip install emoji emosvg resvg-py pillow"
     assert found["deepspeed"].fix
     assert main(["doctor"]) == 1
-    assert "something that training needs is missing" in capsys.readouterr().out
+    assert "something that training needs, or that was asked for, is missing" in capsys.readouterr().out
 
 
 def test_ranks_that_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,3 +117,58 @@ def test_a_collective_that_is_wrong_or_fails_is_told(tmp_path: Path, monkeypatch
     with pytest.raises(RuntimeError, match="no route"):
         collectives.measure_collectives(2, "cpu")
     assert not links_file().exists()
+
+
+# It answers what torch asks of a compiler first, and fails at the first source with more words than that one error.
+BROKEN_COMPILER = """#!/bin/sh
+case "$*" in
+  -v|--version) echo 'gcc version 12.2.0' ; exit 0 ;;
+  -dumpfullversion*) echo 12.2.0 ; exit 0 ;;
+esac
+echo 'In file included from somewhere.h:1:' >&2
+echo 'adam.cpp:3:10: fatal error: nothing.h: No such file or directory' >&2
+echo 'compilation terminated.' >&2
+exit 1
+"""
+
+
+@pytest.mark.slow
+def test_an_operator_that_does_not_compile_is_told_with_the_compilers_first_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(BROKEN_COMPILER, encoding="utf-8")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "made"))
+    monkeypatch.setattr(doctor, "examine", lambda outputs: [])
+    assert main(["doctor", "--build", "cpu_adam", "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["checks"]
+    assert (row["name"], row["status"]) == ("cpu_adam", "missing")
+    assert row["found"] == "adam.cpp:3:10: fatal error: nothing.h: No such file or directory"
+    log = Path(row["fix"].removeprefix("all that was said is in "))
+    assert "compilation terminated." in log.read_text(encoding="utf-8")
+
+
+def test_what_compiling_lacks_is_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, *, accelerator: str) -> None:
+        raise BuildError(["sh: no such file"], Path("build.log"))
+
+    monkeypatch.setattr(doctor_builds, "build_operator", fail)
+    monkeypatch.setattr(doctor_builds, "has_libaio", lambda: False)
+    monkeypatch.setenv("CXX", "no_such_compiler -O2")
+    (row,) = builds(["async_io"])
+    assert (row.ok, row.needed, row.found) == (False, True, "sh: no such file")
+    assert row.fix == "there is no compiler no_such_compiler: apt-get install g++, or set CXX"
+    monkeypatch.setenv("CXX", "sh")
+    assert [row.fix for row in builds(["async_io"])] == ["apt-get install libaio-dev"]
+    assert [row.fix for row in builds(["cpu_adam"])] == ["all that was said is in build.log"]
+    monkeypatch.setattr(doctor_builds, "build_operator", lambda name, *, accelerator: Path("made", name, accelerator))
+    (row,) = builds(["cpu_adam"])
+    assert row.ok
+    assert not row.fix
+
+
+def test_an_unknown_operator_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--build", "cpu_adam,asyncio"]) == 2
+    assert "--build = asyncio: is no operator" in capsys.readouterr().err

@@ -46,6 +46,17 @@ def test_a_rank_that_fails_is_named_in_the_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_out_of_memory_is_told_what_needs_less(tmp_path: Path) -> None:
+    _, _, err = _torchrun(tmp_path, "last_rank_is_out_of_memory", *PIPELINE, "run_dir=run")
+    assert "exitcode  : 3" in err
+    record = RunRecord.load(tmp_path / "run")
+    assert record.status == "out_of_memory"
+    assert str(record.reason).startswith("rank 1 failed: RuntimeError")
+    assert str(record.extras["advice"]).startswith("predicted were ")
+    assert str(record.extras["advice"]) in err
+
+
+@pytest.mark.slow
 def test_a_wrong_number_of_ranks_is_seen_before_any_collective(tmp_path: Path) -> None:
     status, _, err = _torchrun(tmp_path, "succeed", *OVERRIDES, "parallelism.pipeline=3")
     assert status == 1  # torchrun's own

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from runner.config.resolve import resolve
 from runner.config.rules import rules
 from runner.config.schema import LauncherConfig, ParallelismConfig, RunConfig
 from runner.errors import DoesNotFitError, RequestError
+from runner.launch.prepare import prepare
 from runner.launch.slurm.script import batch_script
 from runner.launch.slurm.step import Step, current_step, tasks_per_node
 from runner.launch.slurm.submit import print_script
@@ -72,6 +74,20 @@ def test_gpus_follow_from_the_device() -> None:
     assert "#SBATCH --gpus-per-node=4\n" in script
     assert '#SBATCH --output="/shared/100%%/run/logs/slurm.log"\n' in script
     assert "cd '/shared/a b' || exit 1\n" in script
+
+
+def test_a_login_node_without_a_gpu_submits_for_those_that_have_some(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda = ("device=cuda", "parallelism.pipeline=2")
+    assert print_script(resolve([*SLURM, *cuda, "hardware=a100_80gb"])) == 0
+    assert "#SBATCH --gpus-per-node=2\n" in capsys.readouterr().out
+    with pytest.raises(RequestError, match=r"hardware = auto: must name the machine .* Try hardware=a100_80gb\."):
+        print_script(resolve([*SLURM, *cuda]))
+    for hardware in ("auto", "a100_80gb"):
+        with pytest.raises(RequestError, match=r"device = cuda: must be another on this machine\..* Try device=cpu\."):
+            prepare(resolve(["model=mlp", *cuda, f"hardware={hardware}"]))
 
 
 @pytest.mark.parametrize(

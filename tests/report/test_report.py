@@ -24,7 +24,12 @@ from runner.report.write import tables
 def _ok(lr: float = 0.1, **changes: Any) -> RunRecord:
     return RunRecord(
         status="ok",
-        config={"name": "demo", "optimizer": {"lr": lr, "betas": [0.9, 0.999]}, "run_dir": f"/somewhere/{lr}"},
+        config={
+            "name": "demo",
+            "optimizer": {"lr": lr, "betas": [0.9, 0.999]},
+            "trainer": {"max_steps": 3},
+            "run_dir": f"/somewhere/{lr}",
+        },
         steps=3,
         loss=[3.0, 2.0, 1 / 3],
         val_loss=[[3, 0.25]],
@@ -93,7 +98,7 @@ def test_every_job_keeps_its_row_and_its_reason(sweep: Path) -> None:
         ("0", "optimizer.lr=0.1", "ok", "0.3333", "0.25", "200 ms", "100 B"),
         ("1", "optimizer.lr=0.2", "failed", "nan", "-", "-", "-"),
         ("2", "optimizer.lr=no|number", "unsupported", "-", "-", "-", "-"),
-        ("3", "optimizer.lr=0.3", "running", "4", "-", "2 s", "-"),
+        ("3", "optimizer.lr=0.3", "running 2/3", "4", "-", "2 s", "-"),
     )
     assert table.notes == ("1: rank 1 (stage 1, layers 4..7) died: SIGKILL", "2: a: no.\nb: no.")
 

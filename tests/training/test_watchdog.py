@@ -12,7 +12,7 @@ import pytest
 from user_project import make_directory, record, train
 
 from runner.config.resolve import resolve
-from runner.launch.start import smaller
+from runner.launch.memory_advice import smaller
 from runner.model.profile import profile_model
 from runner.plan.make import make_plan
 from runner.record import RunRecord, hang_file
