@@ -27,11 +27,11 @@ from runner.plan.values import RunPlan
 from runner.recipes.benchmarks.result import publish
 from runner.recipes.benchmarks.workload import GptSize
 
-__all__ = ["Trained", "contestants", "main", "table", "train", "workload"]
+__all__ = ["SIZE", "Trained", "contestants", "main", "plan_of", "table", "train", "workload"]
 
 SIZE = GptSize(layers=4, width=128, sequence_length=64, vocab_size=256, heads=4)
 _SAMPLES = 2  # of a micro-batch
-_KFAC = ("optimizer=kfac", "optimizer.momentum=0.9", "optimizer.lr=0.01", "optimizer.damping=1e-6")
+_KFAC = ("optimizer=kfac", "optimizer.momentum=0.9", "optimizer.lr=0.003", "optimizer.damping=1e-2")
 _COLUMNS = (
     ("new inverses every", "{interval}"),
     ("busy, predicted", "{busy_predicted:.1%}"),
@@ -93,7 +93,7 @@ def contestants(interval: int) -> dict[str, tuple[str, ...]]:
     }
 
 
-def planned(overrides: Sequence[str]) -> RunPlan:
+def plan_of(overrides: Sequence[str]) -> RunPlan:
     """The plan of a request."""
     config = resolve(overrides)
     return make_plan(config, profile_model(config))
@@ -110,7 +110,7 @@ def train(overrides: Sequence[str]) -> Trained:
         command = [sys.executable, "-m", "runner", "train", *overrides, f"run_dir={run_dir}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         record = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
-    return Trained(record, planned(overrides))
+    return Trained(record, plan_of(overrides))
 
 
 def table(found: Mapping[str, Trained], interval: int) -> str:
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/pipefisher.json"))
     options = parser.parse_args()
     shared = workload(SIZE, microbatches=options.microbatches, steps=options.steps)
-    interval = planned([*shared, *contestants(1)["pipefisher, kfac"]]).schedule.windows
+    interval = plan_of([*shared, *contestants(1)["pipefisher, kfac"]]).schedule.windows
     found = {name: train([*shared, *own]) for name, own in contestants(interval).items()}
     publish(
         "pipefisher",

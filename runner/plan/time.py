@@ -132,5 +132,7 @@ def _finish(schedule: Schedule, played: Simulation, costs: StageCosts) -> list[f
         moment = 0.0
         for stage in sorted(schedule.stages_of(rank), key=lambda stage: last[stage]):
             moment = max(moment, last[stage]) + (costs.reduce[stage] if costs.reduce else 0.0)
+        if schedule.has_curvature:
+            moment = max(moment, played.end[rank][-1])  # K-FAC's work at the end, whose inverses the step uses
         finish.append(moment + sum(costs.step[stage] for stage in schedule.stages_of(rank)))
     return finish

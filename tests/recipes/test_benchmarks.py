@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from runner.config.resolve import resolve
+from runner.config.rules import rules
 from runner.recipes.benchmarks import (
     auto,
     checkpoints,
     jitter,
     one_process,
+    pipefisher,
     prediction,
     sleeping_stages,
     two_stages,
@@ -151,3 +154,26 @@ def test_zero_takes_turns_with_a_hand_written_loop(tmp_path: Path):
     measured = run_ranks(2, run)
     two_stages.require_equal(measured["losses"])
     assert [len(values) for values in measured["seconds"].values()] == [2, 2]
+
+
+def test_pipefisher_prints_what_a_run_recorded():
+    """Its contestants can be planned, and share all but the optimizer's and the schedule's keys."""
+    shared = pipefisher.workload(pipefisher.GptSize(2, 16, 8, 20, 2), microbatches=2, steps=4)
+    asked = pipefisher.contestants(3)
+    plan = pipefisher.plan_of([*shared, *asked["pipefisher, kfac"], "cost.B=4"])
+    record = {
+        "bubble_ratio": {"predicted": 0.1, "measured": 0.2},
+        "step_seconds": {"predicted": 0.004, "all": [0.004, 0.006]},
+        "seconds": {"compute": 3.0, "bubble": 1.0, "optimizer": 0.5, "data": 0.5},
+        "loss": [4.0, 3.0, 2.0, 1.0],
+    }
+    printed = pipefisher.table({"pipefisher, kfac": pipefisher.Trained(record, plan)}, plan.schedule.windows)
+    head, rule, row = printed.splitlines()
+    assert head.count("|") == rule.count("|") == row.count("|")
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    without = f"{plan.time.utilisation_without_curvature:.1%}"
+    every = f"{plan.schedule.windows} steps"
+    assert cells[:8] == ["pipefisher, kfac", every, "90.0%", "80.0%", without, "4.0 ms", "5.0 ms", "70.0%"]
+    assert cells[8:] == ["4.000", "3.000", "2.000", "1.000"]
+    for own in asked.values():
+        assert rules(resolve([*shared, *own])) == []
