@@ -7,6 +7,7 @@ environment of a rank but for what ranks differ in (:func:`runner.launch.rank.ra
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import os
@@ -25,6 +26,8 @@ from runner.launch.rank import rank_variables, run
 from runner.launch.supervise import die_with_parent, ignore_preemption
 
 __all__ = ["import_for", "main"]
+
+_PR_SET_NAME = 15
 
 
 def main(config_file: Path, run_dir: Path, entry: str, store: int, count: int, tell: int, gate: int) -> None:
@@ -66,6 +69,7 @@ def import_for(config: RunConfig, entry: str) -> None:
 def _become(rank: int, run_dir: Path, store: int) -> None:
     """Make this process what an executed rank would be."""
     os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"rank %d" % rank)  # for ps and top: the command line is the template's
     os.environ.update(rank_variables(rank, store))
     if rank > 0:
         os.close(store)
