@@ -7,24 +7,32 @@ environment of a rank but for what ranks differ in (:func:`runner.launch.rank.ra
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import importlib
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import numpy
-import torch
-from lightning_utilities.core.rank_zero import rank_zero_only
-
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.resolve import load
 from runner.config.schema import RunConfig
 from runner.launch.failure import log_file
-from runner.launch.rank import rank_variables, run
+from runner.launch.rank import load_entry, rank_variables, run
 from runner.launch.supervise import die_with_parent, ignore_preemption
 
 __all__ = ["import_for", "main"]
+
+_PR_SET_NAME = 15
+_OPTIMIZERS = {
+    "cpu_adam": "runner.optim.deepspeed",
+    "adam4bit": "runner.optim.few_bits",
+    "adam_fp8": "runner.optim.few_bits",
+    "lars": "runner.optim.large_batch",
+    "lamb": "runner.optim.large_batch",
+}
+"""The modules of optimizers that import a library."""
 
 
 def main(config_file: Path, run_dir: Path, entry: str, store: int, count: int, tell: int, gate: int) -> None:
@@ -56,16 +64,30 @@ def import_for(config: RunConfig, entry: str) -> None:
 
     A user's own modules are left to the ranks: they may look at the rank's number, or begin threads.
     """
-    packages = [OPTIMIZERS[config.optimizer.name].package, "deepspeed" if config.zero.stage is not None else None]
-    for module in (entry.partition(":")[0], *packages):
+    imports: list[Callable[[], object]] = [partial(load_entry, entry)]
+    if config.zero.stage is not None:
+        imports.append(_import_deepspeed)
+    if config.optimizer.name in _OPTIMIZERS:
+        imports.append(partial(importlib.import_module, _OPTIMIZERS[config.optimizer.name]))
+    for one in imports:
         with contextlib.suppress(Exception):
-            if module is not None:
-                importlib.import_module(module)
+            one()
+
+
+def _import_deepspeed() -> None:
+    from runner.strategy.deepspeed_stage import import_deepspeed
+
+    import_deepspeed("cpu")
 
 
 def _become(rank: int, run_dir: Path, store: int) -> None:
     """Make this process what an executed rank would be."""
+    import numpy
+    import torch
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
     os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"rank %d" % rank)  # for ps and top: the command line is the template's
     os.environ.update(rank_variables(rank, store))
     if rank > 0:
         os.close(store)

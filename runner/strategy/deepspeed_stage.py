@@ -25,7 +25,7 @@ from runner.model.layers import StageModule
 from runner.optim.operators import load_operators, needed_operators
 from runner.strategy.twin_flow import TwinFlow
 
-__all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "start_deepspeed"]
+__all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "import_deepspeed", "start_deepspeed"]
 
 _STAGE_3 = 3
 _MEASURED_BACKWARDS = 8  # after so many, gradients have been as many as they will be
@@ -76,19 +76,27 @@ class StageGroups:
 
 
 def start_deepspeed(device: torch.device, settings: Mapping[str, Any], local_rank: int) -> Any:
-    """Import DeepSpeed (seconds) for this device, on top of torch.distributed; a single rank gets its own group.
+    """DeepSpeed, ready for this device, on top of torch.distributed; a single rank gets its own group.
 
     Args:
         settings: DeepSpeed's configuration: what it needs compiled is loaded.
     """
-    if device.type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
     if not dist.is_initialized():
         from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    deepspeed = import_deepspeed(device.type)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+    load_operators(needed_operators(settings), accelerator=device.type)
+    return deepspeed
+
+
+def import_deepspeed(device_type: str) -> Any:
+    """Import DeepSpeed (seconds) for ``cpu`` or ``cuda``, and have it say what goes wrong alone."""
+    if device_type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")  # of its collectives
     import deepspeed
     from deepspeed.utils import logger
@@ -96,8 +104,6 @@ def start_deepspeed(device: torch.device, settings: Mapping[str, Any], local_ran
     logger.setLevel(logging.ERROR)
     # An operator for inference that torch's collectives need not, but that every rank would compile and load.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
-    load_operators(needed_operators(settings), accelerator=device.type)
     return deepspeed
 
 

@@ -92,6 +92,7 @@ def describe(config: RunConfig, run_dir: Path) -> None:
     """What a rank finds where it begins, as JSON."""
     found = {
         "origin": sys.orig_argv[2],
+        "name": Path("/proc/self/comm").read_text().strip(),
         "rank": [os.environ["RANK"], os.environ["LOCAL_RANK"], rank_zero_only.rank],
         "store": os.environ.get("RUNNER_STORE_FD") is not None,
         "leads": os.getsid(0) == os.getpid(),

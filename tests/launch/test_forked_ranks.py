@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import user_code
 from launch_helpers import HERE, OVERRIDES, ROOT, Started, wait_for
 from safetensors.torch import load_file
 
@@ -40,6 +41,7 @@ def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypat
     assert status == 0, err
     first, second = (json.loads((tmp_path / "run" / f"found_{rank}.json").read_text()) for rank in range(2))
     assert [first["origin"], second["origin"]] == ["runner.launch.template"] * 2
+    assert [first["name"], second["name"]] == ["rank 0", "rank 1"]
     assert [first["rank"], second["rank"]] == [["0", "0", 0], ["1", "1", 1]]
     assert [first["store"], second["store"]] == [True, False]
     assert first["leads"]
@@ -54,9 +56,10 @@ def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypat
 @pytest.mark.slow
 def test_forked_and_executed_ranks_train_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout, shuffled data, a loader's workers and a validation."""
-    words = ["model=gpt", "model.kwargs.dropout=0.1", "data.shuffle=true", "data.workers=1", "trainer.val_every=2"]
-    words += ["parallelism.pipeline=2", "schedule.microbatches=2", "data.batch_size=4", "trainer.max_steps=3"]
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    words = ["model.target=user_code:model", "+model.kwargs.dropout=0.1", "data.target=user_code:points"]
+    words += ["loss.target=user_code:mean", "data.shuffle=true", "data.workers=1", "trainer.val_every=2"]
+    words += ["parallelism.pipeline=2", "schedule.microbatches=2", "data.batch_size=8", "trainer.max_steps=3"]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(user_code.__file__).parent)]))
     runs = {}
     for name, forks in {"forked": True, "executed": False}.items():
         monkeypatch.setattr(local, "_may_fork", lambda launch, forks=forks: forks)
@@ -104,7 +107,7 @@ def test_the_command_can_be_ended_while_ranks_import(
     told_at = time.monotonic()
     started.process.send_signal(number)
     status, _, err = started.finish()
-    assert time.monotonic() - told_at < 5
+    assert time.monotonic() - told_at < 10
     assert started.left_behind() == []
     assert status == (130 if number is signal.SIGINT else -number)
     if number is signal.SIGINT:
@@ -116,7 +119,7 @@ def test_the_command_can_be_ended_while_ranks_import(
 def test_what_is_imported_for_all_ranks_does_not_ask_for_one(tmp_path: Path) -> None:
     """But for Lightning's utility, which every rank is told its number for."""
     done = subprocess.run([sys.executable, "-c", _READERS], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split() == ["rank_zero.py"]
+    assert done.stdout.splitlines()[-1].split() == ["rank_zero.py"]
 
 
 _READERS = """

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import left_behind
 from user_project import OVERRIDES, environment, make_directory, plain_result, record, train
 
 PIPELINE = ("parallelism.pipeline=2", "schedule.microbatches=4", "partition=uniform")
@@ -110,18 +111,9 @@ def test_torchrun_gives_the_same(tmp_path):
 
 
 def _ranks(run_dir: Path) -> dict[int, int]:
-    """Rank to process id, of the processes that were given this run's directory."""
-    found = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (directory / "cmdline").read_bytes().split(b"\0")
-            variables = (directory / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"runner.launch.rank" in words and str(run_dir).encode() in words:
-            rank = next(v for v in variables if v.startswith(b"RANK="))
-            found[int(rank.removeprefix(b"RANK="))] = int(directory.name)
-    return found
+    """Rank to process id, by the names of the processes that were given this run's directory."""
+    names = {pid: Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").split() for pid in left_behind(run_dir)}
+    return {int(name[1]): pid for pid, name in names.items() if name[0] == "rank"}
 
 
 def _wait_until(ready, timeout: float = 60.0) -> None:
