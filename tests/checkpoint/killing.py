@@ -1,7 +1,8 @@
 """A model that ends its process at chosen places of a run: forwards, validations, saves, writes.
 
-A file names the places, a line each: ``rank phase number``. The first line holds; who gets there takes it away, notes
-how many steps the record had by then, and kills itself.
+A file names the places, a line each: ``rank phase number``. The line that is first when the ranks start holds for them;
+who gets there takes it away, notes how many steps the record had by then, and kills itself. The other rank may take
+some more actions until it misses its peer: the next line is not for it.
 """
 
 from __future__ import annotations
@@ -24,19 +25,23 @@ class Killer:
 
     def __init__(self, run: Path) -> None:
         self._run = run
+        self._places = run / "places"
+        self._asked = self._left()[:1]
         self._counts: dict[str, int] = {}
 
+    def _left(self) -> list[str]:
+        return self._places.read_text().splitlines() if self._places.exists() else []
+
     def reached(self, phase: str) -> None:
-        places = self._run / "places"
         self._counts[phase] = self._counts.get(phase, 0) + 1
-        lines = places.read_text().splitlines() if places.exists() else []
-        if not lines or "RANK" not in os.environ:
+        lines = self._left()
+        if not lines or lines[:1] != self._asked or "RANK" not in os.environ:
             return
         rank, asked, number = lines[0].split()
         if (rank, asked) == (os.environ["RANK"], phase) and self._counts[phase] >= int(number):
             with (self._run / "killed").open("a") as log:
                 log.write(f"{lines[0]} {len(read_steps(self._run))}\n")
-            places.write_text("\n".join(lines[1:]))
+            self._places.write_text("\n".join(lines[1:]))
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch_saves(self) -> None:

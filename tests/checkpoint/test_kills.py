@@ -29,8 +29,8 @@ def draw(count: int, *, in_parts: bool, seed: int) -> list[str]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("in_parts", [True, False])
 def test_a_rank_is_killed_anywhere(in_parts: bool, tmp_path: Path) -> None:
-    count = 20
-    places = draw(count, in_parts=in_parts, seed=4)
+    count = 10  # of each rank, so that in both forms together it is killed at twenty points
+    places = draw(count, in_parts=in_parts, seed=4 + in_parts)
     request = (
         "parallelism.pipeline=2", "partition=uniform", "model.target=killing:model",
         f"trainer.max_steps={8 + 4 * count}", "trainer.val_every=3", f"checkpoint.every={EVERY}", "checkpoint.keep=2",

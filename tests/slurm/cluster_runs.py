@@ -70,10 +70,10 @@ class Followed:
             time.sleep(0.05)
         return said
 
-    def finish(self) -> tuple[int, str]:
+    def finish(self, patience: float = 4 * PATIENCE_SECONDS) -> tuple[int, str]:
         """Its exit status, and what it said."""
         try:
-            status = self._process.wait(timeout=4 * PATIENCE_SECONDS)
+            status = self._process.wait(timeout=patience)
         finally:
             self._process.kill()
         return status, self._file.read_text(errors="replace")
