@@ -73,7 +73,7 @@ def measure(size: GptSize, *, samples: int, rounds: int, every: int, asynchronou
             *gpt_command(size, samples, steps, folder),
             f"checkpoint.every={2 * every}",
             f"checkpoint.asynchronous={str(asynchronous).lower()}",
-            f"logger.target={StepTimes.__module__}:{StepTimes.__name__}",
+            "logger.target=runner.recipes.benchmarks.checkpoints:StepTimes",
             f"+logger.kwargs={{folder:{folder},result:{result}}}",
         ]
         subprocess.run(command, check=True)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from runner.config.rules import rules
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import Problem, RequestError
@@ -171,8 +172,11 @@ def _sharing(config: RunConfig) -> list[Overrides]:
 
 
 def _tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | None:
+    changed, known = _changed(config, overrides), rules(config)
+    if any(problem not in known for problem in rules(changed)):
+        return None
     try:
-        return replan(_changed(config, overrides))
+        return replan(changed)
     except RequestError:
         return None
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.plan.ordered import is_chosen_by_plan
 from runner.plan.values import RunPlan
-from runner.schedule import registry
 from runner.schedule.catalogue import SEARCHED
 from runner.schedule.fuse import fuse_backwards
 from runner.schedule.search import FOUND, Choice, Rated, search
 from runner.schedule.simulate import StageCosts
 from runner.schedule.specs import ScheduleRequest
-from runner.schedule.values import Schedule, parse_action
+from runner.schedule.values import Action, Move, Op, Schedule
 
 __all__ = ["CHOSEN_FILE", "choose", "chosen_to_json", "read_chosen"]
 
@@ -79,7 +79,8 @@ def _name(rated: Rated) -> str:
     schedule = rated.schedule
     name = "an order of its own" if schedule.name == FOUND else schedule.name
     if len(schedule.placement) > 1:
-        return f"{name} with {len(schedule.placement)} pipelines"
+        joined = " and forwards of two micro-batches" if schedule.joined > 1 else ""
+        return f"{name} with {len(schedule.placement)} pipelines{joined}"
     return f"{name} with {schedule.chunks} chunks per rank" if schedule.chunks > 1 else name
 
 
@@ -88,30 +89,24 @@ def _milliseconds(rated: Rated) -> str:
 
 
 def chosen_to_json(schedule: Schedule) -> str:
-    """What the ranks of a run need, so that they need not search again."""
-    chosen: dict[str, object] = {"name": schedule.name, "chunks": schedule.chunks}
-    if schedule.name == FOUND:
-        chosen |= {
-            "placement": schedule.placement,
-            "pipeline_of_microbatch": schedule.pipeline_of_microbatch,
-            "actions": [[str(action) for action in row] for row in schedule.actions],
-        }
-    return json.dumps(chosen)
+    """What the ranks of a run need, so that they need not search again: the schedule's fields, actions as lists."""
+    return json.dumps(asdict(schedule))
 
 
 def read_chosen(run_dir: Path, config: RunConfig) -> Schedule | None:
     """What the plan of this run chose, as :func:`chosen_to_json` wrote it; None where the request names a schedule."""
     if not is_chosen_by_plan(config):
         return None
-    chosen = json.loads((run_dir / CHOSEN_FILE).read_text(encoding="utf-8"))
-    name, chunks = chosen["name"], chosen["chunks"]
-    if name == FOUND:
-        return Schedule(
-            name=FOUND,
-            placement=tuple(map(tuple, chosen["placement"])),
-            pipeline_of_microbatch=tuple(chosen["pipeline_of_microbatch"]),
-            actions=tuple(tuple(map(parse_action, row)) for row in chosen["actions"]),
-            chunks=chunks,
-        )
-    ranks, microbatches = config.parallelism.pipeline, config.schedule.microbatches
-    return fuse_backwards(registry.build(name, ranks=ranks, microbatches=microbatches, chunks=chunks))
+    fields = json.loads((run_dir / CHOSEN_FILE).read_text(encoding="utf-8"))
+    actions = tuple(tuple(map(_action, row)) for row in fields.pop("actions"))
+    moves = tuple(Move(*move[:3], *map(_action, move[3:])) for move in fields.pop("moves"))
+    return Schedule(**{name: _tuples(value) for name, value in fields.items()}, actions=actions, moves=moves)
+
+
+def _action(fields: list[Any]) -> Action:
+    op, stage, microbatch, *others = fields
+    return Action(Op(op), stage, microbatch, *others)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from runner.schedule.bounds import lower_bound
 from runner.schedule.generators.list_orders import list_orders
@@ -27,6 +28,8 @@ FOUND = "auto"
 """Name of an order that list scheduling found."""
 
 _CHUNKS = (1, 2, 3, 4)
+_NOT_TRIED = ("concatenation", "halving")
+"""Variants: the first is what no variant means, the other trains on halves of the micro-batches that were asked for."""
 _CLOSE = 1.005  # to the lower bound: what is left to find is less than what durations vary by
 
 
@@ -120,11 +123,14 @@ def _best(rated: Sequence[Rated]) -> Rated:
 
 
 def _published(request: ScheduleRequest, specs: Sequence[ScheduleSpec]) -> Iterator[Schedule]:
+    """With every number of chunks and pipelines there is, and every variant that keeps the micro-batches' size."""
     for spec in specs:
-        for chunks in dict.fromkeys((spec.default_chunks, *_CHUNKS)):
-            asked = replace(request, chunks=chunks, memory_limit=None)
-            fixed = request.chunks is not None and request.chunks != chunks
-            if chunks is not None and not fixed and spec.accepts(asked):
+        numbers = dict.fromkeys((spec.default_chunks, *_CHUNKS)) if request.chunks is None else [request.chunks]
+        variants = [None, *(name for name in spec.variants if name not in _NOT_TRIED)]
+        pipes = [None, *range(4, request.ranks + 1, 2)] if "pipes" in spec.keys else [None]
+        for chunks, variant, pipe in product(numbers, variants, pipes):
+            asked = replace(request, chunks=chunks, variant=variant, pipes=pipe, memory_limit=None)
+            if spec.accepts(asked):
                 yield spec.generate(asked)
 
 

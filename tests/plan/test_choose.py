@@ -14,6 +14,7 @@ from runner.plan.choose import CHOSEN_FILE, chosen_to_json, read_chosen
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
+from runner.schedule import build
 from runner.schedule.catalogue import SEARCHED
 from runner.schedule.specs import ScheduleRequest
 from runner.schedule.values import Op
@@ -88,6 +89,16 @@ def test_ranks_are_told_what_was_chosen(tmp_path: Path, layers: list[Any]) -> No
     chosen = read_chosen(tmp_path, config)
     assert chosen == plan.schedule
     assert make_plan(config, profile, schedule=chosen).time == plan.time
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("bpipe", {}), ("pipefb", {}), ("chimera", {"variant": "doubling", "pipes": 4}), ("zb_v", {"chunks": 2})],
+)
+def test_every_field_of_what_was_chosen_is_kept(tmp_path: Path, name: str, keys: dict[str, Any]) -> None:
+    schedule = build(name, ranks=4, microbatches=8, **keys)
+    (tmp_path / CHOSEN_FILE).write_text(chosen_to_json(schedule))
+    assert read_chosen(tmp_path, request("auto")) == schedule
 
 
 def test_a_request_that_names_its_schedule_needs_no_file(tmp_path: Path) -> None:

@@ -143,6 +143,17 @@ def test_a_single_rank_is_not_compared_with_itself() -> None:
     assert planned(data__batch_size=4).advice == ()
 
 
+def test_advice_breaks_no_rule() -> None:
+    """DeepSpeed offloads the states of its CPU Adam, not those of 8-bit Adam."""
+    tight: dict[str, Any] = {
+        "data__batch_size": 1, "memory_limit": "1500", "device": "cuda", "hardware__host_memory_bytes": 10**9,
+    }  # fmt: skip
+    advised = {name: str(planned(optimizer=name, **tight).problems[0].fix) for name in ("adamw", "adam8bit")}
+    assert "offload.optimizer=cpu" in advised["adamw"]
+    assert "offload" not in advised["adam8bit"]
+    assert "activation_checkpoint=full" in advised["adam8bit"]
+
+
 def test_an_unknown_link_is_said_and_a_known_one_used() -> None:
     assert any("link's speed is not known" in line for line in planned(**PIPELINE).advice)
     slow = request(**PIPELINE, hardware__link_bytes_per_second=1.0)

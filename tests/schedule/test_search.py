@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import pytest
@@ -67,14 +67,20 @@ def case(seed: int) -> Case:
 
 def best_published(given: Case) -> float:
     """The shortest of the published schedules that fits, found without the search."""
-    spans = []
-    for spec, chunks in itertools.product(SEARCHED, (1, 2, 3, 4)):
-        asked = ScheduleRequest(given.ranks, given.microbatches, chunks=chunks)
-        legal = spec.chunks.holds(given.ranks, chunks) and spec.microbatches.holds(given.ranks, given.microbatches)
-        if legal and spec.ranks.holds(given.ranks, given.ranks) and not spec.constraint(asked):
-            seconds, fits = given.rate(spec.generate(asked))
-            spans += [seconds] if fits else []
-    return min(spans)
+    rated = [
+        given.rate(spec.generate(asked)) for spec in SEARCHED for asked in requests_of(given) if spec.accepts(asked)
+    ]
+    return min(seconds for seconds, fits in rated if fits)
+
+
+def requests_of(given: Case) -> list[ScheduleRequest]:
+    """With all numbers of chunks; chimera's others, which keep the micro-batches' size, besides."""
+    asked = ScheduleRequest(given.ranks, given.microbatches)
+    chimeras = itertools.product((None, "doubling"), (2, 4, 6))
+    return [
+        *(replace(asked, chunks=chunks) for chunks in (1, 2, 3, 4)),
+        *(replace(asked, chunks=1, variant=variant, pipes=pipes) for variant, pipes in chimeras),
+    ]
 
 
 def searched(given: Case) -> Choice:
@@ -113,6 +119,15 @@ def test_no_published_order_ends_before_the_bound(seed: int) -> None:
         kept = max(played.peak_activations)
         bound = lower_bound(schedule, costs, kept, recompute=recompute)
         assert bound <= played.makespan * (1 + 1e-9)
+
+
+def test_doubled_forwards_and_more_pipelines_are_tried() -> None:
+    specs = [spec for spec in SEARCHED if spec.name == "chimera"]
+    given = Case(((1.0, 1.0, 1.0),) * 16, ranks=4, microbatches=16, limit=16, message=0.0)
+    choice = search(given.request, specs, given.costs_of, given.rate)
+    tried = {(len(each.schedule.placement), each.schedule.joined) for each in choice.named}
+    assert tried == {(2, 1), (2, 2), (4, 1), (4, 2)}
+    assert len(choice.named[0].schedule.placement) == 4
 
 
 def test_the_bound_is_met_where_it_can_be() -> None:
