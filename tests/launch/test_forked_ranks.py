@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ from safetensors.torch import load_file
 
 from runner.config.resolve import resolve
 from runner.launch import local
+from runner.launch.forked import Forked, fork_from
 from runner.launch.prepare import place_of, prepare, write_request
+from runner.launch.supervise import ProcessSpec
 from runner.record import RunRecord
 
 RANKS = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")
@@ -113,6 +117,54 @@ def test_the_command_can_be_ended_while_ranks_import(
     if number is signal.SIGINT:
         assert "stopped by SIGINT" in err
         assert RunRecord.load(tmp_path / "run").status == "interrupted"
+
+
+_SMALL_TEMPLATE = """
+import os, signal, sys, time
+forks, count, tell, gate = map(int, sys.argv[1:])
+for rank in range(forks):
+    if os.fork() == 0:
+        os.setsid()
+        os.write(tell, b"%d %d\\n" % (rank, os.getpid()))
+        os.close(tell)
+        began = os.read(gate, 1)
+        os._exit(10 + rank if began and os.getppid() == int(os.environ["RUNNER_PARENT_PID"]) else 1)
+if forks == 0:
+    time.sleep(60)
+if forks < count:
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit(0)
+"""
+
+
+def _fork_small(forks: int, is_told_to_stop: Callable[[], bool] = lambda: False) -> Sequence[Forked]:
+    return fork_from(ProcessSpec([sys.executable, "-c", _SMALL_TEMPLATE, str(forks)], {}), 2, is_told_to_stop)
+
+
+def test_what_the_template_forks_becomes_this_process_s_own() -> None:
+    ranks = _fork_small(2)
+    assert [rank.wait() for rank in ranks] == [10, 11]
+    assert [rank.poll() for rank in ranks] == [10, 11]
+
+
+def test_a_template_that_dies_between_two_ranks_leaves_none(caplog: pytest.LogCaptureFixture) -> None:
+    before = _children()
+    assert list(_fork_small(1)) == []
+    assert "ended with SIGKILL: each imports by itself" in caplog.text
+    assert _children() == before
+
+
+def test_a_template_is_ended_when_its_command_is_told_to_stop(caplog: pytest.LogCaptureFixture) -> None:
+    before, began_at = _children(), time.monotonic()
+    assert list(_fork_small(0, lambda: time.monotonic() > began_at + 0.5)) == []
+    assert time.monotonic() - began_at < 20
+    assert caplog.text == ""
+    assert _children() == before
+
+
+def _children() -> str:
+    """Of this thread; those that have ended count until they are waited for."""
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
 
 
 @pytest.mark.slow
