@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 
 import pytest
-from cluster_runs import STEPS, Followed, assert_equal, log, record, steps_on_file, wait_for_step
+from cluster_runs import Followed, assert_equal, log, record, steps_on_file, wait_for_step
 from slurm_cluster import Cluster
 
 REPLICAS = ("parallelism.data=2", "data.workers=1", "checkpoint.every=10")
@@ -78,24 +77,17 @@ def test_a_time_limit_saves_and_queues_again(cluster: Cluster, reference: Path, 
 
 
 @pytest.mark.full
-@pytest.mark.timeout(3000)
-def test_twenty_preemptions_of_skewed_ranks(cluster: Cluster, reference: Path, tmp_path: Path) -> None:
-    """Each at another moment, by another signal; several in one run, as long as it has steps left."""
-    moments, numbers = random.Random(8), itertools.cycle(("USR1", "USR2", "TERM"))
-    count = 0
-    for attempt in itertools.count():
-        run_dir = tmp_path / str(attempt)
-        followed = Followed(cluster, run_dir, *REPLICAS)
-        for _ in range(4):
-            before = record(run_dir)["steps"] if (run_dir / "record.json").exists() else 0
-            at = before + moments.randint(1, 6)
-            if at > STEPS - 8:
-                break
-            wait_for_step(run_dir, at)
-            _preempt(cluster, followed.job, run_dir, next(numbers))
-            count += 1
-        status, said = followed.finish()
-        assert status == 0, said
-        assert_equal(run_dir, reference)
-        if count >= 20:
-            return
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("seed", range(5))
+def test_twenty_preemptions_of_skewed_ranks(seed: int, cluster: Cluster, reference: Path, tmp_path: Path) -> None:
+    """Four in each of five runs, at moments and by signals that differ."""
+    moments, run_dir = random.Random(seed), tmp_path / "run"
+    followed = Followed(cluster, run_dir, *REPLICAS)
+    for count in range(4):
+        before = record(run_dir)["steps"] if count else 0
+        wait_for_step(run_dir, before + moments.randint(1, 6))
+        _preempt(cluster, followed.job, run_dir, ("USR1", "USR2", "TERM")[(seed + count) % 3])
+    status, said = followed.finish()
+    assert status == 0, said
+    assert_equal(run_dir, reference)
+    assert record(run_dir)["restarts"] == 4
