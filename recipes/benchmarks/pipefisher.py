@@ -134,6 +134,8 @@ def main() -> None:
     options = parser.parse_args()
     shared = workload(SIZE, microbatches=options.microbatches, steps=options.steps)
     interval = plan_of([*shared, *contestants(1)["pipefisher, kfac"]]).schedule.windows
+    if options.steps <= interval + 2:
+        parser.error(f"--steps must be above {interval + 2}: the steps of the first interval are not timed")
     found = {name: train([*shared, *own]) for name, own in contestants(interval).items()}
     publish(
         "pipefisher",

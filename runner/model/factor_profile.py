@@ -16,7 +16,7 @@ from runner.model.boundary import enter_graph, map_tensors
 from runner.optim.kfac import Factor, factor_sizes
 from runner.profile import FactorProfile
 
-__all__ = ["factors_of", "with_seconds"]
+__all__ = ["factor_timer", "factors_of"]
 
 _TIMED_RUNS = 3
 
@@ -48,13 +48,12 @@ def factors_of(layers: Iterable[nn.Linear], function: Callable[[Any], Any], valu
     return tuple(found)
 
 
-def with_seconds(
-    factors: Iterable[FactorProfile], device: torch.device, now: Callable[[], float]
-) -> tuple[FactorProfile, ...]:
-    """The factors with the seconds of their sums and inversions, each the median of three after a warm-up.
+def factor_timer(
+    device: torch.device, now: Callable[[], float]
+) -> Callable[[Iterable[FactorProfile]], tuple[FactorProfile, ...]]:
+    """What gives factors their seconds: the median of three after a warm-up, once for each shape.
 
     Args:
-        factors: of one layer.
         device: where they are.
         now: the clock.
     """
@@ -75,8 +74,10 @@ def with_seconds(
             inversions.append(moments[2] - moments[1])
         return median(sums[1:]), median(inversions[1:])
 
-    return tuple(
-        replace(factor, sum_seconds=seconds[0], inversion_seconds=seconds[1])
-        for factor in factors
-        for seconds in [timed(factor.rows, factor.size)]
-    )
+    def with_seconds(factors: Iterable[FactorProfile]) -> tuple[FactorProfile, ...]:
+        timings = [(factor, timed(factor.rows, factor.size)) for factor in factors]
+        return tuple(
+            replace(factor, sum_seconds=sums, inversion_seconds=inverse) for factor, (sums, inverse) in timings
+        )
+
+    return with_seconds

@@ -21,7 +21,7 @@ from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples
 from runner.model.chain import load_model
 from runner.model.data import LossFunction, loss_sum
 from runner.model.device import device_type
-from runner.model.factor_profile import with_seconds
+from runner.model.factor_profile import factor_timer
 from runner.model.precision import autocast_of, autocasting, dtype_of, to_precision
 from runner.model.split_backward import backward_input, backward_weight
 from runner.optim.build import measure_step_seconds_per_byte
@@ -53,13 +53,14 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
     value = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
     samples = num_samples(inputs)
     rows = []
+    time_factors = factor_timer(device, partial(_now, device))
     with _threads(config.trainer.threads):
         for source, row in zip(model.layers, profile.layers, strict=True):
             module = source.build().to(device=device, dtype=dtype)
             function = autocasting(source.calling(module), device.type, autocast)
             value, timed = _time_call(function, value, device, row)
             module.zero_grad(set_to_none=True)
-            rows.append(replace(timed, factors=with_seconds(row.factors, device, partial(_now, device))))
+            rows.append(replace(timed, factors=time_factors(row.factors)))
         value = to_precision(value, torch.float32)
         lose = partial(_summed, model.loss, targets, samples)
         _, loss = _time_call(lose, value, device, profile.loss)

@@ -47,7 +47,7 @@ CUTS = (1, 4, 6, 9, 13)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("layout", sampled(LAYOUTS, "zb_v", "pipefisher", "pipeline x data"))
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, "zb_v", "pipeline x data"))
 def test_every_layout_goes_on_in_new_processes(layout: str, tmp_path: Path) -> None:
     goes_on(layout, tmp_path, CUTS[1:4:2] if layout == "1f1b" else (9,))
 

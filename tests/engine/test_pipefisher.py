@@ -16,6 +16,7 @@ from runner.optim.kfac import KFAC
 from runner.schedule import registry
 from runner.schedule.simulate import Costs
 from runner.schedule.values import Schedule
+from runner.strategy.state import load_optimizer_state, own_optimizer_state
 
 COUNT = 4
 CHOICES = {key: value for key, value in SETTINGS.items() if key != "refresh_every"}
@@ -158,10 +159,11 @@ def test_goes_on_bit_for_bit_from_any_step(cut: int) -> None:
         submitted(first, transport, schedule, batches[:cut])
         first.drain()
         names = {key for state in kfac.state.values() for key in state}
-        saved = {"state": kfac.state_dict(), "weights": first.stages[transport.rank].state_dict()}
+        saved = own_optimizer_state(kfac, first.stages)
+        weights = {name: value.clone() for name, value in first.stages[transport.rank].state_dict().items()}
         second, other = engines(transport, schedule, broken)
-        second.stages[transport.rank].load_state_dict(saved["weights"])
-        other.load_state_dict(saved["state"])
+        second.stages[transport.rank].load_state_dict(weights)
+        load_optimizer_state(other, second.stages, saved)
         second.start_at(cut)
         submitted(second, transport, schedule, batches[cut:])
         found = second.stages[transport.rank].parameters()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.engine.timeline import StepTimes
-from runner.training.measures import RankMeasures, seconds_of_median_step
+from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step
 
 
 def test_waiting_at_step_for_a_later_rank_is_bubble_and_the_exchange_itself_is_not() -> None:
@@ -17,3 +17,14 @@ def test_waiting_at_step_for_a_later_rank_is_bubble_and_the_exchange_itself_is_n
     assert parts["bubble"] == pytest.approx((1.0 + 3.0 + 1.0) / 2)
     assert parts["communication"] == pytest.approx(10 - 5.5 - 2.5 - 1.0)
     assert sum(parts.values()) == pytest.approx(10.5)
+
+
+def test_a_bubble_is_that_of_an_interval_where_its_steps_are_not_alike() -> None:
+    """Steps of 10 s: 9 s of compute, then 5 s; of two ranks the second does nothing."""
+    busy = [StepTimes(step, first_compute=0.0, last_compute=10.0, compute=9.0 - 4.0 * (step % 2)) for step in range(5)]
+    idle = [StepTimes(step, first_compute=0.0, last_compute=10.0) for step in range(5)]
+    ranks = [RankMeasures(tuple(steps), {}, 0, 0, {}) for steps in (busy, idle)]
+    assert bubble_ratio(ranks, range(5)) == pytest.approx(1 - 9 / 20)
+    assert bubble_ratio(ranks, range(5), interval=2) == pytest.approx(1 - 14 / 40)
+    assert bubble_ratio(ranks, range(1), interval=2) == pytest.approx(1 - 9 / 20)
+    assert bubble_ratio(ranks, [], interval=2) is None
