@@ -21,15 +21,16 @@ from statistics import fmean
 from typing import Any
 
 from runner.config.resolve import resolve
-from runner.model.profile import profile_model
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
+from runner.profile import read_profile
 from runner.recipes.benchmarks.result import publish
 from runner.recipes.benchmarks.workload import GptSize
 
-__all__ = ["SIZE", "Trained", "contestants", "main", "plan_of", "table", "train", "workload"]
+__all__ = ["SIZE", "Trained", "contestants", "main", "table", "train", "workload"]
 
 SIZE = GptSize(layers=4, width=128, sequence_length=64, vocab_size=256, heads=4)
+_FILLED = "pipefisher, kfac"
 _SAMPLES = 2  # of a micro-batch
 _KFAC = ("optimizer=kfac", "optimizer.momentum=0.9", "optimizer.lr=0.003", "optimizer.damping=1e-2")
 _COLUMNS = (
@@ -49,7 +50,7 @@ class Trained:
 
     Args:
         record: what it wrote.
-        plan: of the same request, with the layers' seconds.
+        plan: that its ranks made.
     """
 
     record: Mapping[str, Any]
@@ -89,14 +90,8 @@ def contestants(interval: int) -> dict[str, tuple[str, ...]]:
         "1f1b, sgd": ("schedule=1f1b", "optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.3"),
         "1f1b, adamw": ("schedule=1f1b", "optimizer=adamw", "optimizer.lr=3e-3"),
         "1f1b, kfac": ("schedule=1f1b", *_KFAC, f"optimizer.refresh_every={interval}"),
-        "pipefisher, kfac": ("schedule=pipefisher", *_KFAC),
+        _FILLED: ("schedule=pipefisher", *_KFAC),
     }
-
-
-def plan_of(overrides: Sequence[str]) -> RunPlan:
-    """The plan of a request."""
-    config = resolve(overrides)
-    return make_plan(config, profile_model(config))
 
 
 def train(overrides: Sequence[str]) -> Trained:
@@ -110,7 +105,8 @@ def train(overrides: Sequence[str]) -> Trained:
         command = [sys.executable, "-m", "runner", "train", *overrides, f"run_dir={run_dir}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         record = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
-    return Trained(record, plan_of(overrides))
+        plan = make_plan(resolve(overrides), read_profile(run_dir))
+    return Trained(record, plan)
 
 
 def table(found: Mapping[str, Trained], interval: int) -> str:
@@ -133,10 +129,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/pipefisher.json"))
     options = parser.parse_args()
     shared = workload(SIZE, microbatches=options.microbatches, steps=options.steps)
-    interval = plan_of([*shared, *contestants(1)["pipefisher, kfac"]]).schedule.windows
-    if options.steps <= interval + 2:
-        parser.error(f"--steps must be above {interval + 2}: the steps of the first interval are not timed")
-    found = {name: train([*shared, *own]) for name, own in contestants(interval).items()}
+    filled = train([*shared, *contestants(1)[_FILLED]])  # first: its interval is that of K-FAC under 1F1B, too
+    interval = filled.plan.schedule.windows
+    if filled.record["bubble_ratio"]["measured"] is None:
+        parser.error(f"--steps must be above {interval + 1}: the steps of the first interval are not timed")
+    others = {name: own for name, own in contestants(interval).items() if name != _FILLED}
+    found = {name: train([*shared, *own]) for name, own in others.items()} | {_FILLED: filled}
     publish(
         "pipefisher",
         settings={"model": SIZE.kwargs(), "ranks": 2, "microbatches": options.microbatches, "interval": interval},

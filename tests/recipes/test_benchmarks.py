@@ -10,6 +10,8 @@ import pytest
 
 from runner.config.resolve import resolve
 from runner.config.rules import rules
+from runner.model.profile import profile_model
+from runner.plan.make import make_plan
 from runner.recipes.benchmarks import (
     auto,
     checkpoints,
@@ -160,7 +162,8 @@ def test_pipefisher_prints_what_a_run_recorded():
     """Its contestants can be planned, and share all but the optimizer's and the schedule's keys."""
     shared = pipefisher.workload(pipefisher.GptSize(2, 16, 8, 20, 2), microbatches=2, steps=4)
     asked = pipefisher.contestants(3)
-    plan = pipefisher.plan_of([*shared, *asked["pipefisher, kfac"], "cost.B=4"])
+    config = resolve([*shared, *asked["pipefisher, kfac"], "cost.B=4"])
+    plan = make_plan(config, profile_model(config))
     record = {
         "bubble_ratio": {"predicted": 0.1, "measured": 0.2},
         "step_seconds": {"predicted": 0.004, "all": [0.004, 0.006]},
