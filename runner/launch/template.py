@@ -33,6 +33,8 @@ _OPTIMIZERS = {
     "lamb": "runner.optim.large_batch",
 }
 """The modules of optimizers that import a library."""
+_THAT_ASKED = {"lightning_utilities.core.rank_zero", "torchmetrics.utilities.prints"}
+"""What reads the rank's number when it is imported, and keeps it."""
 
 
 def main(config_file: Path, run_dir: Path, entry: str, store: int, count: int, tell: int, gate: int) -> None:
@@ -84,7 +86,6 @@ def _become(rank: int, run_dir: Path, store: int) -> None:
     """Make this process what an executed rank would be."""
     import numpy
     import torch
-    from lightning_utilities.core.rank_zero import rank_zero_only
 
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"rank %d" % rank)  # for ps and top: the command line is the template's
@@ -97,7 +98,8 @@ def _become(rank: int, run_dir: Path, store: int) -> None:
         os.close(log)
     numpy.random.seed()  # Python's generator sees to this itself
     torch.default_generator.seed()
-    rank_zero_only.rank = rank  # type: ignore[attr-defined]  # Lightning looked for it when it was imported
+    for module in _THAT_ASKED.intersection(sys.modules):
+        sys.modules[module].rank_zero_only.rank = rank
 
 
 def _wait_to_begin(rank: int, tell: int, gate: int) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
-import sys
 import time
 from pathlib import Path
 
-import numpy
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
@@ -86,19 +81,3 @@ def crash_where_lr_is_large(config: RunConfig, run_dir: Path) -> None:
     record = RunRecord.load(run_dir)
     seconds = record.step_seconds | step_seconds([0.1])
     record.replace(status="ok", steps=1, loss=[config.optimizer.lr], step_seconds=seconds).save(run_dir)
-
-
-def describe(config: RunConfig, run_dir: Path) -> None:
-    """What a rank finds where it begins, as JSON."""
-    found = {
-        "origin": sys.orig_argv[2],
-        "name": Path("/proc/self/comm").read_text().strip(),
-        "rank": [os.environ["RANK"], os.environ["LOCAL_RANK"], rank_zero_only.rank],
-        "store": os.environ.get("RUNNER_STORE_FD") is not None,
-        "leads": os.getsid(0) == os.getpid(),
-        "files": [os.readlink(f"/proc/self/fd/{number}").rpartition("/")[2] for number in range(2)],
-        "drawn": [random.random(), float(numpy.random.rand()), float(torch.rand(1))],
-        "caught": [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is signal.SIG_IGN],
-    }
-    (run_dir / f"found_{os.environ['RANK']}.json").write_text(json.dumps(found))
-    succeed(config, run_dir)

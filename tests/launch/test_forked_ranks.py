@@ -40,13 +40,14 @@ def _finish(directory: Path, entry: str, monkeypatch: pytest.MonkeyPatch, on_imp
     return status, err
 
 
+@pytest.mark.slow
 def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, err = _finish(tmp_path, "fake_entries:describe", monkeypatch)
+    status, err = _finish(tmp_path, "describing_entries:describe", monkeypatch)
     assert status == 0, err
     first, second = (json.loads((tmp_path / "run" / f"found_{rank}.json").read_text()) for rank in range(2))
     assert [first["origin"], second["origin"]] == ["runner.launch.template"] * 2
     assert [first["name"], second["name"]] == ["rank 0", "rank 1"]
-    assert [first["rank"], second["rank"]] == [["0", "0", 0], ["1", "1", 1]]
+    assert [first["rank"], second["rank"]] == [["0", "0", 0, 0], ["1", "1", 1, 1]]
     assert [first["store"], second["store"]] == [True, False]
     assert first["leads"]
     assert second["leads"]
@@ -169,9 +170,9 @@ def _children() -> str:
 
 @pytest.mark.slow
 def test_what_is_imported_for_all_ranks_does_not_ask_for_one(tmp_path: Path) -> None:
-    """But for Lightning's utility, which every rank is told its number for."""
+    """But for two modules, in which every rank puts its number."""
     done = subprocess.run([sys.executable, "-c", _READERS], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines()[-1].split() == ["rank_zero.py"]
+    assert done.stdout.splitlines()[-1].split() == ["prints.py", "rank_zero.py"]
 
 
 _READERS = """
