@@ -13,7 +13,7 @@ from launch_helpers import OVERRIDES, Started, command, wait_for
 from runner.profile import read_profile
 from runner.record import RunRecord
 
-PIPELINE = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run")
+PIPELINE = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")
 
 
 def _finish(directory: Path, entry: str, *overrides: str, action: str = "train") -> tuple[int, str, str]:
