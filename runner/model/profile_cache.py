@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+import runner
 from runner.config.links import cache_root
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
 from runner.model.chain import num_stages
@@ -101,19 +102,24 @@ def _processor() -> str:
 
 
 def _digest_of_sources() -> str:
-    """Of the loaded modules that are neither the standard library's nor installed packages'."""
+    """Of this package, and of the loaded modules that are neither the standard library's nor installed packages'.
+
+    Of the package all files count, not only what a command has loaded: a plan's profile is the run's.
+    """
     installed = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    files = {
-        str(file)
-        for module in list(sys.modules.values())
-        if (file := getattr(module, "__file__", None)) and str(file).endswith(".py")
-    }
+    loaded = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+    files = {file for file in loaded if file.endswith(".py") and not file.startswith(installed)}
     digest = hashlib.sha256()
-    for file in sorted(files):
-        if not file.startswith(installed) or f"{os.sep}runner{os.sep}" in file:
-            digest.update(file.encode())
-            try:
-                digest.update(Path(file).read_bytes())
-            except OSError:
-                continue
+    for file in sorted(files | _files_of_package()):
+        digest.update(file.encode())
+        try:
+            digest.update(Path(file).read_bytes())
+        except OSError:
+            continue
     return digest.hexdigest()
+
+
+def _files_of_package() -> set[str]:
+    """Recipes included, which are a link in a clone."""
+    walked = os.walk(Path(runner.__file__).parent, followlinks=True)
+    return {os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".py")}
