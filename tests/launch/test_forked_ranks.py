@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import user_code
+from covering import sampled
 from launch_helpers import HERE, OVERRIDES, ROOT, Started, wait_for
 from safetensors.torch import load_file
 
@@ -84,7 +85,7 @@ def test_forked_and_executed_ranks_train_the_same_weights(tmp_path: Path, monkey
     assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
 
 
-@pytest.mark.parametrize("on_import", ["begins a thread", "dies"])
+@pytest.mark.parametrize("on_import", sampled(["begins a thread", "dies"], "begins a thread"))
 def test_where_no_rank_can_be_forked_each_is_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_import: str
 ) -> None:
@@ -103,7 +104,7 @@ def test_an_import_that_fails_is_told_as_a_ranks_own(tmp_path: Path, monkeypatch
     assert "No module named 'tensors'" in str(RunRecord.load(tmp_path / "run").reason)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGKILL], signal.SIGINT))
 def test_the_command_can_be_ended_while_ranks_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

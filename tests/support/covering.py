@@ -35,6 +35,6 @@ def covering(
     return [pytest.param(*case, marks=() if case in sample else _FULL) for case in cases]
 
 
-def sampled(cases: Iterable[str], *sample: str) -> list[Any]:
+def sampled(cases: Iterable[object], *sample: object) -> list[Any]:
     """``cases``, of which all but those of ``sample`` are marked ``full`` and ``slow``."""
     return [pytest.param(case, marks=() if case in sample else _FULL) for case in cases]
