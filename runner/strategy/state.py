@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -13,6 +14,7 @@ from runner.errors import Problem
 from runner.model.layers import StageModule
 
 __all__ = [
+    "as_counted",
     "gather_optimizer_state",
     "load_buffers",
     "load_optimizer_state",
@@ -79,7 +81,7 @@ def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule]
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = {parameter: number for number, parameter in enumerate(held)}  # torch numbers them in this order
     own = {
-        numbers[parameter]: _copied(state["state"][name])
+        numbers[parameter]: as_counted(optimizer, _copied(state["state"][name]))
         for name, parameter in named_parameters(stages).items()
         if parameter in numbers and name in state["state"]
     }
@@ -88,6 +90,17 @@ def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule]
         for saved, current in zip(state["param_groups"], optimizer.state_dict()["param_groups"], strict=True)
     ]
     optimizer.load_state_dict({"state": own, "param_groups": groups})
+
+
+def as_counted(optimizer: Optimizer, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """One weight's saved state for an optimizer of perhaps another kind: torch's count their steps in a tensor,
+    DeepSpeed's in a number."""
+    step, kind = entries.get("step"), type(optimizer).__module__
+    if isinstance(step, int | float) and kind.startswith("torch.optim"):
+        return {**entries, "step": torch.tensor(float(step))}
+    if isinstance(step, Tensor) and kind.startswith("deepspeed."):
+        return {**entries, "step": int(step)}
+    return dict(entries)
 
 
 def tensor_problems(model: Mapping[str, Sequence[int]], checkpoint: Mapping[str, Tensor]) -> list[Problem]:

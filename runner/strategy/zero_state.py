@@ -15,6 +15,7 @@ from torch.nn import Parameter
 
 from runner.optim.master import MASTER
 from runner.strategy.deepspeed_stage import DeepSpeedStage
+from runner.strategy.state import as_counted
 
 __all__ = ["flat_weights", "gathered_weights", "load_states", "whole_states"]
 
@@ -69,7 +70,7 @@ def load_states(sharding: DeepSpeedStage, saved: Mapping[str, Any]) -> None:
     own = {name: saved["state"][name] for name, _ in _trained(sharding) if name in saved["state"]}
     if not own:
         return
-    template = next(iter(own.values()))
+    template = as_counted(outer.optimizer, next(iter(own.values())))
     for flat in flat_weights(sharding):
         outer.optimizer.state[flat] = {
             key: torch.zeros_like(flat, requires_grad=False) if _is_shared_out(value) else _copied(value)

@@ -1,0 +1,30 @@
+"""Optimizer states in the form that their optimizer expects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runner.strategy.state import as_counted
+
+
+class CPUAdam(torch.optim.SGD):
+    __module__ = "deepspeed.ops.adam.cpu_adam"
+
+
+@pytest.mark.parametrize("saved", [3, torch.tensor(3.0)])
+def test_an_optimizer_goes_on_from_the_steps_of_another_kind(saved: int | torch.Tensor) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    counted = as_counted(CPUAdam([weight]), {"step": saved})["step"]
+    assert (counted, type(counted)) == (3, int)
+    moments = {"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+    adam = torch.optim.AdamW([weight])
+    adam.state[weight] = as_counted(adam, {"step": saved, **moments})
+    weight.grad = torch.ones(2)
+    adam.step()
+    assert adam.state[weight]["step"] == 4
+
+
+def test_states_without_steps_stay_as_they_are() -> None:
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    assert as_counted(sgd, {"momentum_buffer": None}) == {"momentum_buffer": None}
