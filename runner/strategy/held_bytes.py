@@ -26,8 +26,11 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
     seen: set[int] = set()
     modules = list(engine.stages.values())
     weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    shards: list[Tensor] = []
     if sharding is not None:
-        weights += [shard for parameter in sharding.module.parameters() if (shard := _shard(parameter)) is not None]
+        shards = [shard for parameter in sharding.module.parameters() if (shard := _shard(parameter)) is not None]
+    if sharding is None or "offload_param" not in sharding.settings["zero_optimization"]:
+        weights += shards
     found = {"weights": _new_bytes(weights, seen), "gradients": 0, "optimizer": 0, "host": 0}
     states = list(_states(optimizer))
     if sharding is None:
@@ -42,8 +45,9 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
             found["gradients"] = _new_bytes([flat.grad for flat in flats], seen)
             found["optimizer"] = _new_bytes([*flats, *_states_of(optimizer, flats)], seen)
         coming = getattr(sharding.optimizer, "accumulated_grads_in_cpu", {}).values()
-        found["host"] = _new_bytes([*sharding.tensors(), *states, *coming], seen)
+        found["host"] = _new_bytes([*shards, *sharding.tensors(), *states, *coming], seen)
         return found
+    found["host"] = _new_bytes(shards, seen)  # where the weights alone are offloaded
     found["gradients"] = sharding.most_gradient_bytes
     _new_bytes(sharding.gradient_tensors(), seen)
     found["optimizer"] = _new_bytes([*sharding.tensors(), *states], seen)
