@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from layouts import train_in_threads
+from plain_kfac import plain_kfac
 from small_models import token_loss
 from test_twins import make_tied, token_batches
 from torch import nn
@@ -39,41 +40,6 @@ def make_batches(samples: int, *shape: int) -> list[tuple[torch.Tensor, torch.Te
     ]
 
 
-def plain_kfac(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
-    """Whole batches, no hooks, inverses by their definition."""
-    linears = [each for each in model.modules() if isinstance(each, nn.Linear)]
-    velocity = {p: torch.zeros_like(p) for p in model.parameters()}
-    inverses: dict[nn.Linear, tuple[torch.Tensor, torch.Tensor]] = {}
-    losses = []
-    for step, (x, y) in enumerate(batches):
-        inputs, outputs, value = {}, {}, x
-        for layer in (part for child in model for part in (child if isinstance(child, nn.Sequential) else [child])):
-            inputs[layer], value = value, layer(value)
-            outputs[layer] = value
-        loss = functional.mse_loss(value, y)
-        losses.append(loss.item())
-        model.zero_grad()
-        slopes = torch.autograd.grad(len(x) * loss, [outputs[each] for each in linears], retain_graph=True)
-        loss.backward()
-        for linear, slope in zip(linears, slopes, strict=True):
-            a, g = inputs[linear].detach().flatten(0, -2), slope.flatten(0, -2)
-            if linear.bias is not None:
-                a = torch.cat([a, torch.ones(len(a), 1)], dim=1)
-            if step % SETTINGS["refresh_every"] == 0:
-                damped = (f.T @ f / len(f) + SETTINGS["damping"] ** 0.5 * torch.eye(f.shape[1]) for f in (a, g))
-                inverses[linear] = tuple(torch.linalg.inv(each) for each in damped)
-            parts = [linear.weight.grad, *([] if linear.bias is None else [linear.bias.grad[:, None]])]
-            whole = inverses[linear][1] @ torch.cat(parts, dim=1) @ inverses[linear][0]
-            linear.weight.grad = whole[:, : linear.in_features]
-            if linear.bias is not None:
-                linear.bias.grad = whole[:, -1]
-        with torch.no_grad():
-            for p, v in velocity.items():
-                v.copy_(SETTINGS["momentum"] * v + p.grad + SETTINGS["weight_decay"] * p)
-                p -= SETTINGS["lr"] * v
-    return losses
-
-
 def train_kfac(make, loss, batches, schedule, pipeline):
     """Losses of the last rank, and the weights by global name."""
     options = {"schedule": schedule, "pipeline": pipeline, "data": 1, "count": COUNT}
@@ -100,7 +66,9 @@ def test_equals_plain_kfac(name: str, ranks: int, more: dict[str, int]) -> None:
     schedule = registry.build(name, ranks=ranks, microbatches=COUNT, **more)
     losses, weights = train_kfac(make_model, functional.mse_loss, make_batches(10), schedule, ranks)
     model = make_model()
-    torch.testing.assert_close(losses, plain_kfac(model, make_batches(10)), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        losses, plain_kfac(model, make_batches(10), SETTINGS, SETTINGS["refresh_every"]), rtol=1e-5, atol=0
+    )
     for key, value in model.state_dict().items():
         torch.testing.assert_close(weights[key], value, rtol=1e-4, atol=1e-5)
 
@@ -108,7 +76,9 @@ def test_equals_plain_kfac(name: str, ranks: int, more: dict[str, int]) -> None:
 def test_rows_are_tokens_where_inputs_are_sequences() -> None:
     losses, weights = train_kfac(make_model, functional.mse_loss, make_batches(8, 5), "1f1b", 2)
     model = make_model()
-    torch.testing.assert_close(losses, plain_kfac(model, make_batches(8, 5)), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        losses, plain_kfac(model, make_batches(8, 5), SETTINGS, SETTINGS["refresh_every"]), rtol=1e-5, atol=0
+    )
     for key, value in model.state_dict().items():
         torch.testing.assert_close(weights[key], value, rtol=1e-4, atol=1e-5)
 

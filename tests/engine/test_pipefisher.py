@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from layouts import make_engine, part_of, train_in_threads
+from plain_kfac import plain_kfac
 from test_kfac import SETTINGS, make_batches, make_model
 from torch import nn
 from torch.nn import functional
@@ -34,51 +35,6 @@ def when_inverted(schedule: Schedule) -> dict[tuple[int, str], int]:
     return found
 
 
-def plain_kfac(model: nn.Module, batches, interval: int, inverted: dict[tuple[int, str], int]):
-    """No hooks, inverses by their definition: of the batch of an interval's first step, used from a step of it on.
-
-    ``inverted`` tells that step of each linear layer, by its number, and of each side: A of inputs, B of outputs.
-    """
-    linears = [each for each in model.modules() if isinstance(each, nn.Linear)]
-    velocity = {p: torch.zeros_like(p) for p in model.parameters()}
-    shown: dict[tuple[int, str], torch.Tensor] = {}
-    inverses: dict[tuple[int, str], torch.Tensor] = {}
-    losses = []
-    for step, (x, y) in enumerate(batches):
-        inputs, outputs, value = {}, {}, x
-        for layer in (part for child in model for part in (child if isinstance(child, nn.Sequential) else [child])):
-            inputs[layer], value = value, layer(value)
-            outputs[layer] = value
-        loss = functional.mse_loss(value, y)
-        losses.append(loss.item())
-        model.zero_grad()
-        slopes = torch.autograd.grad(len(x) * loss, [outputs[each] for each in linears], retain_graph=True)
-        loss.backward()
-        for number, (linear, slope) in enumerate(zip(linears, slopes, strict=True)):
-            a, g = inputs[linear].detach().flatten(0, -2), slope.flatten(0, -2)
-            if linear.bias is not None:
-                a = torch.cat([a, a.new_ones(len(a), 1)], dim=1)
-            for side, rows in (("A", a), ("B", g)):
-                if step % interval == 0:
-                    shown[number, side] = rows.T @ rows / len(rows)
-                if step % interval == inverted[number, side]:
-                    factor = shown[number, side]
-                    damped = factor + CHOICES["damping"] ** 0.5 * torch.eye(len(factor), dtype=factor.dtype)
-                    inverses[number, side] = torch.linalg.inv(damped)
-            if (number, "A") not in inverses or (number, "B") not in inverses:
-                continue
-            parts = [linear.weight.grad, *([] if linear.bias is None else [linear.bias.grad[:, None]])]
-            whole = inverses[number, "B"] @ torch.cat(parts, dim=1) @ inverses[number, "A"]
-            linear.weight.grad = whole[:, : linear.in_features]
-            if linear.bias is not None:
-                linear.bias.grad = whole[:, -1]
-        with torch.no_grad():
-            for p, v in velocity.items():
-                v.copy_(CHOICES["momentum"] * v + p.grad + CHOICES["weight_decay"] * p)
-                p -= CHOICES["lr"] * v
-    return losses
-
-
 def stage_of_linears(ranks: int) -> list[int]:
     """Of the four layers of ``make_model``, whose six parts are cut evenly: [0, 1, norm, 2, 3, norm]."""
     return {2: [0, 0, 1, 1], 4: [0, 0, 1, 2]}[ranks]
@@ -87,7 +43,7 @@ def stage_of_linears(ranks: int) -> list[int]:
 def expected(schedule: Schedule, ranks: int, batches):
     model, inverted = make_model().double(), when_inverted(schedule)
     of_linear = {(n, side): inverted[stage, side] for n, stage in enumerate(stage_of_linears(ranks)) for side in "AB"}
-    return model, plain_kfac(model, batches, schedule.windows, of_linear)
+    return model, plain_kfac(model, batches, CHOICES, schedule.windows, of_linear)
 
 
 def many_batches(samples: int, steps: int, *shape: int):
