@@ -1,6 +1,6 @@
 """``schedule=auto`` against every named schedule that fits, on the GPT: who takes the shortest step.
 
-    python -m runner.recipes.benchmarks.auto [--ranks 2] [--microbatches 8] [--rounds 8]
+    python -m runner.recipes.benchmarks.auto [--ranks 2] [--microbatches 8] [--rounds 6]
 
 The plan of ``runner plan`` chooses, from the layers' seconds on this machine. All contestants run in the same processes
 in turn, cut into equal numbers of layers. What auto chose is not compared with itself, where it has a name.
@@ -36,7 +36,7 @@ from runner.schedule.values import Schedule
 __all__ = ["compare", "contestants", "figures", "main"]
 
 _AUTO = "auto"
-_BATCHES = 4
+_BATCHES = 2
 _SEED = 0
 _SAMPLES_OF_MICROBATCH = 4
 
@@ -107,8 +107,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=8, help="turns of each that count")
-    parser.add_argument("--steps", type=int, default=2, help="steps of a turn")
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each that count")
+    parser.add_argument("--steps", type=int, default=1, help="steps of a turn")
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/auto.json"))
     options = parser.parse_args()
     schedules, chosen = contestants(options.ranks, options.microbatches)

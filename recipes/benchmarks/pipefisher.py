@@ -1,10 +1,11 @@
 """PipeFisher beside 1F1B with gradient descent, Adam and K-FAC: how busy two ranks are, and how the loss falls.
 
-    python -m runner.recipes.benchmarks.pipefisher [--steps 200] [--microbatches 8]
+    python -m runner.recipes.benchmarks.pipefisher [--steps 200] [--microbatches 2]
 
 Each is a `runner train` of the same GPT on the same batches, one after the other. K-FAC under 1F1B renews its inverses
-as often as PipeFisher's bubbles allow, all at once. Predicted figures are those of each run's record, written before
-its first step; that of the bubbles without K-FAC's work is the plan's.
+as often as PipeFisher's bubbles allow, all at once. There are as many micro-batches as ranks, so that there is a bubble
+worth filling: a third of the ranks' time. Predicted figures are those of each run's record, written before its first
+step; that of the bubbles without K-FAC's work is the plan's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["SIZE", "Trained", "contestants", "main", "table", "train", "workload
 
 SIZE = GptSize(layers=4, width=128, sequence_length=64, vocab_size=256, heads=4)
 _FILLED = "pipefisher, kfac"
-_SAMPLES = 2  # of a micro-batch
+_SAMPLES = 8  # of a micro-batch
 _KFAC = ("optimizer=kfac", "optimizer.momentum=0.9", "optimizer.lr=0.003", "optimizer.damping=1e-2")
 _COLUMNS = (
     ("new inverses every", "{interval}"),
@@ -125,7 +126,7 @@ def table(found: Mapping[str, Trained], interval: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/pipefisher.json"))
     options = parser.parse_args()
     shared = workload(SIZE, microbatches=options.microbatches, steps=options.steps)

@@ -25,22 +25,22 @@ from runner.engine.executor import Executor
 from runner.engine.failure import describe_place, draw_place, explain_failure
 from runner.engine.gradients import StageGradients
 from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
+from runner.engine.opening import Opening
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
 from runner.engine.sharding import ShardedUpdate, Sharding
 from runner.engine.step_end import Backup, StepEnd
+from runner.engine.stream import Stream
 from runner.engine.ties import TiedWeight, group_by_holders
 from runner.engine.timeline import Timeline
 from runner.engine.transport import Transport
 from runner.engine.transport_watched import WatchedTransport
 from runner.engine.twins import compare_twins
 from runner.engine.update import Update
-from runner.engine.window import StepBatch, Window, join_microbatches, split_microbatches, with_stand_ins
-from runner.errors import RunFailedError
+from runner.engine.window import StepBatch, Window, join_microbatches
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
-from runner.plan.batches import split_sizes
 from runner.schedule.speculate import speculation
-from runner.schedule.values import CURVATURE, Action, Op, Payload, Program, shifted
+from runner.schedule.values import Action, Payload, Program
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]
 
@@ -86,9 +86,7 @@ class Engine:
             self.gradients[stage].counted = False
         self._tied = group_by_holders(tied)
         self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone
-        self._programs = {True: training, False: forward_only}
-        windows = range(training.schedule.windows)
-        self._training = [training.of_window(view.position, window) for window in windows]  # step by step, then again
+        self._stream = Stream(view, training, forward_only, options.microbatches)
         self.update = self._make_update()
         self._step = 0
         self._begin_step: Callable[[], None] | None = None
@@ -109,6 +107,9 @@ class Engine:
             on_step=self._finish_step,
         )
         self._chains = Chains(view, training.schedule.placement, transport)
+        self._opening = Opening(
+            view, self._stream, self._chains, microbatches=options.microbatches, all_take_part=sharding is not None
+        )
         self._beginning = speculation(training)
         self._end = StepEnd(
             options=options,
@@ -166,8 +167,9 @@ class Engine:
         Raises:
             ValueError: the schedule has such work, and there is nothing to do it.
         """
-        if curvature is None and self._programs[True].schedule.has_curvature:
-            raise ValueError(f"{self._programs[True].schedule.name} needs K-FAC: its schedule has K-FAC's work")
+        schedule = self._stream.schedule(training=True)
+        if curvature is None and schedule.has_curvature:
+            raise ValueError(f"{schedule.name} needs K-FAC: its schedule has K-FAC's work")
         self._executor.curvature = curvature
         self.update.attach(apply_update, master_of)
         self._end.backup = backup
@@ -181,7 +183,7 @@ class Engine:
     @property
     def windows(self) -> int:
         """Steps after which the training program repeats itself."""
-        return len(self._training)
+        return self._stream.windows
 
     @property
     def taken_back(self) -> list[TakenBack]:
@@ -202,8 +204,8 @@ class Engine:
         action = self._executor.current
         if action is None:
             return "before its first action", ""
-        program = self._programs[self._executor.training]
-        picture = draw_place(program, self.view, self._in_stream(action))
+        program = self._stream.program(self._executor.training)
+        picture = draw_place(program, self.view, self._in_program(action))
         return f"in step {self._step + 1}, last at {describe_place(action, self.stages)}", picture
 
     def request_stop(self) -> None:
@@ -220,9 +222,9 @@ class Engine:
         if self._begin_step is not None:
             self._begin_step()
         if self.curvature is not None:
-            self.curvature.begin(self._window)
+            self.curvature.begin(self._stream.window(self._step))
         window = self._open(batch, training=True)
-        actions = self._training[self._window]
+        actions = self._stream.training(self._step)
         begun = self._begin_next(window, actions) if self._end.is_pending else 0
         self._run(window, actions[begun:])
         self._executor.require_empty()
@@ -250,7 +252,7 @@ class Engine:
             module.eval()
         self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
         window = self._open(batch, training=False)
-        self._run(window, self._programs[False].actions[self.view.position])
+        self._run(window, self._stream.forward_only())
         if with_loss:
             self._chains.totals(window.loss)
         self.drain()
@@ -266,7 +268,7 @@ class Engine:
         """
         kept = self._copy_buffers()
         own, self._executor.timeline = self._executor.timeline, Timeline()
-        actions = self._without_step()
+        actions = self._stream.without_update()
         for _ in range(windows):
             self.timeline.begin(-1, time.perf_counter())
             window = self._open(batch, training=True)
@@ -290,9 +292,9 @@ class Engine:
 
     def _run(self, window: Window, actions: Sequence[Action]) -> None:
         def failed(action: Action, error: Exception) -> Exception:
-            program = self._programs[window.training]
+            program = self._stream.program(window.training)
             shapes = self._executor.describe(action)
-            return explain_failure(error, program, self.view, self._in_stream(action), shapes, self.stages)
+            return explain_failure(error, program, self.view, self._in_program(action), shapes, self.stages)
 
         for gradients in self.gradients.values():
             gradients.claim()
@@ -303,62 +305,22 @@ class Engine:
             torch.set_rng_state(random_state)
 
     def _open(self, batch: StepBatch, training: bool) -> Window:
-        """Learn the step's sizes, from the batch or from the rank upstream, and pass them on."""
-        samples, signature, stop = self._chains.header(
-            batch, step=self._step, training=training, stop=self._stop_requested, timeline=self.timeline
-        )
-        if batch.samples is not None and batch.samples != samples:
-            raise RunFailedError(
-                f"step {self._step}: this rank loaded {batch.samples} samples where the first stage loaded {samples}; "
-                "the dataset must give the same samples on every rank"
-            )
-        count = self.options.microbatches
-        sizes = split_sizes(samples, count)
-        empty = frozenset(number for number, size in enumerate(sizes) if not size)
-        stand_ins = empty if self._sharding is not None else frozenset()
-
-        def parts(value: Any) -> list[Any]:
-            return with_stand_ins(value, split_microbatches(value, samples, count), stand_ins)
-
-        has_targets = self._is_last and batch.targets is not None
-        if self._sharding is not None and training:
-            self._sharding.begin(count)
-        window = Window(
+        window = self._opening.open(
+            batch,
             step=self._step,
             training=training,
-            sizes=tuple(max(size, int(number in stand_ins)) for number, size in enumerate(sizes)),
-            signature=signature,
-            inputs=parts(batch.inputs) if 0 in self.stages else None,
-            targets=parts(batch.targets) if has_targets else None,
-            loss=torch.tensor([0.0, 0.0, float(stop)], dtype=torch.float64),
+            stop=self._stop_requested,
             loss_scale=self.update.scale.of_sum,
-            own_losses=self._own_losses(training) if has_targets else (),
-            stand_ins=stand_ins,
+            timeline=self.timeline,
         )
+        if self._sharding is not None and training:
+            self._sharding.begin(self.options.microbatches)
         self._losses_known(window)  # where no forward of this replica will say so: it has no sample
         return window
 
-    def _own_losses(self, training: bool) -> list[int]:
-        """The micro-batches whose last stage is on this rank."""
-        schedule = self._programs[training].schedule
-        ends = enumerate(schedule.rank_of(schedule.stages - 1, m) for m in range(self.options.microbatches))
-        return [number for number, position in ends if position == self.view.position]
-
-    def _without_step(self) -> list[Action]:
-        """A training window's actions that change no weights, and none of their curvature."""
-        left_out = {Op.REDUCE, Op.STEP, *CURVATURE}
-        return [action for action in self._training[0] if action.op not in left_out]
-
-    @property
-    def _window(self) -> int:
-        """Of the stream that the training program is, the number of the step that runs or comes."""
-        return self._step % len(self._training)
-
-    def _in_stream(self, action: Action) -> Action:
-        """An action of the window that runs, as the program numbers it."""
-        if not self._executor.training or action.microbatch is None or action.op in CURVATURE:
-            return action
-        return shifted(action, self._window * self.options.microbatches)
+    def _in_program(self, action: Action) -> Action:
+        """An action of the window that runs, as its program numbers it."""
+        return self._stream.in_program(action, self._step) if self._executor.training else action
 
     def _copy_buffers(self) -> dict[str, Tensor]:
         return {name: value.clone() for module in self.stages.values() for name, value in _named_buffers(module)}
@@ -367,10 +329,6 @@ class Engine:
         for module in self.stages.values():
             for name, value in _named_buffers(module):
                 value.copy_(copies[name])
-
-    @property
-    def _is_last(self) -> bool:
-        return self.view.num_stages - 1 in self.stages
 
     # STEP
 
@@ -427,7 +385,7 @@ class Engine:
             return self.view.first_microbatch + (action.microbatch or 0 if action is not None else 0)
 
         watcher = Watcher(self.stages, self.gradients, number)
-        actions = self._without_step()
+        actions = self._stream.without_update()
         eager = torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext()
         if self._sharding is not None:
             self._sharding.begin(self.options.microbatches)

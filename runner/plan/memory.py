@@ -310,10 +310,11 @@ def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
 def _shared_states(
     sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool
 ) -> tuple[MemoryParts, int]:
-    """What a rank holds at the end of its backwards, and what its update takes more than that."""
+    """What a rank holds beside activations, and what the end of its step takes more than that."""
     held, more = sharing.held(stage), sharing.backward_extra(stage)
     here = 0 if accelerated else held.host  # what is offloaded stays in the one memory
     update = sharing.update_extra(stage) + (0 if accelerated else sharing.update_extra_host(stage))
+    end = max(update, sharing.reduction_extra(stage).device)
     states = MemoryParts(
         weights=held.weights + more.weights,
         gradients=held.gradients + more.gradients,
@@ -321,7 +322,7 @@ def _shared_states(
         activations=0,
         buffers=held.buffers + more.buffers + batch_bytes,
     )
-    return states, max(0, update - more.device)
+    return states, max(0, end - more.device)
 
 
 def _over_replicas(states: MemoryParts, temporaries: int, replicas: int) -> tuple[MemoryParts, int]:

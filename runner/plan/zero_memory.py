@@ -114,18 +114,34 @@ class ZeroSharing:
         return replace(held, gradients=gradients, buffers=0)
 
     def backward_extra(self, figures: StageFigures) -> StateBytes:
-        """On top of that at the end of the last backward, when gradients are there and none is updated."""
+        """On top of that in the last backward, beside its activations."""
+        last = self.reduction_extra(figures)
+        bucket = self._bucket(figures) * self.weight_width
+        if self.stage == 3 or bucket < figures.gradient_bytes:
+            return last  # the first bucket is copied and reduced while activations are held
+        if self.stage == 1 and self.accumulates:
+            return last  # and so many gradients are held from the start
+        earlier = self._earlier(figures)
+        if self.stage == 1:
+            earlier = figures.largest_parameter_bytes  # gradients grow while activations go; the first may be large
+        return StateBytes(0, min(earlier, last.gradients + bucket), 0, bucket)
+
+    def reduction_extra(self, figures: StageFigures) -> StateBytes:
+        """The same at its end, when gradients are there and none is updated."""
         bucket = self._bucket(figures) * self.weight_width
         part = self._partition(figures) * self.weight_width
         if self.stage < 3:
             # The last bucket and its flat copy, beside what was reduced of the others and of earlier micro-batches.
-            offloaded = self.optimizer != "none"
-            own = 0 if offloaded else part - bucket // self.replicas
-            earlier = part if self.stage == 2 and self.accumulates and not offloaded else 0
+            own = 0 if self.optimizer != "none" else part - bucket // self.replicas
             unreduced = figures.gradient_bytes if self.stage == 1 and self.accumulates else 0
-            return StateBytes(0, max(unreduced - bucket, own + earlier), 0, 2 * bucket)
+            return StateBytes(0, max(unreduced - bucket, own + self._earlier(figures)), 0, 2 * bucket)
         elements = figures.gradient_bytes // self.weight_width
         return StateBytes(min(elements, MOST_GATHERED) * self.weight_width, 0, 0, bucket)
+
+    def _earlier(self, figures: StageFigures) -> int:
+        """Gradients of earlier micro-batches that stage 2 has reduced."""
+        kept = self.stage == 2 and self.accumulates and self.optimizer == "none"
+        return self._partition(figures) * self.weight_width if kept else 0
 
     def update_extra(self, figures: StageFigures) -> int:
         """On top of what is held, on the device, while the optimizer updates."""

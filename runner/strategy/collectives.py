@@ -9,7 +9,9 @@ from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 from typing_extensions import override
 
-__all__ = ["CollectiveStrategy"]
+from runner.model.boundary import map_tensors
+
+__all__ = ["CollectiveStrategy", "sendable"]
 
 Value = TypeVar("Value")
 
@@ -44,7 +46,7 @@ class CollectiveStrategy(ParallelStrategy):
         if self.world_size == 1:
             return [value]
         parts: list[Any] | None = [None] * self.world_size if self.global_rank == 0 else None
-        dist.gather_object(value, parts)
+        dist.gather_object(sendable(value), parts)
         return parts
 
     def all_gather_objects(self, value: Value) -> list[Value]:
@@ -52,5 +54,15 @@ class CollectiveStrategy(ParallelStrategy):
         if self.world_size == 1:
             return [value]
         parts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(parts, value)
+        dist.all_gather_object(parts, sendable(value))
         return parts
+
+
+def sendable(value: Value) -> Value:
+    """``value`` with copies of tensors that are a part of a larger storage: pickle would send all of that with each."""
+
+    def alone(tensor: Tensor) -> Tensor:
+        return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+
+    sent: Value = map_tensors(alone, value)
+    return sent

@@ -44,19 +44,19 @@ from runner.optim.backup import OptimizerBackup
 from runner.optim.master import MasterWeights
 from runner.schedule.generators.forward_only import forward_only
 from runner.schedule.lower import lower
+from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
 from runner.strategy.compressed import attach_compression
 from runner.strategy.curvature import preconditioning, schedule_curvature, watch_curvature
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.protocols import Layout, PipelineModule
 from runner.strategy.transports import make_transport
-from runner.strategy.whole_checkpoint import WholeCheckpointStrategy
 
 __all__ = ["Layout", "PipelineModule", "PipelineStrategy"]
 
 logger = logging.getLogger(__name__)
 
 
-class PipelineStrategy(WholeCheckpointStrategy):
+class PipelineStrategy(NamedCheckpointStrategy):
     """Runs a :class:`PipelineModule` by a plan.
 
     Args:

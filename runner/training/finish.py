@@ -137,14 +137,22 @@ def _measured(
         flops_per_step=flops,
         mfu=_mfu(config, plan, flops, median),
         bytes_moved=_bytes_moved(measures),
-        peak_memory_bytes=record.peak_memory_bytes
-        | {"measured": [rank.peak_memory_bytes for rank in measures], "kind": strategy.meter.kind},
+        peak_memory_bytes=record.peak_memory_bytes | {"kind": strategy.meter.kind} | _peaks(measures),
         extras=record.extras
         | _tokens_per_second(config, plan, median)
         | _skipped(config, lines)
         | _slowest(measures, timed)
-        | {"state_bytes": _states(plan, measures)},
+        | _states(record, plan, measures),
     )
+
+
+def _took_steps(measures: Sequence[RankMeasures]) -> bool:
+    """Whether there was anything left to train: a run that goes on after its last step holds no gradients."""
+    return any(rank.steps for rank in measures)
+
+
+def _peaks(measures: Sequence[RankMeasures]) -> dict[str, list[int]]:
+    return {"measured": [rank.peak_memory_bytes for rank in measures]} if _took_steps(measures) else {}
 
 
 def _slowest(measures: Sequence[RankMeasures], timed: Sequence[int]) -> dict[str, Any]:
@@ -158,9 +166,15 @@ def _slowest(measures: Sequence[RankMeasures], timed: Sequence[int]) -> dict[str
     return {"slowest_rank": {"rank": slowest, "of_mean": ratio, "compute_seconds": seconds}}
 
 
-def _states(plan: RunPlan, measures: Sequence[RankMeasures]) -> dict[str, Any]:
-    """Weights, gradients and optimizer states by global rank, predicted and counted from live tensors."""
-    return {"predicted": list(plan.state_bytes), "measured": [dict(rank.state_bytes) for rank in measures]}
+def _states(record: RunRecord, plan: RunPlan, measures: Sequence[RankMeasures]) -> dict[str, Any]:
+    """Weights, gradients and optimizer states by global rank, predicted and counted from live tensors.
+
+    Those of the run that this one continues, where it had all steps already.
+    """
+    if not _took_steps(measures) and "state_bytes" in record.extras:
+        return {}
+    counted = [dict(rank.state_bytes) for rank in measures] if _took_steps(measures) else []
+    return {"state_bytes": {"predicted": list(plan.state_bytes), "measured": counted}}
 
 
 def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.record import read_steps
-from runner.strategy.whole_checkpoint import WholeCheckpointStrategy
+from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
 
 
 class Killer:
@@ -46,7 +46,7 @@ class Killer:
 
     def watch_saves(self) -> None:
         """Every part of a checkpoint that is taken, and every file just before it gets its name."""
-        take, replace = WholeCheckpointStrategy.saved_parts, os.replace
+        take, replace = NamedCheckpointStrategy.saved_parts, os.replace
 
         def saved_parts(strategy: Any, own: Any) -> Any:
             self.reached("save")
@@ -57,7 +57,7 @@ class Killer:
                 self.reached("write")
             replace(source, target)
 
-        WholeCheckpointStrategy.saved_parts = saved_parts  # type: ignore[assignment]
+        NamedCheckpointStrategy.saved_parts = saved_parts  # type: ignore[assignment]
         os.replace = renamed  # type: ignore[assignment]
 
 

@@ -144,10 +144,13 @@ def test_auto_starts_then_goes_on_and_then_has_nothing_to_do(
     assert sorted(path.name for path in (place / "checkpoints").iterdir()) == [f"step-{n}.ckpt" for n in (6, 7, 8)]
     os.truncate(checkpoint(place, 8), 1000)  # it was killed while it wrote
     assert first["val_loss"][-1][0] == 8  # this is cut back, too
-    run_here(monkeypatch, place, "resume=auto", "lr_scheduler.total_steps=14", "checkpoint.keep=3")
+    second = run_here(monkeypatch, place, "resume=auto", "lr_scheduler.total_steps=14", "checkpoint.keep=3")
     assert_same_run(unbroken, place)
-    run_here(monkeypatch, place, "resume=auto", "lr_scheduler.total_steps=14")
+    idle = run_here(monkeypatch, place, "resume=auto", "lr_scheduler.total_steps=14")
     assert_same_run(unbroken, place)
+    assert second["state_bytes"]["measured"][0]["gradients"] > 0
+    assert idle["state_bytes"] == second["state_bytes"], "counted where nothing was trained"
+    assert idle["peak_memory_bytes"]["measured"] == []
 
 
 def test_without_a_good_checkpoint_auto_starts_anew(

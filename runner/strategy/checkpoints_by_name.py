@@ -32,7 +32,7 @@ from runner.strategy.state import (
     tensor_problems,
 )
 
-__all__ = ["WholeCheckpointStrategy", "num_bytes"]
+__all__ = ["NamedCheckpointStrategy", "num_bytes"]
 
 _REPLICA_BUFFERS = "replica_buffers"
 """Key of the buffers of the replicas after the first, by replica and global name: each has seen other samples."""
@@ -44,7 +44,7 @@ _ERRORS = "compression_errors"
 Value = TypeVar("Value")
 
 
-class WholeCheckpointStrategy(CollectiveStrategy):
+class NamedCheckpointStrategy(CollectiveStrategy):
     """Gathers the engine's stages to rank 0, or leaves each rank its part, and gives each rank its part back."""
 
     engine: Engine | None

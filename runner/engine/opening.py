@@ -1,0 +1,77 @@
+"""How a window begins: the step's sizes, learnt from the batch or from the rank upstream, and its micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from runner.engine.chains import Chains
+from runner.engine.context import RankView
+from runner.engine.stream import Stream
+from runner.engine.timeline import Timeline
+from runner.engine.window import StepBatch, Window, split_microbatches, with_stand_ins
+from runner.errors import RunFailedError
+from runner.plan.batches import split_sizes
+
+__all__ = ["Opening"]
+
+
+class Opening:
+    """Makes windows of batches, on one rank.
+
+    Args:
+        view: where the rank stands.
+        stream: which losses are this rank's.
+        chains: what passes sizes on.
+        microbatches: of a step.
+        all_take_part: whether micro-batches without samples are computed on a stand-in.
+    """
+
+    def __init__(
+        self, view: RankView, stream: Stream, chains: Chains, *, microbatches: int, all_take_part: bool
+    ) -> None:
+        self._view, self._stream, self._chains = view, stream, chains
+        self._microbatches, self._all_take_part = microbatches, all_take_part
+
+    def open(
+        self, batch: StepBatch, *, step: int, training: bool, stop: bool, loss_scale: float, timeline: Timeline
+    ) -> Window:
+        """The window of a batch; tells the next rank its sizes.
+
+        Args:
+            stop: whether this rank asks all to stop.
+            timeline: what waiting for the rank upstream is added to.
+
+        Raises:
+            RunFailedError: ranks loaded different samples, or are at different steps.
+        """
+        samples, signature, stops = self._chains.header(
+            batch, step=step, training=training, stop=stop, timeline=timeline
+        )
+        if batch.samples is not None and batch.samples != samples:
+            raise RunFailedError(
+                f"step {step}: this rank loaded {batch.samples} samples where the first stage loaded {samples}; "
+                "the dataset must give the same samples on every rank"
+            )
+        sizes = split_sizes(samples, self._microbatches)
+        empty = frozenset(number for number, size in enumerate(sizes) if not size)
+        stand_ins = empty if self._all_take_part else frozenset()
+
+        def parts(value: Any) -> list[Any]:
+            return with_stand_ins(value, split_microbatches(value, samples, self._microbatches), stand_ins)
+
+        has_inputs, is_last = 0 in self._view.holders, self._view.num_stages - 1 in self._view.holders
+        has_targets = is_last and batch.targets is not None
+        return Window(
+            step=step,
+            training=training,
+            sizes=tuple(max(size, int(number in stand_ins)) for number, size in enumerate(sizes)),
+            signature=signature,
+            inputs=parts(batch.inputs) if has_inputs else None,
+            targets=parts(batch.targets) if has_targets else None,
+            loss=torch.tensor([0.0, 0.0, float(stops)], dtype=torch.float64),
+            loss_scale=loss_scale,
+            own_losses=self._stream.own_losses(training) if has_targets else (),
+            stand_ins=stand_ins,
+        )
