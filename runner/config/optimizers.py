@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 __all__ = [
     "BLOCK_4",
+    "BLOCK_8",
     "BLOCK_FP8",
     "ERROR_WIDTH",
     "OPTIMIZERS",
+    "SMALLEST_8",
     "SMALLEST_IN_BLOCKS",
     "OptimizerKind",
     "is_kin_of_adam",
@@ -24,8 +26,12 @@ ERROR_WIDTH = 4
 
 _BETAS = ("betas", "eps")
 _WIDE = 4  # bytes of an fp32 state
-_BLOCK_8 = 256  # bitsandbytes/backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu, blocksize
-_SMALLEST_8 = 4096  # bitsandbytes/optim/optimizer.py: min_8bit_size; smaller tensors keep fp32 states
+
+BLOCK_8 = 256
+"""Elements of a block of ``adam8bit``; bitsandbytes/backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu."""
+
+SMALLEST_8 = 4096
+"""Elements of the smallest tensor that it cuts into blocks; bitsandbytes/optim/optimizer.py: min_8bit_size."""
 
 BLOCK_4 = 128
 """Elements of a block of ``adam4bit``; torchao/optim/adam.py: AdamW4bit, block_size."""
@@ -83,9 +89,9 @@ def is_kin_of_adam(name: str) -> bool:
 
 def _blockwise_8bit(elements: int) -> int:
     """Two moments of a byte each, and the largest of every block of both in fp32; small tensors stay fp32."""
-    if elements < _SMALLEST_8:
+    if elements < SMALLEST_8:
         return 2 * _WIDE * elements
-    return 2 * (elements + _WIDE * -(-elements // _BLOCK_8))
+    return 2 * (elements + _WIDE * -(-elements // BLOCK_8))
 
 
 def _in_blocks(elements: int, block: int, bits: int) -> int:

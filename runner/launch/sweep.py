@@ -120,7 +120,7 @@ def _resolved(overrides: Sequence[str]) -> Request:
         words, _, why = entry.partition(": ")
         if set(words.split()) <= set(overrides):
             problem = Problem("sweep_without", words, "leaves this job out", why, "sweep_without=[]")
-            return Request(tuple(overrides), None, (problem,))
+            return Request(tuple(overrides), config, (problem,))
     return Request(tuple(overrides), config)
 
 
@@ -140,7 +140,9 @@ def _array_settings(place: RunConfig, requests: Sequence[Request], plugins: Sequ
 
     settings = plugin_settings(LAUNCHER, plugins, place.name)
     if settings is not None:
-        raise_problems(array_problems(settings, [one.config for one in requests if one.config is not None]))
+        raise_problems(
+            array_problems(settings, [one.config for one in requests if one.config is not None and not one.problems])
+        )
         needs_sbatch("hydra/launcher", "submitit_slurm")
     return settings
 

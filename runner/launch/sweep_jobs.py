@@ -41,7 +41,7 @@ _RETRIED = ("failed", "out_of_memory", "unsupported")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``config`` is None where the request is wrong by itself; ``problems`` say why."""
+    """``config`` is None where the request is wrong by itself; ``problems`` say why it is not run."""
 
     overrides: tuple[str, ...]
     config: RunConfig | None
@@ -50,7 +50,7 @@ class Request:
     @property
     def key(self) -> str:
         """By which the sweep's ledger knows it."""
-        if self.config is not None:
+        if self.config is not None and not self.problems:
             return fingerprint(self.config)
         return hashlib.sha256(json.dumps(sorted(self.overrides)).encode()).hexdigest()
 
@@ -145,20 +145,21 @@ def _failed(one: Sweep, job: Job) -> bool:
 
 
 def _begin(one: Sweep, job: Job, request: Request) -> tuple[Path, RunConfig] | None:
-    """Make a job's directory and put down its request; None where that is wrong by itself."""
+    """Make a job's directory and put down its request; None where it is not run."""
     job_dir = job_directory(one.directory, job.number)
     record = _record(one, job) or RunRecord()
     record = record.replace(
         command=one.command, **environment(), extras=record.extras | {"overrides": list(job.overrides)}
     )
-    if request.config is None:
+    config = replace(request.config, run_dir=str(job_dir)) if request.config is not None else None
+    if config is not None:
+        record = record.replace(config=to_container(config), fingerprint=fingerprint(config))
+    if config is None or request.problems:
         reason = "\n".join(problem.line() for problem in request.problems)
         record.replace(status="unsupported", reason=reason).save(job_dir)
         logger.error("%s", reason)
         return None
-    config = replace(request.config, run_dir=str(job_dir))
-    record = record.replace(status="running", reason=None, config=to_container(config), fingerprint=fingerprint(config))
-    record.save(job_dir)
+    record.replace(status="running", reason=None).save(job_dir)
     save(config, job_dir / CONFIG_FILE)
     return job_dir, config
 

@@ -44,11 +44,9 @@ def _sgd(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
 
 def _adam8bit(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # kernels that it does without are no news
-    import bitsandbytes
+    from runner.optim.eight_bits import Adam8bit
 
-    library: Any = bitsandbytes  # it has no types
-    made: Optimizer = library.optim.AdamW8bit(trained, **_common(config))
-    return made
+    return Adam8bit(trained, **_common(config))
 
 
 def _adam4bit(config: OptimizerConfig, trained: list[Tensor]) -> Optimizer:

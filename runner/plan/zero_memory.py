@@ -6,7 +6,6 @@ that the optimizer updates (a copy also where it has their format), buckets that
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from runner.config.optimizers import OPTIMIZERS
@@ -60,7 +59,8 @@ class ZeroSharing:
         optimizer, parameters: where states and weights wait: none, cpu, nvme.
         weight_width, master_width: bytes of an element of the weights, and of what the optimizer updates.
         states: the optimizer's values per element.
-        state_bytes: of one partition of so many elements, where that is not ``states`` as wide as what is updated.
+        masters: where each parameter has states of its own size (in blocks), and not ``states`` values per element: how
+            much of a profile's states are master weights, per byte of gradient.
         constant_bytes: tables of the optimizer, whatever it updates.
         bucket_elements: gradients reduced at once, at most.
         temporaries: tensors as large as a partition that one update makes and drops.
@@ -81,7 +81,7 @@ class ZeroSharing:
     accumulates: bool = False
     delayed: bool = False
     ratio: float = 1.0
-    state_bytes: Callable[[int], int] | None = None
+    masters: float | None = None
     constant_bytes: int = 0
 
     def held(self, figures: StageFigures) -> StateBytes:
@@ -89,7 +89,9 @@ class ZeroSharing:
         part = self._partition(figures)
         kept = figures.weight_bytes - figures.gradient_bytes  # buffers and frozen weights
         copies = 2 if self.delayed else 0
-        states = self.state_bytes(part) if self.state_bytes else part * self.master_width * self.states
+        states = part * self.master_width * self.states
+        if self.masters is not None:
+            states = (figures.optimizer_bytes - self.masters * figures.gradient_bytes) / self.replicas
         updated = round(part * self.master_width * (1 + copies) + states) + self.constant_bytes
         if self.stage < 3:
             flat = part * self.replicas * self.weight_width
@@ -215,6 +217,7 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
     if not config.zero.stage:
         return None
     width, master = weight_widths(config)
+    kind = OPTIMIZERS[config.optimizer.name]
     # The profile counts masters among the states, and states as wide as what they belong to.
     values = profile.optimizer_bytes_per_gradient_byte - profile.master_bytes_per_gradient_byte
     return ZeroSharing(
@@ -230,6 +233,6 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
         accumulates=config.schedule.microbatches > 1,
         delayed=config.offload.delay_from is not None,
         ratio=config.offload.ratio,
-        state_bytes=OPTIMIZERS[config.optimizer.name].state_bytes,
-        constant_bytes=OPTIMIZERS[config.optimizer.name].constant_bytes,
+        masters=profile.master_bytes_per_gradient_byte if kind.state_bytes is not None else None,
+        constant_bytes=kind.constant_bytes,
     )

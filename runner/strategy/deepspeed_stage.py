@@ -23,6 +23,7 @@ from runner.engine.gradients import StageGradients
 from runner.engine.transport import Handle, Transport
 from runner.model.layers import StageModule
 from runner.optim.operators import load_operators, needed_operators
+from runner.strategy.flat_pieces import pieces
 from runner.strategy.twin_flow import TwinFlow
 
 __all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "import_deepspeed", "start_deepspeed"]
@@ -164,6 +165,9 @@ class DeepSpeedStage:
         self.engine = _initialize(deepspeed, self.module, optimizer, self.settings, groups)
         if self.twin is not None:
             self.twin.attach(self.optimizer)
+        if hasattr(optimizer, "follow"):  # blocks of 8 bits are to be those of the whole parameters
+            for flat, parts in pieces(self.optimizer, self.stage):
+                optimizer.follow(flat, parts)
 
     def _twin_flow(self) -> TwinFlow | None:
         zero = self.settings["zero_optimization"]

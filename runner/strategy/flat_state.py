@@ -1,6 +1,6 @@
 """States that DeepSpeed's partitions hold in blocks, which cannot be told apart by weight: saved as they lie.
 
-8-bit moments share a scale among 256 elements of a flat partition, whatever weights these belong to. Such a checkpoint
+8-bit moments share a scale among 256 elements of a weight, of which another layout might cut a block. Such a checkpoint
 goes on in the layout that it was written in; in another one it is refused.
 """
 

@@ -60,6 +60,7 @@ def test_a_job_that_is_left_out_is_a_row_with_the_reason(tmp_path: Path) -> None
     records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(4)]
     assert [record.status for record in records] == ["ok", "ok", "unsupported", "ok"]
     assert "leaves this job out. Asked already." in str(records[2].reason)
+    assert records[2].config["optimizer"]["lr"] == 0.5  # so that a table has a place for it
     assert not (tmp_path / "s" / "2" / "config.yaml").exists()
 
 

@@ -163,7 +163,9 @@ def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path):
     plain = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=adam8bit)
     assert_close(found["blocks"], *plain, most=1e-6)
     for name in ("blocks_1", "blocks_2", "blocks_3"):
-        assert_close(found[name], *plain, most=3e-3)  # other elements share a block
+        assert_close(found[name], *plain, most=3e-4)  # one block may lie on both ranks, with a scale on each
+        apart = [(found[name].weights[key] - plain[1][key]).abs() > 1e-6 for key in plain[1]]
+        assert sum(int(one.sum()) for one in apart) <= 256, "blocks of other elements"
 
 
 @pytest.mark.full
