@@ -107,11 +107,12 @@ class ZeroSharing:
         return self._offloaded_3(bytes_of, part)
 
     def between_backwards(self, figures: StageFigures) -> StateBytes:
-        """What is held, with the gradients that are there between two micro-batches' backwards; no bucket."""
+        """What is held, with the gradients that are there between two backwards, or before a reduction; no bucket."""
         held = self.held(figures)
         gradients = held.gradients
         if self.stage < 3 and self.optimizer == "none":
-            whole = self.stage == 1 and self.accumulates
+            kept_wide = self.weight_width != self.master_width  # each is added to an fp32 one as soon as it is there
+            whole = self.stage == 1 and (self.accumulates or not kept_wide)
             gradients = figures.gradient_bytes if whole else self._partition(figures) * self.weight_width
         return replace(held, gradients=gradients, buffers=0)
 

@@ -165,6 +165,8 @@ class DeepSpeedStage:
         self.engine = _initialize(deepspeed, self.module, optimizer, self.settings, groups)
         if self.twin is not None:
             self.twin.attach(self.optimizer)
+        if self.stage == 1:
+            self._count_before_reduction()
         if hasattr(optimizer, "follow"):  # blocks of 8 bits are to be those of the whole parameters
             for flat, parts in pieces(self.optimizer, self.stage):
                 optimizer.follow(flat, parts)
@@ -219,13 +221,30 @@ class DeepSpeedStage:
             held = sum(tensor.nbytes for tensor in self.gradient_tensors())
             self.most_gradient_bytes = max(self.most_gradient_bytes, held)
 
+    def _count_before_reduction(self) -> None:
+        """Stage 1 reduces at the end of the last backward, where gradients are whole for the last time."""
+        reduce = self.optimizer.reduce_gradients
+
+        def counting(*args: Any, **keys: Any) -> None:
+            held = sum(tensor.nbytes for tensor in self._whole_gradients())
+            self.most_gradient_bytes = max(self.most_gradient_bytes, held)
+            reduce(*args, **keys)
+
+        self.optimizer.reduce_gradients = counting
+
+    def _own_gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+
+    def _whole_gradients(self) -> list[Tensor]:
+        """The weights' own, but for those that are views of a bucket."""
+        return [one for one in self._own_gradients() if one.untyped_storage().nbytes() == one.nbytes]
+
     def gradient_tensors(self) -> list[Tensor]:
         """Gradients that are there now: the weights' own, and partitions of them; buckets left out."""
         optimizer = self.optimizer
-        found = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         if self.stage == _STAGE_3:
-            return [*found, optimizer.grad_partitions_flat_buffer]
-        whole = [one for one in found if one.untyped_storage().nbytes() == one.nbytes]  # others are views of a bucket
+            return [*self._own_gradients(), optimizer.grad_partitions_flat_buffer]
+        whole = self._whole_gradients()
         if self.stage == 1 and self._left:  # it reduces after the last backward: partitions are those of a step before
             return whole
         partitions = [part for group in optimizer.averaged_gradients.values() for part in group or ()]

@@ -20,7 +20,7 @@ __all__ = ["held_bytes"]
 def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | None) -> dict[str, int]:
     """``weights``, ``gradients`` and ``optimizer`` on the device, and what is offloaded to the ``host``; between steps.
 
-    Gradients are those between two micro-batches' backwards, when they are most.
+    Gradients are those between two backwards, or before they are reduced, when they are most.
     """
     optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning's wrapper
     seen: set[int] = set()
