@@ -39,8 +39,8 @@ class Together:
 
 
 def weights():
-    torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+    generator = torch.Generator().manual_seed(0)  # its own: replicas in threads draw at the same time
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
 
 
 def set_gradients(parameters, step):
