@@ -138,6 +138,7 @@ def test_the_schedule_may_change_and_with_it_who_holds_what(tmp_path: Path) -> N
     assert_same_run(whole, then)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_killed_run_is_started_again_by_the_same_command(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -40,7 +40,12 @@ def wait_until(ready: Callable[[], bool], seconds: float = 90.0) -> None:
         ("raises", 2, "ValueError: sample 33 is broken (in loader worker"),
         pytest.param("exits", 1, "exited unexpectedly", marks=pytest.mark.full),
         pytest.param("text", 0, "a sample of the dataset must be (input, target), not a str", marks=pytest.mark.full),
-        ("short", 0, "the samples of a batch must have the same shapes: one is (6,) float32, () int64, another (5,)"),
+        pytest.param(
+            "short",
+            0,
+            "the samples of a batch must have the same shapes: one is (6,) float32, () int64, another (5,)",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_dataset_that_goes_wrong_later(tmp_path: Path, wrong: str, workers: int, told: str) -> None:

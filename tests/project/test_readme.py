@@ -84,6 +84,7 @@ def test_a_first_run_and_its_report(tmp_path: Path) -> None:
     assert "predicted" in runner(report[1:], tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_sweep(tmp_path: Path) -> None:
     (words,) = [each for each in COMMANDS if "-m" in each]

@@ -25,7 +25,7 @@ def test_nothing_of_the_runner_is_imported(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["model", "Listed"])
+@pytest.mark.parametrize("model", ["model", pytest.param("Listed", marks=pytest.mark.full)])
 def test_the_same_losses_in_one_process_and_in_a_pipeline_of_four(tmp_path, model):
     """Micro-batches as asked for, samples in the plain order."""
     directory = make_directory(tmp_path)
