@@ -1,9 +1,10 @@
 """Processes that a template of them forks: started and adopted here, made in :mod:`runner.launch.template`.
 
-Imports are nearly all that the start of a rank costs, and take seconds. The *template* pays them once: it is executed
-with the environment that ranks get, imports, forks every rank and ends at once. Its orphans become children of this
-process, which has made itself their reaper (PR_SET_CHILD_SUBREAPER): it waits for them, signals them, and takes them
-along when it dies, as if it had executed each of them.
+Imports are nearly all that the start of a rank costs, and take seconds. The *template* pays them once: it is executed,
+imports while this process still plans, waits for its orders, takes from them the environment that ranks get, forks
+every rank and ends at once. Its orphans become children of this process, which has made itself their reaper
+(PR_SET_CHILD_SUBREAPER): it waits for them, signals them, and takes them along when it dies, as if it had executed each
+of them.
 
 A rank says that it is there over one pipe, and begins when a byte comes over another: by then this process knows all of
 them, and is their parent. Where it dies instead, the pipe ends, and so does the rank.
@@ -13,17 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
+from types import TracebackType
+from typing import Any, Self
 
 from runner.launch.supervise import POLL_SECONDS, ProcessSpec, end, name_of_signal, start
 
-__all__ = ["Forked", "fork_from"]
+__all__ = ["Forked", "Template"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,55 +58,88 @@ class Forked:
         return self.returncode
 
 
-def fork_from(template: ProcessSpec, count: int, is_told_to_stop: Callable[[], bool]) -> Sequence[Forked]:
-    """Start ``count`` ranks by the template; none where it ended before it had, or was ended to stop.
+class Template:
+    """A template that has been started. Its end is this object's, as a context manager, or that of :meth:`fork`.
 
     Args:
-        template: its command lacks the last three words, which are said here.
-        is_told_to_stop: asked while the template imports.
+        spec: its command lacks the last three words, which are said here: the descriptors of a socket that the orders
+            come by, and of the two pipes.
     """
-    if not _adopt_orphans(True):
-        return ()
-    try:
-        return _fork_from(template, count, is_told_to_stop)
-    finally:
-        _adopt_orphans(False)
 
-
-def _fork_from(template: ProcessSpec, count: int, is_told_to_stop: Callable[[], bool]) -> Sequence[Forked]:
-    with _pipe() as (told, tell), _pipe() as (gate, go):
-        command = [*template.command, str(count), str(tell.fileno()), str(gate.fileno())]
-        process = start(replace(template, command=command, pass_fds=(*template.pass_fds, tell.fileno(), gate.fileno())))
-        tell.close()
-        gate.close()
+    def __init__(self, spec: ProcessSpec) -> None:
+        self._orders, orders = socket.socketpair()
+        told, tell = os.pipe()
+        gate, go = os.pipe()
+        self._told, self._go = FileIO(told, "r"), FileIO(go, "w")
+        handed = (orders.fileno(), tell, gate)
         try:
-            ranks = _listen(told, is_told_to_stop)
+            command = [*spec.command, *map(str, handed)]
+            self._process = start(replace(spec, command=command, pass_fds=(*spec.pass_fds, *handed)))
         finally:
-            end([process], signal.SIGKILL)
-            process.wait()
+            orders.close()
+            os.close(tell)
+            os.close(gate)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+        for each in (self._orders, self._told, self._go):
+            each.close()
+
+    def fork(
+        self, orders: Mapping[str, Any], store_fd: int, count: int, is_told_to_stop: Callable[[], bool]
+    ) -> Sequence[Forked]:
+        """Have it fork ``count`` ranks; none where it ended before it had, or was ended to stop.
+
+        Args:
+            orders: what it is told, as JSON.
+            store_fd: a descriptor that it is handed.
+            is_told_to_stop: asked while it imports.
+        """
+        with self:
+            if not _adopt_orphans(True):
+                return ()
+            try:
+                return self._fork(orders, store_fd, count, is_told_to_stop)
+            finally:
+                _adopt_orphans(False)
+
+    def _fork(
+        self, orders: Mapping[str, Any], store_fd: int, count: int, is_told_to_stop: Callable[[], bool]
+    ) -> Sequence[Forked]:
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died
+                socket.send_fds(self._orders, [json.dumps(orders).encode()], [store_fd])
+                self._orders.shutdown(socket.SHUT_WR)
+            ranks = _listen(self._told, is_told_to_stop)
+        finally:
+            self._end()
         if len(ranks) == count:
             with contextlib.suppress(BrokenPipeError):  # all were killed meanwhile
-                go.write(bytes(count))
+                self._go.write(bytes(count))
             return ranks
-    for rank in ranks:  # they have found the gate closed
-        rank.wait()
-    if process.returncode and not is_told_to_stop():
-        how = name_of_signal(-process.returncode) if process.returncode < 0 else f"status {process.returncode}"
-        logger.warning("the process that imports for all ranks ended with %s: each imports by itself", how)
-    return ()
+        self._go.close()
+        for rank in ranks:  # they have found the gate closed
+            rank.wait()
+        if self._process.returncode and not is_told_to_stop():
+            code = self._process.returncode
+            how = name_of_signal(-code) if code < 0 else f"status {code}"
+            logger.warning("the process that imports for all ranks ended with %s: each imports by itself", how)
+        return ()
+
+    def _end(self) -> None:
+        if self._process.returncode is None:  # once waited for, its number may be another's
+            end([self._process], signal.SIGKILL)
+            self._process.wait()
 
 
 def _adopt_orphans(adopt: bool) -> bool:
     """Whether descendants whose parent ends become children of this process from now on; false where it is refused."""
     return not ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
-
-
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
-    """Both ends; what is open of them in the end is closed."""
-    read, write = os.pipe()
-    with FileIO(read, "r") as out, FileIO(write, "w") as into:
-        yield out, into
 
 
 def _listen(told: FileIO, is_told_to_stop: Callable[[], bool]) -> list[Forked]:

@@ -5,6 +5,7 @@ The sweep has written the job's configuration and first record; whatever happens
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
 from runner.launch.failure import RankFailure, status_of
+from runner.launch.local import import_ahead
 from runner.launch.prepare import CONFIG_FILE, check_elsewhere, prepare
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.restart import from_newest, go_on, has_begun
@@ -28,13 +30,19 @@ logger = logging.getLogger(__name__)
 
 def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     """Check and run the job; returns its exit status. Its record says the same."""
+    record = RunRecord.load(job_dir)
+    with contextlib.ExitStack() as ended:
+        return _run(job_dir, record, entry, ended)
+
+
+def _run(job_dir: Path, record: RunRecord, entry: str, ended: contextlib.ExitStack) -> int:
     from runner.config.resolve import load
 
-    record = RunRecord.load(job_dir)
     try:
         config = load(job_dir / CONFIG_FILE)
         if config.launcher.name == "slurm":
             return _on_slurm(job_dir, config, record.command or "", entry)
+        template = ended.enter_context(import_ahead(config, entry))
         if has_begun(job_dir):  # and was cut, or is tried again
             config, plan = go_on(config, job_dir, command=record.command or "")
         else:
@@ -55,7 +63,8 @@ def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     from rich.console import Console
 
     # The sweep shows one table of all jobs.
-    return run_in(job_dir, config, plan, command=record.command or "", entry=entry, console=Console(quiet=True))
+    console = Console(quiet=True)
+    return run_in(job_dir, config, plan, command=record.command or "", entry=entry, console=console, template=template)
 
 
 def _on_slurm(job_dir: Path, config: RunConfig, command: str, entry: str) -> int:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from runner.config.resolve import load
+from runner.config.rules import rules
+from runner.config.schema import RunConfig
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
 from runner.launch.allocator import allocator_variables
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
-from runner.launch.forked import fork_from
+from runner.launch.forked import Forked, Template
 from runner.launch.rank import TRAIN_ENTRY, rank_variables, uses_cuda
 from runner.launch.supervise import PREEMPTING_SIGNALS, Ending, ProcessSpec, name_of_signal, supervise
+from runner.launch.template import Orders, imports_of
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
-__all__ = ["Launch", "Outcome", "preempted_reason", "run_ranks"]
+__all__ = ["Launch", "Outcome", "import_ahead", "preempted_reason", "run_ranks"]
+
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +66,28 @@ class Outcome:
         return self.messages[0] if self.messages else None
 
 
-def run_ranks(launch: Launch) -> Outcome:
-    """Run all ranks to their end. The record in ``run_dir`` tells the outcome, also where the ranks could not."""
+@contextlib.contextmanager
+def import_ahead(config: RunConfig, entry: str) -> Iterator[Template | None]:
+    """Have what the ranks of a request import imported while the block plans it, if they will be forked.
+
+    None where they are not, or where it takes an import to know: :func:`run_ranks` sees to it then.
+    """
+    degrees = config.parallelism
+    one_rank = degrees.pipeline * degrees.data * degrees.tensor == 1
+    may_use_cuda = config.device == "cuda" or (config.device == "auto" and _NVIDIA_DRIVER.exists())
+    if sys.platform != "linux" or one_rank or may_use_cuda or any(rules(config)):
+        yield None
+        return
+    with Template(_template(config, entry, to_stderr=False)) as template:
+        yield template
+
+
+def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
+    """Run all ranks to their end. The record in ``run_dir`` tells the outcome, also where the ranks could not.
+
+    Args:
+        template: what has imported for them already; it ends here.
+    """
     (launch.run_dir / "logs").mkdir(exist_ok=True)
     for rank in range(launch.world_size):
         error_file(launch.run_dir, rank).unlink(missing_ok=True)
@@ -69,7 +96,7 @@ def run_ranks(launch: Launch) -> Outcome:
         listener.bind(("127.0.0.1", 0))
         listener.listen(launch.world_size)
         specs = [_spec(launch, rank, listener) for rank in range(launch.world_size)]
-        together = partial(fork_from, _template(launch, listener), launch.world_size) if _may_fork(launch) else None
+        together = partial(_fork, launch, listener, template) if template is not None or _may_fork(launch) else None
         # Rank 0 has the socket then. Open here too, it would make ranks wait for a dead rank 0, not refuse them.
         ending = supervise(specs, start_together=together, after_start=listener.close)
     outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
@@ -87,15 +114,25 @@ def _may_fork(launch: Launch) -> bool:
     return sys.platform == "linux" and launch.world_size > 1 and not uses_cuda(load(launch.config_file))
 
 
-def _template(launch: Launch, listener: socket.socket) -> ProcessSpec:
-    command = [*_command("template", launch), str(listener.fileno())]
-    environment = _environment(launch, listener)
-    return ProcessSpec(command, environment, pass_fds=(listener.fileno(),), to_stderr=launch.to_stderr)
+def _fork(
+    launch: Launch, listener: socket.socket, template: Template | None, is_told_to_stop: Callable[[], bool]
+) -> Sequence[Forked]:
+    orders = Orders(
+        str(launch.config_file), str(launch.run_dir), launch.entry, launch.world_size, _environment(launch, listener)
+    )
+    if template is None:
+        template = Template(_template(load(launch.config_file), launch.entry, to_stderr=launch.to_stderr))
+    return template.fork(asdict(orders), listener.fileno(), launch.world_size, is_told_to_stop)
+
+
+def _template(config: RunConfig, entry: str, *, to_stderr: bool) -> ProcessSpec:
+    command = [sys.executable, "-m", "runner.launch.template", json.dumps(imports_of(config, entry))]
+    return ProcessSpec(command, _process_variables(config.trainer.threads), to_stderr=to_stderr)
 
 
 def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
     return ProcessSpec(
-        _command("rank", launch),
+        [sys.executable, "-m", "runner.launch.rank", str(launch.config_file), str(launch.run_dir), launch.entry],
         _environment(launch, listener) | rank_variables(rank, listener.fileno()),
         log=None if rank == 0 else log_file(launch.run_dir, rank),
         pass_fds=(listener.fileno(),) if rank == 0 else (),
@@ -103,22 +140,20 @@ def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
     )
 
 
-def _command(module: str, launch: Launch) -> list[str]:
-    words = [str(launch.config_file), str(launch.run_dir), launch.entry]
-    return [sys.executable, "-m", f"runner.launch.{module}", *words]
-
-
 def _environment(launch: Launch, listener: socket.socket) -> dict[str, str]:
     """What is the same for all ranks."""
     return {
-        **allocator_variables(os.environ),
+        **_process_variables(launch.threads),
         "WORLD_SIZE": str(launch.world_size),
         "LOCAL_WORLD_SIZE": str(launch.world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(listener.getsockname()[1]),
-        "OMP_NUM_THREADS": str(launch.threads),
-        "PYTHONUNBUFFERED": "1",
     }
+
+
+def _process_variables(threads: int) -> dict[str, str]:
+    """What a process of ranks reads when it starts."""
+    return {**allocator_variables(os.environ), "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
 
 
 def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outcome:

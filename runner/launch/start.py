@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from runner.launch.local import Launch, Outcome, run_ranks
+from runner.launch.local import Launch, Outcome, import_ahead, run_ranks
 from runner.launch.memory_advice import advise
 from runner.launch.mpi import become_rank, num_ranks
 from runner.launch.prepare import place_of, prepare, write_request
@@ -26,6 +26,7 @@ from runner.record import RunRecord, finish_failed
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from runner.launch.forked import Template
     from runner.plan.values import RunPlan
 
 __all__ = ["run_in", "train"]
@@ -61,14 +62,15 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         leave(attach_step(config, step, command=command, entry=entry))
     if config.launcher.name == "slurm":
         return _submit(config, command=command, entry=entry)
-    try:
-        plan = prepare(config)
-        config = with_checkpoint(config)
-    except KeyboardInterrupt:
-        end_undisturbed()
-        return EXIT_INTERRUPTED
-    run_dir = create_run_directory(config.name, config.run_dir)
-    return run_in(run_dir, config, plan, command=command, entry=entry, console=console)
+    with import_ahead(config, entry) as template:
+        try:
+            plan = prepare(config)
+            config = with_checkpoint(config)
+        except KeyboardInterrupt:
+            end_undisturbed()
+            return EXIT_INTERRUPTED
+        run_dir = create_run_directory(config.name, config.run_dir)
+        return run_in(run_dir, config, plan, command=command, entry=entry, console=console, template=template)
 
 
 def _submit(config: RunConfig, *, command: str, entry: str) -> int:
@@ -87,11 +89,16 @@ def run_in(
     command: str,
     entry: str = TRAIN_ENTRY,
     console: Console | None = None,
+    template: Template | None = None,
 ) -> int:
-    """Run a request that was found good in a directory that exists; as :func:`train` otherwise."""
+    """Run a request that was found good in a directory that exists; as :func:`train` otherwise.
+
+    Args:
+        template: see :func:`runner.launch.local.run_ranks`.
+    """
     config = replace(config, run_dir=str(run_dir))
     try:
-        outcome = _run_with_restarts(run_dir, config, plan, command=command, entry=entry)
+        outcome = _run_with_restarts(run_dir, config, plan, template, command=command, entry=entry)
     except KeyboardInterrupt:  # in the moments around the ranks' lives; within them run_ranks sees to it
         end_undisturbed()
         finish_failed(run_dir, "interrupted", "stopped by SIGINT")
@@ -108,12 +115,14 @@ def run_in(
     return EXIT_OK
 
 
-def _run_with_restarts(run_dir: Path, config: RunConfig, plan: RunPlan, *, command: str, entry: str) -> Outcome:
+def _run_with_restarts(
+    run_dir: Path, config: RunConfig, plan: RunPlan, template: Template | None, *, command: str, entry: str
+) -> Outcome:
     """Run the ranks, again from the newest checkpoint where they break, ``launcher.max_restarts`` times at most."""
     logger.info("run directory: %s", run_dir)
     config_file = write_request(config, plan, run_dir, command=command)
     launch = Launch(config_file, run_dir, plan.topology.world_size, config.trainer.threads, place_of(plan), entry=entry)
-    outcome = run_ranks(launch)
+    outcome = run_ranks(launch, template)
     for restart in range(config.launcher.max_restarts):
         if outcome.status != "failed":
             break

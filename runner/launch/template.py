@@ -1,7 +1,7 @@
 """The process that ranks are forked from, so that they share its imports: :mod:`runner.launch.forked` starts it.
 
-``python -m runner.launch.template CONFIG_FILE RUN_DIR MODULE:FUNCTION STORE_FD RANKS REPORT_FD GATE_FD``, with the
-environment of a rank but for what ranks differ in (:func:`runner.launch.rank.rank_variables`).
+``python -m runner.launch.template IMPORTS ORDERS_FD REPORT_FD GATE_FD``, with what of a rank's environment its imports
+look at. IMPORTS is JSON, see :func:`imports_of`; the orders are :class:`Orders`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib
+import json
 import os
+import socket
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from runner.config.resolve import load
 from runner.config.schema import RunConfig
 from runner.launch.failure import log_file
-from runner.launch.rank import load_entry, rank_variables, run
+from runner.launch.rank import rank_variables, run
 from runner.launch.supervise import die_with_parent, ignore_preemption
 
-__all__ = ["import_for", "main"]
+__all__ = ["Orders", "import_all", "imports_of", "main"]
 
 _PR_SET_NAME = 15
 _OPTIMIZERS = {
@@ -35,18 +36,78 @@ _OPTIMIZERS = {
 """The modules of optimizers that import a library."""
 _THAT_ASKED = {"lightning_utilities.core.rank_zero", "torchmetrics.utilities.prints"}
 """What reads the rank's number when it is imported, and keeps it."""
+_MOST_BYTES = 1 << 16  # of orders, in one read
 
 
-def main(config_file: Path, run_dir: Path, entry: str, store: int, count: int, tell: int, gate: int) -> None:
-    """Be the template: import, and fork the ranks, if that is safe."""
-    import_for(load(config_file), entry)
-    if not _is_alone():
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the template forks.
+
+    Args:
+        count: how many ranks.
+        environment: what is the same in those of all ranks.
+    """
+
+    config_file: str
+    run_dir: str
+    entry: str
+    count: int
+    environment: Mapping[str, str]
+
+
+def main(imports: Sequence[str], orders_fd: int, tell: int, gate: int) -> None:
+    """Be the template: import, wait for orders, and fork the ranks, if that is safe."""
+    import_all(imports)
+    received = _receive(orders_fd)
+    if received is None or not _is_alone():
         return
-    for rank in range(count):
+    orders, store = received
+    os.environ.update(orders.environment)
+    for rank in range(orders.count):
         if os.fork() == 0:
+            run_dir = Path(orders.run_dir)
             _become(rank, run_dir, store)
             _wait_to_begin(rank, tell, gate)
-            run(config_file, run_dir, entry)
+            run(Path(orders.config_file), run_dir, orders.entry)
+
+
+def _receive(orders_fd: int) -> tuple[Orders, int] | None:
+    """The orders and the store's socket; None where nobody is left to give any."""
+    with socket.socket(fileno=orders_fd) as source:
+        said, descriptors, _, _ = socket.recv_fds(source, _MOST_BYTES, 1)
+        while more := source.recv(_MOST_BYTES):
+            said += more
+    return (Orders(**json.loads(said)), descriptors[0]) if descriptors else None
+
+
+def imports_of(config: RunConfig, entry: str) -> list[str]:
+    """What every rank of a request imports: modules, or functions that import, as ``module:function``.
+
+    A user's own modules are left to the ranks: they may look at the rank's number, or begin threads.
+    """
+    imports = [entry.partition(":")[0]]
+    if config.zero.stage is not None:
+        imports.append("runner.launch.template:import_deepspeed")
+    if config.optimizer.name in _OPTIMIZERS:
+        imports.append(_OPTIMIZERS[config.optimizer.name])
+    return imports
+
+
+def import_all(imports: Sequence[str]) -> None:
+    """Import them. What fails fails in the ranks again, which say so."""
+    for each in imports:
+        module, _, function = each.partition(":")
+        with contextlib.suppress(Exception):
+            found = importlib.import_module(module)
+            if function:
+                getattr(found, function)()
+
+
+def import_deepspeed() -> None:
+    """DeepSpeed for ranks on CPUs."""
+    from runner.strategy.deepspeed_stage import import_deepspeed
+
+    import_deepspeed("cpu")
 
 
 def _is_alone() -> bool:
@@ -59,27 +120,6 @@ def _is_alone() -> bool:
         os._exit(0)
     os.waitpid(child, 0)
     return len(os.listdir("/proc/self/task")) == 1
-
-
-def import_for(config: RunConfig, entry: str) -> None:
-    """Import what every rank of the request will. What fails fails in the ranks again, which say so.
-
-    A user's own modules are left to the ranks: they may look at the rank's number, or begin threads.
-    """
-    imports: list[Callable[[], object]] = [partial(load_entry, entry)]
-    if config.zero.stage is not None:
-        imports.append(_import_deepspeed)
-    if config.optimizer.name in _OPTIMIZERS:
-        imports.append(partial(importlib.import_module, _OPTIMIZERS[config.optimizer.name]))
-    for one in imports:
-        with contextlib.suppress(Exception):
-            one()
-
-
-def _import_deepspeed() -> None:
-    from runner.strategy.deepspeed_stage import import_deepspeed
-
-    import_deepspeed("cpu")
 
 
 def _become(rank: int, run_dir: Path, store: int) -> None:
@@ -115,5 +155,5 @@ if __name__ == "__main__":
     die_with_parent()
     ignore_preemption()
     faulthandler.enable()
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:8]))
+    main(json.loads(sys.argv[1]), *map(int, sys.argv[2:5]))
     os._exit(0)  # what is registered for the end of a process is the ranks' to do

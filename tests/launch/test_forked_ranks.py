@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 
 from runner.config.resolve import resolve
 from runner.launch import local
-from runner.launch.forked import Forked, fork_from
+from runner.launch.forked import Forked, Template
+from runner.launch.local import import_ahead
 from runner.launch.prepare import place_of, prepare, write_request
 from runner.launch.supervise import ProcessSpec
 from runner.record import RunRecord
@@ -122,8 +123,9 @@ def test_the_command_can_be_ended_while_ranks_import(
 
 
 _SMALL_TEMPLATE = """
-import os, signal, sys, time
-forks, count, tell, gate = map(int, sys.argv[1:])
+import json, os, signal, socket, sys, time
+forks, orders, tell, gate = map(int, sys.argv[1:])
+count = json.loads(socket.recv_fds(socket.socket(fileno=orders), 999, 1)[0])["count"]
 for rank in range(forks):
     if os.fork() == 0:
         os.setsid()
@@ -140,7 +142,8 @@ os._exit(0)
 
 
 def _fork_small(forks: int, is_told_to_stop: Callable[[], bool] = lambda: False) -> Sequence[Forked]:
-    return fork_from(ProcessSpec([sys.executable, "-c", _SMALL_TEMPLATE, str(forks)], {}), 2, is_told_to_stop)
+    template = Template(ProcessSpec([sys.executable, "-c", _SMALL_TEMPLATE, str(forks)], {}))
+    return template.fork({"count": 2}, 0, 2, is_told_to_stop)
 
 
 def test_what_the_template_forks_becomes_this_process_s_own() -> None:
@@ -162,6 +165,24 @@ def test_a_template_is_ended_when_its_command_is_told_to_stop(caplog: pytest.Log
     assert time.monotonic() - began_at < 20
     assert caplog.text == ""
     assert _children() == before
+
+
+def test_what_is_imported_ahead_for_a_request_that_is_not_run_ends_with_it() -> None:
+    before = _children()
+    config = resolve(["model=mlp", "parallelism.pipeline=2", "device=cpu"])
+    with import_ahead(config, "runner.training.run:run_rank") as template:
+        assert template is not None
+        assert _children() != before
+    assert _children() == before
+
+
+@pytest.mark.parametrize("word", ["parallelism.pipeline=1", "device=cuda", "schedule.microbatches=0"])
+def test_nothing_is_imported_ahead_for_one_rank_for_cuda_and_for_a_wrong_request(word: str) -> None:
+    before = _children()
+    config = resolve(["model=mlp", "parallelism.pipeline=2", "device=cpu", word])
+    with import_ahead(config, "runner.training.run:run_rank") as template:
+        assert template is None
+        assert _children() == before
 
 
 def _children() -> str:
@@ -191,8 +212,9 @@ def noting(read):
 kind = type(os.environ)
 kind.__getitem__, kind.__contains__ = noting(kind.__getitem__), noting(kind.__contains__)
 from runner.config.resolve import resolve
-from runner.launch.template import import_for
-import_for(resolve(["model=mlp", "zero.stage=1", "device=cpu"]), "runner.training.run:run_rank")
+from runner.launch.template import import_all, imports_of
+import_all(imports_of(resolve(["model=mlp", "zero.stage=1", "device=cpu"]), "runner.training.run:run_rank"))
 assert "deepspeed" in sys.modules and "lightning.pytorch" in sys.modules
+assert "deepspeed.runtime.zero.muon.muon_optimizer" in sys.modules and "torch._inductor.compile_fx" not in sys.modules
 print(*sorted(readers))
 """
