@@ -15,11 +15,18 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("zero.stage=3", "parallelism.data=2"),
-        ("zero.stage=1", "parallelism.data=2", "offload.optimizer=cpu", "offload.delay_from=2"),
-        ("parallelism.pipeline=2", "schedule=zb_v", "schedule.post_validation=true", "trainer.grad_clip_norm=0.5"),
+        pytest.param(("zero.stage=3", "parallelism.data=2"), id="stage3"),
+        pytest.param(
+            ("zero.stage=1", "parallelism.data=2", "offload.optimizer=cpu", "offload.delay_from=2"),
+            id="delayed",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ("parallelism.pipeline=2", "schedule=zb_v", "schedule.post_validation=true", "trainer.grad_clip_norm=0.5"),
+            id="post_validation",
+            marks=pytest.mark.full,
+        ),
     ],
-    ids=["stage3", "delayed", "post_validation"],
 )
 def test_it_equals_one_process(tmp_path, overrides):
     words = ["model=mlp", "data.batch_size=8", "schedule.microbatches=4", "device=cpu", "--json", *overrides]

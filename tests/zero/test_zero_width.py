@@ -33,6 +33,7 @@ def largest_width(stage, low=64, high=512):
     return low
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_largest_width_that_trains_is_the_plans_within_5_percent(tmp_path, monkeypatch):
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "profiles"))
