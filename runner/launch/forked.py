@@ -86,7 +86,7 @@ class Template:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end()
+        self.end()
         for each in (self._orders, self._told, self._go):
             each.close()
 
@@ -117,7 +117,7 @@ class Template:
                 self._orders.shutdown(socket.SHUT_WR)
             ranks = _listen(self._told, is_told_to_stop)
         finally:
-            self._end()
+            self.end()
         if len(ranks) == count:
             with contextlib.suppress(BrokenPipeError):  # all were killed meanwhile
                 self._go.write(bytes(count))
@@ -131,7 +131,8 @@ class Template:
             logger.warning("the process that imports for all ranks ended with %s: each imports by itself", how)
         return ()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End it at once, if it has not ended."""
         if self._process.returncode is None:  # once waited for, its number may be another's
             end([self._process], signal.SIGKILL)
             self._process.wait()

@@ -70,7 +70,8 @@ class Outcome:
 def import_ahead(config: RunConfig, entry: str) -> Iterator[Template | None]:
     """Have what the ranks of a request import imported while the block plans it, if they will be forked.
 
-    None where they are not, or where it takes an import to know: :func:`run_ranks` sees to it then.
+    None where they are not, or where it takes an import to know: :func:`run_ranks` sees to it then, and ends what was
+    started where it finds a GPU that this does not.
     """
     degrees = config.parallelism
     one_rank = degrees.pipeline * degrees.data * degrees.tensor == 1
@@ -96,7 +97,10 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
         listener.bind(("127.0.0.1", 0))
         listener.listen(launch.world_size)
         specs = [_spec(launch, rank, listener) for rank in range(launch.world_size)]
-        together = partial(_fork, launch, listener, template) if template is not None or _may_fork(launch) else None
+        may_fork = _may_fork(launch)
+        if template is not None and not may_fork:
+            template.end()
+        together = partial(_fork, launch, listener, template) if may_fork else None
         # Rank 0 has the socket then. Open here too, it would make ranks wait for a dead rank 0, not refuse them.
         ending = supervise(specs, start_together=together, after_start=listener.close)
     outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)

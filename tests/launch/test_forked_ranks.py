@@ -62,7 +62,7 @@ def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 def test_forked_and_executed_ranks_train_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout, shuffled data, a loader's workers and a validation."""
+    """With dropout, shuffled data, a loader's workers and a validation; also where imports ahead are not used."""
     words = ["model.target=user_code:model", "+model.kwargs.dropout=0.1", "data.target=user_code:points"]
     words += ["loss.target=user_code:mean", "data.shuffle=true", "data.workers=1", "trainer.val_every=2"]
     words += ["parallelism.pipeline=2", "schedule.microbatches=2", "data.batch_size=8", "trainer.max_steps=3"]
@@ -75,7 +75,8 @@ def test_forked_and_executed_ranks_train_the_same_weights(tmp_path: Path, monkey
         plan = prepare(config)
         run_dir.mkdir()
         file = write_request(config, plan, run_dir, command="test")
-        outcome = local.run_ranks(local.Launch(file, run_dir, 2, 1, place_of(plan)))
+        with import_ahead(config, "runner.training.run:run_rank") as template:
+            outcome = local.run_ranks(local.Launch(file, run_dir, 2, 1, place_of(plan)), template)
         assert outcome.exit_status == 0, outcome.messages
         runs[name] = RunRecord.load(run_dir), load_file(run_dir / "weights.safetensors")
     (forked, weights), (executed, expected) = runs["forked"], runs["executed"]

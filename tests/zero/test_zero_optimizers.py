@@ -30,7 +30,7 @@ def parts_of_step(model, batch):
 
 
 class PlainOneBit:
-    """Two replicas' 1-bit Adam over one flat vector, whose chunks are its halves."""
+    """Two replicas' 1-bit Adam over one flat vector, whose chunks are its halves; scales are of 1024 elements."""
 
     def __init__(self, sizes):
         total = sum(sizes)
@@ -38,7 +38,8 @@ class PlainOneBit:
         self.m, self.v = torch.zeros(total), torch.zeros(total)
         self.worker, self.server = [torch.zeros(total), torch.zeros(total)], torch.zeros(total)
         ends = torch.tensor([0, *sizes, 0]).cumsum(0).tolist()[:-1]
-        self.cuts = sorted({*ends, self.half})
+        parts = sorted({*ends, self.half})
+        self.cuts = sorted({*parts, *(at for a, b in zip(parts, parts[1:], strict=False) for at in range(a, b, 1024))})
 
     def signs(self, z):
         made = torch.zeros_like(z)
