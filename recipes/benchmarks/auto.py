@@ -18,11 +18,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from runner.config.resolve import resolve
+from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
-from runner.model.profile import profile_model
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
+from runner.profiling.model import profile_model
 from runner.recipes.benchmarks.pipelines import RunnerPipeline
 from runner.recipes.benchmarks.prediction import overrides_of
 from runner.recipes.benchmarks.processes import run_ranks
@@ -30,7 +30,7 @@ from runner.recipes.benchmarks.result import Figure, figure, publish
 from runner.recipes.benchmarks.rounds import Seconds, take_turns
 from runner.recipes.benchmarks.two_stages import require_equal, shared_losses
 from runner.recipes.benchmarks.workload import GptSize, cross_entropy, gpt_batches, gpt_layers, make_adamw
-from runner.schedule.catalogue import SEARCHED
+from runner.schedule.catalogue.one_directional import SEARCHED
 from runner.schedule.values import Schedule
 
 __all__ = ["compare", "contestants", "figures", "main"]

@@ -25,17 +25,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from runner.engine.transport import Channel, Handle, Transport
-from runner.engine.transport_delayed import DelayedTransport
+from runner.engine.transport.base import Channel, Handle, Transport
+from runner.engine.transport.delayed import DelayedTransport
 from runner.recipes.benchmarks.pipelines import RunnerPipeline
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import Figure, figure, publish
 from runner.recipes.benchmarks.rounds import Seconds, take_turns
 from runner.recipes.benchmarks.sleeping_stages import SleepingLayer, mean_square, sleeping_batch
 from runner.recipes.benchmarks.two_stages import require_equal, shared_losses
-from runner.schedule.opportunistic import realised
-from runner.schedule.registry import build
-from runner.schedule.simulate import Costs, Jitter, simulate
+from runner.schedule.catalogue.registry import build
+from runner.schedule.simulation.clock import Costs, Jitter, simulate
+from runner.schedule.simulation.opportunistic import realised
 from runner.schedule.values import Schedule
 
 __all__ = ["CONTESTANTS", "Contestant", "Setting", "figures", "main", "measure", "play"]

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from runner.launch.allocator import KEEP_FREED_MEMORY
+from runner.launch.local.allocator import KEEP_FREED_MEMORY
 from runner.recipes.benchmarks.plain_loop import SEED, WARM_TURNS, PlainLoopLogger
 from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.rounds import Seconds

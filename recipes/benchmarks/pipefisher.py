@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from runner.config.resolve import resolve
+from runner.config.compose.resolve import resolve
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
 from runner.profile import read_profile

@@ -16,21 +16,21 @@ from torch import Tensor, nn
 
 from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
-from runner.engine.transport import Transport
-from runner.engine.transport_delayed import DelayedTransport
-from runner.engine.transport_sockets import SocketTransport
+from runner.engine.transport.base import Transport
+from runner.engine.transport.delayed import DelayedTransport
+from runner.engine.transport.sockets import SocketTransport
 from runner.engine.window import StepBatch
 from runner.model.layers import build_stage, layers_of
-from runner.optim.backup import OptimizerBackup
-from runner.plan.batches import split_sizes
-from runner.plan.topology import Topology
+from runner.optim.states.backup import OptimizerBackup
+from runner.plan.layout.batches import split_sizes
+from runner.plan.layout.topology import Topology
 from runner.recipes.benchmarks.workload import Batch
-from runner.schedule.fuse import fuse_backwards
-from runner.schedule.generators.forward_only import forward_only
-from runner.schedule.lower import lower
-from runner.schedule.registry import build
+from runner.schedule.catalogue.registry import build
+from runner.schedule.generators.one_directional.forward_only import forward_only
+from runner.schedule.lowering.fuse import fuse_backwards
+from runner.schedule.lowering.program import lower
 from runner.schedule.values import Schedule
-from runner.strategy.deepspeed_stage import start_deepspeed
+from runner.strategy.zero.stage import start_deepspeed
 
 __all__ = ["DeepSpeedPipeline", "LossFunction", "OneProcess", "Pipeline", "RunnerPipeline", "TorchPipeline"]
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from runner.launch.allocator import KEEP_FREED_MEMORY
+from runner.launch.local.allocator import KEEP_FREED_MEMORY
 
 __all__ = ["run_ranks"]
 

@@ -32,8 +32,8 @@ from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import Figure, figure, publish
 from runner.recipes.benchmarks.rounds import Seconds, take_turns
 from runner.recipes.benchmarks.two_stages import require_equal, shared_losses
-from runner.schedule.registry import build
-from runner.schedule.simulate import Costs, simulate
+from runner.schedule.catalogue.registry import build
+from runner.schedule.simulation.clock import Costs, simulate
 from runner.schedule.values import Schedule
 
 __all__ = ["Kind", "SleepingLayer", "compare", "main", "mean_square", "sleeping_batch"]

@@ -23,9 +23,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from runner.launch.allocator import allocator_variables
+from runner.launch.local.allocator import allocator_variables
 from runner.model.layers import build_stage, layers_of
-from runner.model.split_backward import PendingWeights, backward_input, backward_weight
+from runner.model.split.backward import PendingWeights, backward_input, backward_weight
 from runner.zoo import gpt
 
 VOCABULARY, TOKENS, WIDTH, BLOCKS, HEADS, SAMPLES = 512, 128, 256, 8, 4, 4

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
+from runner.config.compose.resolve import resolve
 from runner.config.deepspeed import deepspeed_settings
-from runner.config.resolve import resolve
 from runner.config.schema import RunConfig
-from runner.launch.prepare import prepare, write_request
+from runner.launch.run.prepare import prepare, write_request
 from runner.recipes.benchmarks.plain_loop import SEED, WARM_TURNS
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import figure, publish

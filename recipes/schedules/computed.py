@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.recipes.schedules.rows import Row
-from runner.schedule.registry import SPECS
-from runner.schedule.simulate import Costs, simulate
+from runner.schedule.catalogue.registry import SPECS
+from runner.schedule.simulation.clock import Costs, simulate
 from runner.schedule.stream import period
 
 __all__ = ["COSTS", "Computed", "compute", "peak_of_formula"]

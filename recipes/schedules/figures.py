@@ -8,7 +8,7 @@ from pathlib import Path
 from runner.recipes.schedules.computed import COSTS
 from runner.recipes.schedules.rows import ROWS, Row
 from runner.schedule.render import Panel, events_of, panels_svg
-from runner.schedule.simulate import simulate
+from runner.schedule.simulation.clock import simulate
 
 __all__ = ["FIGURES", "draw"]
 

@@ -12,20 +12,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from runner.engine.memory_meter import TRACKED_STEPS, MemoryMeter
+from runner.engine.measure.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.model.layers import layers_of
-from runner.model.profile import profile_layers
-from runner.plan.memory import predict_memory
-from runner.plan.stages import StageFigures, stage_figures
+from runner.plan.memory.predict import predict_memory
+from runner.plan.stages.figures import StageFigures, stage_figures
 from runner.profile import ModelProfile
+from runner.profiling.model import profile_layers
 from runner.recipes.benchmarks.pipelines import RunnerPipeline
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.sleeping_stages import mean_square
 from runner.recipes.benchmarks.two_stages import require_equal, shared_losses
 from runner.recipes.schedules.computed import compute
 from runner.recipes.schedules.rows import ROWS, Row
-from runner.schedule.fuse import fuse_backwards
-from runner.schedule.lower import lower
+from runner.schedule.lowering.fuse import fuse_backwards
+from runner.schedule.lowering.program import lower
 from runner.schedule.values import Schedule
 
 __all__ = ["BLOCKS", "RankBytes", "measure", "predict"]

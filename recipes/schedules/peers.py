@@ -34,8 +34,8 @@ from runner.recipes.benchmarks.two_stages import require_equal, shared_losses
 from runner.recipes.benchmarks.workload import Batch, GptSize, cross_entropy, gpt_batches, gpt_layers, make_adamw
 from runner.recipes.schedules.computed import COSTS
 from runner.recipes.schedules.tables import heading, replace_block
-from runner.schedule.registry import build
-from runner.schedule.simulate import simulate
+from runner.schedule.catalogue.registry import build
+from runner.schedule.simulation.clock import simulate
 
 __all__ = ["PAIRS", "Pair", "markdown", "measure_gpt", "measure_sleeping"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.schedule.registry import build
+from runner.schedule.catalogue.registry import build
 from runner.schedule.values import Schedule
 
 __all__ = ["ROWS", "Row"]

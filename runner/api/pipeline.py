@@ -16,17 +16,17 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from runner.engine.engine import EngineOptions
-from runner.engine.loss_scale import LossScaling
+from runner.engine.update.loss_scale import LossScaling
 from runner.errors import Problem, raise_problems
 from runner.memory.solve.values import ActivationPlan, Segment
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.ties import find_ties
-from runner.plan.partition import Partition, partition_problems, uniform
-from runner.plan.topology import Topology
-from runner.schedule import registry
-from runner.schedule.fuse import fuse_backwards
-from runner.schedule.lower import lower
+from runner.plan.cut.partition import Partition, partition_problems, uniform
+from runner.plan.layout.topology import Topology
+from runner.schedule.catalogue import registry
+from runner.schedule.lowering.fuse import fuse_backwards
+from runner.schedule.lowering.program import lower
 from runner.schedule.values import Program, Schedule
 from runner.strategy import pipeline
 from runner.training.steps import ModuleSteps

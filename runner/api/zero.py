@@ -12,6 +12,7 @@ from typing_extensions import override
 from runner.api.pipeline import PRECISIONS, PipelineStrategy, trainer_options
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.deepspeed_file import file_problems
+from runner.config.rules.zero_table import zero_rules
 from runner.config.schema import (
     DataConfig,
     OffloadConfig,
@@ -23,11 +24,10 @@ from runner.config.schema import (
     TrainerConfig,
     ZeroConfig,
 )
-from runner.config.zero_table import zero_rules
 from runner.errors import Problem, raise_problems
-from runner.launch.zero_needs import zero_needs
-from runner.plan.zero import shares_by_itself
-from runner.strategy import zero as strategy
+from runner.launch.needs.zero import zero_needs
+from runner.plan.zero_rules import shares_by_itself
+from runner.strategy.zero import strategy
 from runner.training.averaging import WeightAveraging
 
 __all__ = ["ZeroStrategy"]

@@ -25,9 +25,9 @@ def run(arguments: Arguments) -> int:
     words = [Problem("word", word, "is not understood", why) for word in arguments.words]
     operators = tuple((arguments.value("build") or "").split(",")) if arguments.switch("build") else ()
     raise_problems([*arguments.problems, *words, *_unknown(operators)])
-    from runner.launch.doctor import collectives, examine
-    from runner.launch.doctor_builds import builds
-    from runner.launch.run_directory import OUTPUTS
+    from runner.launch.doctor.builds import builds
+    from runner.launch.doctor.rows import collectives, examine
+    from runner.launch.run.directory import OUTPUTS
 
     checks = examine(OUTPUTS) + builds(operators)
     if arguments.switch("collectives"):

@@ -14,7 +14,7 @@ from runner import __version__
 from runner.cli.arguments import Command, Flag
 from runner.cli.commands import COMMANDS
 from runner.config import schema
-from runner.config.groups import config_roots, first_comment, groups, options
+from runner.config.compose.groups import config_roots, first_comment, groups, options
 from runner.config.schema import RunConfig
 
 __all__ = ["command_help", "overview"]

@@ -48,12 +48,12 @@ def run(arguments: Arguments) -> int:
 
 def _why(overrides: Sequence[str]) -> dict[str, Any]:
     """The rules that were checked, and DeepSpeed's configuration where there is one."""
+    from runner.config.compose.resolve import resolve
     from runner.config.deepspeed import deepspeed_settings
-    from runner.config.resolve import resolve
-    from runner.config.zero_table import compatibility_lines
+    from runner.config.rules.zero_table import compatibility_lines
     from runner.model.device import device_type
-    from runner.plan.ordered import executed_schedule, is_chosen_by_plan
-    from runner.plan.zero import shares_by_itself
+    from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
+    from runner.plan.zero_rules import shares_by_itself
 
     config = resolve(overrides)
     settings = None
@@ -89,7 +89,7 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool) -> int:
 
 def _plan_report(jobs: Sequence[Sequence[str]]) -> str | None:
     """The function that a sweep's plans are handed to: the first that a job names."""
-    from runner.config.resolve import resolve
+    from runner.config.compose.resolve import resolve
 
     for overrides in jobs:
         with suppress(RequestError):
@@ -109,8 +109,8 @@ def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
 
 def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:
     config = checked(overrides, arguments.problems if arguments is not None else ())
-    from runner.model.profile import profile_model
     from runner.plan.make import make_plan
+    from runner.profiling.model import profile_model
 
     return make_plan(config, profile_model(config), profile_of=profile_model)
 

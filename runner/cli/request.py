@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from runner.cli.arguments import Arguments
-from runner.config.resolve import resolve_sweep
-from runner.config.rules import rules
+from runner.config.compose.resolve import resolve_sweep
+from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
-from runner.plan.ordered import resolve_request, schedule_problems
+from runner.plan.requested_schedule import resolve_request, schedule_problems
 
 __all__ = ["checked", "jobs_of", "merged", "problems_in"]
 

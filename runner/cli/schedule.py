@@ -9,9 +9,9 @@ from typing import Any
 from runner.cli.arguments import Arguments
 from runner.cli.request import checked
 from runner.errors import EXIT_OK, Problem, RequestError, raise_problems
-from runner.plan.ordered import costs_of, schedule_of
-from runner.schedule.opportunistic import realised
-from runner.schedule.simulate import Costs
+from runner.plan.requested_schedule import costs_of, schedule_of
+from runner.schedule.simulation.clock import Costs
+from runner.schedule.simulation.opportunistic import realised
 from runner.schedule.stream import period, repeat
 from runner.schedule.values import Schedule
 

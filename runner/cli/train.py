@@ -32,12 +32,12 @@ def run(arguments: Arguments) -> int:
             raise_problems(arguments.problems)
             return study(words, plugins, command=command)
         jobs = jobs_of(replace(arguments, words=tuple(words)))
-        from runner.launch.sweep import sweep
+        from runner.launch.sweep.run import sweep
 
         return sweep(jobs, command=command, plugins=plugins)
     config = checked(arguments.words, arguments.problems)
     raise_problems(_of_sweeps(config))
-    from runner.launch.start import train
+    from runner.launch.run.start import train
 
     return train(config, command=command)
 

@@ -10,7 +10,7 @@ from runner.cli.request import checked
 from runner.errors import EXIT_DIFFERENT, EXIT_OK, Problem
 
 if TYPE_CHECKING:
-    from runner.training.compare import Comparison
+    from runner.training.verify.compare import Comparison
 
 __all__ = ["run"]
 

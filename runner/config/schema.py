@@ -1,7 +1,7 @@
 """The typed shape of a request: one dataclass per section, units in the names or the comments.
 
 OmegaConf needs these mutable; the resolved tree is treated as a value all the same: nothing changes
-it after :func:`runner.config.resolve.resolve`, and what a run stands on is the frozen plan.
+it after :func:`runner.config.compose.resolve.resolve`, and what a run stands on is the frozen plan.
 
 The defaults here are the contract's for a run that names its own model or data. Options of a group
 (``conf/<group>/<option>.yaml``) fill a section; ``name`` is the option's name where one is chosen.
@@ -115,7 +115,7 @@ class PartitionConfig:
 
 @dataclass
 class ZeroConfig:
-    """How the replicas of a stage share out what they would each hold. Rules: runner/config/zero_table.py."""
+    """How the replicas of a stage share out what they would each hold. Rules: runner/config/rules/zero_table.py."""
 
     stage: int | None = None  # null = each holds all; DeepSpeed: 0 nothing, 1 states, 2 gradients, 3 weights shared out
     bucket_elements: int = 5_000_000  # gradients reduced at once; each bucket takes memory
@@ -255,7 +255,7 @@ class TransportConfig:
 
 @dataclass
 class LauncherConfig:
-    """Where the ranks run. Rules: runner/config/launcher_rules.py."""
+    """Where the ranks run. Rules: runner/config/rules/launcher.py."""
 
     name: str = "local"
     rendezvous_timeout_seconds: float = 60.0  # until all ranks have met

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from runner.engine.context import RankView
-from runner.engine.timeline import Timeline
-from runner.engine.transport import Channel, Handle, Transport
+from runner.engine.measure.timeline import Timeline
+from runner.engine.transport.base import Channel, Handle, Transport
 from runner.engine.window import StepBatch, Window
 from runner.errors import RunFailedError
 from runner.model.boundary import flatten, num_samples

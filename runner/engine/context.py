@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from runner.engine.actions.curvature import ScheduledCurvature
 from runner.engine.buffers import Buffers
-from runner.engine.curvature import ScheduledCurvature
-from runner.engine.sharding import Sharding
-from runner.engine.timeline import Timeline
-from runner.engine.transport import Transport
+from runner.engine.measure.timeline import Timeline
+from runner.engine.transport.base import Transport
+from runner.engine.update.sharding import Sharding
 from runner.engine.window import Window
 from runner.model.layers import StageModule
-from runner.plan.topology import Topology
+from runner.plan.layout.topology import Topology
 from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["RankContext", "RankView", "number_of"]

@@ -18,28 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.engine.actions.curvature import ScheduledCurvature
 from runner.engine.chains import Chains
 from runner.engine.context import RankView
-from runner.engine.curvature import ScheduledCurvature
 from runner.engine.executor import Executor
 from runner.engine.failure import describe_place, draw_place, explain_failure
-from runner.engine.gradients import StageGradients
-from runner.engine.nonfinite import Finding, Watcher, first_over, replayed
+from runner.engine.measure.nonfinite import Finding, Watcher, first_over, replayed
+from runner.engine.measure.timeline import Timeline
 from runner.engine.opening import Opening
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
-from runner.engine.sharding import ShardedUpdate, Sharding
-from runner.engine.step_end import Backup, StepEnd
 from runner.engine.stream import Stream
-from runner.engine.ties import TiedWeight, group_by_holders
-from runner.engine.timeline import Timeline
-from runner.engine.transport import Transport
-from runner.engine.transport_watched import WatchedTransport
-from runner.engine.twins import compare_twins
-from runner.engine.update import Update
+from runner.engine.transport.base import Transport
+from runner.engine.transport.watched import WatchedTransport
+from runner.engine.update.gradients import StageGradients
+from runner.engine.update.sharding import ShardedUpdate, Sharding
+from runner.engine.update.step_end import Backup, StepEnd
+from runner.engine.update.ties import TiedWeight, group_by_holders
+from runner.engine.update.twins import compare_twins
+from runner.engine.update.update import Update
 from runner.engine.window import StepBatch, Window, join_microbatches
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
-from runner.schedule.speculate import speculation
+from runner.schedule.lowering.speculate import speculation
 from runner.schedule.values import Action, Payload, Program
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]

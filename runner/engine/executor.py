@@ -12,15 +12,15 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from runner.engine.compute import Compute
+from runner.engine.actions.compute import Compute
+from runner.engine.actions.curvature import ScheduledCurvature
+from runner.engine.actions.messages import Messages
+from runner.engine.actions.opportunist import Opportunist
 from runner.engine.context import RankContext, RankView
-from runner.engine.curvature import ScheduledCurvature
-from runner.engine.gradients import StageGradients
-from runner.engine.messages import Messages
-from runner.engine.opportunist import Opportunist
-from runner.engine.sharding import Sharding
-from runner.engine.timeline import Timeline
-from runner.engine.transport import Handle, Transport
+from runner.engine.measure.timeline import Timeline
+from runner.engine.transport.base import Handle, Transport
+from runner.engine.update.gradients import StageGradients
+from runner.engine.update.sharding import Sharding
 from runner.engine.window import Window
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule

@@ -9,7 +9,7 @@ from pathlib import Path
 from runner.engine.context import RankView
 from runner.errors import RunFailedError, RunnerError
 from runner.model.layers import StageModule
-from runner.schedule.simulate import Costs
+from runner.schedule.simulation.clock import Costs
 from runner.schedule.values import COMPUTE, Action, Op, Payload, Program
 
 __all__ = ["describe_place", "draw_place", "explain_failure"]

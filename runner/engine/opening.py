@@ -8,11 +8,11 @@ import torch
 
 from runner.engine.chains import Chains
 from runner.engine.context import RankView
+from runner.engine.measure.timeline import Timeline
 from runner.engine.stream import Stream
-from runner.engine.timeline import Timeline
 from runner.engine.window import StepBatch, Window, split_microbatches, with_stand_ins
 from runner.errors import RunFailedError
-from runner.plan.batches import split_sizes
+from runner.plan.layout.batches import split_sizes
 
 __all__ = ["Opening"]
 

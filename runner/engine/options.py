@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runner.engine.loss_scale import LossScaling
+from runner.engine.update.loss_scale import LossScaling
 
 __all__ = ["EngineOptions", "FinishedStep", "TakenBack"]
 
@@ -26,7 +26,8 @@ class EngineOptions:
         skip_nonfinite: a step whose loss or gradients are not finite is skipped, on every rank, instead of ending the
             run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
         compile: the layers are compiled.
-        post_validation: the ranks do not wait for each other before they update; see :mod:`runner.engine.step_end`.
+        post_validation: the ranks do not wait for each other before they update; see
+            :mod:`runner.engine.update.step_end`.
         twin_check_every: steps between two comparisons of the twins of several pipelines.
         link_delay_seconds: added to every message between ranks, for experiments.
         link_bytes_per_second: what messages are slowed down to, for experiments; None: not.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runner.model.boundary import Structure, flatten, map_tensors, unflatten
-from runner.plan.batches import split_sizes
+from runner.plan.layout.batches import split_sizes
 
 __all__ = ["BoundarySpec", "StepBatch", "Window", "join_microbatches", "split_microbatches", "with_stand_ins"]
 

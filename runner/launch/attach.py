@@ -24,16 +24,16 @@ from runner.errors import (
     raise_problems,
 )
 from runner.launch.failure import RankFailure, status_of
-from runner.launch.local import preempted_reason
-from runner.launch.memory_advice import advise
-from runner.launch.prepare import compile_operators, prepare, write_request
+from runner.launch.local.ranks import preempted_reason
+from runner.launch.local.supervise import name_of_signal
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
-from runner.launch.restart import FAILURES, go_on, has_begun
-from runner.launch.resume import with_checkpoint
-from runner.launch.run_directory import OUTPUTS, create_run_directory
+from runner.launch.run.directory import OUTPUTS, create_run_directory
+from runner.launch.run.memory_advice import advise
+from runner.launch.run.prepare import compile_operators, prepare, write_request
+from runner.launch.run.restart import FAILURES, go_on, has_begun
+from runner.launch.run.resume import with_checkpoint
 from runner.launch.slurm.requeue import requeue
 from runner.launch.slurm.step import Step
-from runner.launch.supervise import name_of_signal
 from runner.record import RunRecord, Status, finish_failed
 from runner.training.stop_signals import StopSignals
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping, MutableMapping
 
 from runner.errors import Problem, raise_problems
-from runner.launch.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
+from runner.launch.local.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
 
 __all__ = ["become_rank", "num_ranks"]
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from runner.config.schema import RunConfig
 from runner.launch.failure import RankFailure, error_file, log_file
-from runner.launch.meeting import MEETING_VARIABLE, meet
-from runner.launch.supervise import die_with_parent, ignore_preemption
+from runner.launch.local.meeting import MEETING_VARIABLE, meet
+from runner.launch.local.supervise import die_with_parent, ignore_preemption
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -54,7 +54,7 @@ TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 def main(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     """Run this process's rank to its end; returns its exit status, with the reason in the rank's error file."""
-    from runner.config.resolve import load
+    from runner.config.compose.resolve import load
 
     try:
         config = load(config_file)
@@ -163,7 +163,7 @@ def leave(status: int) -> NoReturn:
     """End the process without the interpreter's own teardown.
 
     There, threads of torch's communication abort now and then although everything is done (see
-    :func:`runner.engine.transport_processes.destroy_process_groups`), and after a failure they may wait for peers
+    :func:`runner.engine.transport.processes.destroy_process_groups`), and after a failure they may wait for peers
     that are gone. What others registered for the end of the process still runs.
     """
     atexit._run_exitfuncs()

@@ -20,21 +20,21 @@ from runner.errors import (
     RunFailedError,
     raise_problems,
 )
-from runner.launch.local import Launch, Outcome, run_ranks
-from runner.launch.prepare import place_of, prepare, write_request
+from runner.launch.local.ranks import Launch, Outcome, run_ranks
 from runner.launch.rank import uses_cuda
+from runner.launch.run.prepare import place_of, prepare, write_request
 
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
-    from runner.training.compare import Comparison, Promise
+    from runner.training.verify.compare import Comparison, Promise
 
 __all__ = ["DEFAULT_STEPS", "TRACE_ENTRY", "verify"]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_STEPS = 4
-TRACE_ENTRY = "runner.training.trace:run_traced_rank"
-_REFERENCE_ENTRY = "runner.training.reference:run_reference"
+TRACE_ENTRY = "runner.training.verify.trace:run_traced_rank"
+_REFERENCE_ENTRY = "runner.training.verify.reference:run_reference"
 _MOST_EXACT_REPLICAS = 2  # a + b = b + a; the sum of more depends on its order
 
 
@@ -53,7 +53,7 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = TRACE_
         RequestError, DoesNotFitError: the request could not be trained either.
         RunFailedError: a rank failed.
     """
-    from runner.training.compare import compare_runs
+    from runner.training.verify.compare import compare_runs
 
     if config.launcher.name != "local":
         why = "`runner verify` starts both runs on this machine"
@@ -116,7 +116,7 @@ def _promise(config: RunConfig, plan: RunPlan) -> Promise:
 
 def _ties_cross(config: RunConfig, plan: RunPlan) -> bool:
     """Whether a weight stands in several stages."""
-    from runner.model.chain import model_layers
+    from runner.model.load import model_layers
     from runner.model.ties import find_ties
 
     if plan.schedule.stages == 1:

@@ -5,7 +5,7 @@ A model function may return
 - an ``nn.Sequential``: its children are the layers (unless it has a ``forward`` of its own);
 - a module with ``layers()``: a list of modules, or of zero-argument callables that make them. Callables are
   seeded one by one, so that a layer's weights do not depend on who builds it;
-- any other module: one layer, or a chain of segments where it is traced (:mod:`runner.model.chain`).
+- any other module: one layer, or a chain of segments where it is traced (:mod:`runner.model.load`).
 
 The same module or parameter may stand in several layers (:mod:`runner.model.ties`). The runner never initialises
 weights again: what the function made is what is trained.

@@ -11,18 +11,21 @@ from typing import Any
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import Problem, raise_problems
-from runner.plan import batches, zero
+from runner.plan import zero_rules as zero
 from runner.plan.activations import (
     activation_notes,
     activation_problems,
     plan_activations,
     split_backward_problems,
 )
-from runner.plan.advice import compare_without_pipeline, misfit
-from runner.plan.choose import choose
-from runner.plan.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
-from runner.plan.memory import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
-from runner.plan.ordered import (
+from runner.plan.cut.partition import NothingFitsError, Partition, partition, partition_problems
+from runner.plan.layout import batches
+from runner.plan.layout.topology import Topology
+from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
+from runner.plan.memory.predict import StageMemoryLimit, in_flight_microbatches, optimizer_temporaries, predict_memory
+from runner.plan.memory.reserved import predict_reserved
+from runner.plan.memory.zero import flattened_bytes, sharing_of
+from runner.plan.requested_schedule import (
     curvature_problems,
     executed_schedule,
     filling_problems,
@@ -33,17 +36,15 @@ from runner.plan.ordered import (
     schedule_problems,
     twin_problems,
 )
-from runner.plan.partition import NothingFitsError, Partition, partition, partition_problems
-from runner.plan.reserved import predict_reserved
-from runner.plan.scale import for_samples
-from runner.plan.stages import StageFigures, stage_figures
-from runner.plan.time import predict_time, stage_costs
-from runner.plan.topology import Topology
+from runner.plan.search.advice import compare_without_pipeline, misfit
+from runner.plan.search.choose import choose
+from runner.plan.stages.figures import StageFigures, stage_figures
+from runner.plan.stages.scale import for_samples
+from runner.plan.time.predict import predict_time, stage_costs
+from runner.plan.time.zero import with_sharing
 from runner.plan.values import Link, RunPlan, StageSeconds
-from runner.plan.zero_memory import flattened_bytes, sharing_of
-from runner.plan.zero_time import with_sharing
 from runner.profile import ModelProfile
-from runner.schedule.lower import lower
+from runner.schedule.lowering.program import lower
 from runner.schedule.values import Schedule
 
 __all__ = ["make_plan", "plan_problems"]

@@ -7,12 +7,12 @@ from typing import Any
 
 from runner.errors import Problem
 from runner.memory.solve.values import ActivationPlan
-from runner.plan.partition import Partition
-from runner.plan.stages import StageFigures
-from runner.plan.topology import Topology
-from runner.plan.zero_memory import StateBytes
+from runner.plan.cut.partition import Partition
+from runner.plan.layout.topology import Topology
+from runner.plan.memory.zero import StateBytes
+from runner.plan.stages.figures import StageFigures
 from runner.profile import ModelProfile, SecondsSource
-from runner.schedule.simulate import StageCosts
+from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["Link", "MemoryParts", "MemoryPrediction", "RunPlan", "StageSeconds", "TimePrediction"]

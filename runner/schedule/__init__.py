@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from runner.schedule.check import check
-from runner.schedule.check_program import check_program
+from runner.schedule.catalogue.registry import ALIASES, NAMES, SPECS, ScheduleSpec, build, problems_of
+from runner.schedule.checking.program import check_program
+from runner.schedule.checking.schedule import check
 from runner.schedule.dependencies import dependencies
-from runner.schedule.generators.forward_only import forward_only
-from runner.schedule.lower import lower
-from runner.schedule.registry import ALIASES, NAMES, SPECS, ScheduleSpec, build, problems_of
-from runner.schedule.simulate import Costs, Simulation, StageCosts, simulate
+from runner.schedule.generators.one_directional.forward_only import forward_only
+from runner.schedule.lowering.program import lower
+from runner.schedule.simulation.clock import Costs, Simulation, StageCosts, simulate
 from runner.schedule.values import Action, Op, Payload, Program, Schedule, parse_action
 
 __all__ = [

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from runner.schedule.bounds import lower_bound
+from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.list_orders import list_orders
-from runner.schedule.simulate import StageCosts, peak_activations, simulate
-from runner.schedule.specs import ScheduleRequest, ScheduleSpec
+from runner.schedule.simulation.bounds import lower_bound
+from runner.schedule.simulation.clock import StageCosts, peak_activations, simulate
 from runner.schedule.values import Op, Schedule
 
 __all__ = ["FOUND", "Choice", "CostsOf", "Rate", "Rated", "search"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.schedule.simulate import Costs, StageCosts, simulate
+from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Schedule, shifted
 
 __all__ = ["period", "repeat", "updates", "weight_versions"]

@@ -1,7 +1,7 @@
 """Actions, schedules and programs: plain values that can be printed, compared and hashed.
 
 A schedule says who computes what, in which order; it knows nothing of messages. A program is the same
-with messages, gradient reductions and optimizer steps added by :mod:`runner.schedule.lower`.
+with messages, gradient reductions and optimizer steps added by :mod:`runner.schedule.lowering.program`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ class Schedule:
         backward_placement: stage -> pipeline rank of R and of the backwards; empty where they are the forwards' ranks.
             Every stage whose two ranks differ is recomputed.
         ahead: where it is not 0, a rank takes its next forward in place of a backward whose gradient is late, as long
-            as it holds fewer than so many micro-batches between F and B; see :mod:`runner.schedule.opportunistic`.
+            as it holds fewer than so many micro-batches between F and B; see
+            :mod:`runner.schedule.simulation.opportunistic`.
         joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
             hands all of its outputs on together. Their backwards are each their own.
         parts: so many neighbouring micro-batches are the parts of one that was asked for.

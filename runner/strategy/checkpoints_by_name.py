@@ -17,13 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from runner.engine.engine import Engine
-from runner.errors import raise_problems
-from runner.optim.master import MasterWeights
-from runner.strategy.checkpoint_file import read_checkpoint, write_checkpoint
-from runner.strategy.collectives import CollectiveStrategy
-from runner.strategy.compressed import OwnErrors, load_errors, own_errors
-from runner.strategy.state import (
+from runner.checkpoint.file import read_checkpoint, write_checkpoint
+from runner.checkpoint.state import (
     gather_optimizer_state,
     load_buffers,
     load_optimizer_state,
@@ -31,6 +26,11 @@ from runner.strategy.state import (
     own_optimizer_state,
     tensor_problems,
 )
+from runner.engine.engine import Engine
+from runner.errors import raise_problems
+from runner.optim.states.master import MasterWeights
+from runner.strategy.collectives import CollectiveStrategy
+from runner.strategy.compressed import OwnErrors, load_errors, own_errors
 
 __all__ = ["NamedCheckpointStrategy", "num_bytes"]
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from runner.engine.engine import Engine
-from runner.engine.replicas import ReplicaExchange
+from runner.engine.update.replicas import ReplicaExchange
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule
-from runner.optim.master import MasterWeights
-from runner.optim.onebit import OneBitOptimizer
+from runner.optim.kinds.onebit import OneBitOptimizer
+from runner.optim.states.master import MasterWeights
 
 __all__ = ["OwnErrors", "attach_compression", "compressing", "load_errors", "own_errors"]
 

@@ -8,10 +8,10 @@ from itertools import chain
 from torch import nn
 from torch.optim import Optimizer
 
-from runner.engine.curvature import ScheduledCurvature
+from runner.engine.actions.curvature import ScheduledCurvature
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
-from runner.optim.kfac import KFAC, preconditioned_layers
+from runner.optim.kinds.kfac import KFAC, preconditioned_layers
 
 __all__ = ["layers_of_stages", "preconditioning", "schedule_curvature", "watch_curvature"]
 

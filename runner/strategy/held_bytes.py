@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from runner.engine.engine import Engine
-from runner.optim.master import MasterWeights
+from runner.optim.states.master import MasterWeights
 from runner.strategy.compressed import compressing
 from runner.strategy.curvature import preconditioning
-from runner.strategy.deepspeed_stage import DeepSpeedStage
+from runner.strategy.zero.stage import DeepSpeedStage
 
 __all__ = ["held_bytes"]
 

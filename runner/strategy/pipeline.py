@@ -25,25 +25,25 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from runner.engine.actions.curvature import ScheduledCurvature
 from runner.engine.context import RankView
-from runner.engine.curvature import ScheduledCurvature
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
-from runner.engine.gradients import StageGradients
-from runner.engine.memory_meter import MemoryMeter
-from runner.engine.replicas import ReplicaExchange
-from runner.engine.sharding import Sharding
-from runner.engine.ties import tied_weights
-from runner.engine.transport_processes import destroy_process_groups
-from runner.engine.twins import running_statistics_problems
+from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.transport.processes import destroy_process_groups
+from runner.engine.update.gradients import StageGradients
+from runner.engine.update.replicas import ReplicaExchange
+from runner.engine.update.sharding import Sharding
+from runner.engine.update.ties import tied_weights
+from runner.engine.update.twins import running_statistics_problems
 from runner.engine.window import StepBatch
 from runner.errors import raise_problems
 from runner.memory.apply.install import install
 from runner.model.compiled import compile_layers
 from runner.model.layers import StageModule
-from runner.optim.backup import OptimizerBackup
-from runner.optim.master import MasterWeights
-from runner.schedule.generators.forward_only import forward_only
-from runner.schedule.lower import lower
+from runner.optim.states.backup import OptimizerBackup
+from runner.optim.states.master import MasterWeights
+from runner.schedule.generators.one_directional.forward_only import forward_only
+from runner.schedule.lowering.program import lower
 from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
 from runner.strategy.compressed import attach_compression
 from runner.strategy.curvature import preconditioning, schedule_curvature, watch_curvature

@@ -9,8 +9,8 @@ from runner.memory.solve.values import ActivationPlan
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
-from runner.plan.partition import Partition
-from runner.plan.topology import Topology
+from runner.plan.cut.partition import Partition
+from runner.plan.layout.topology import Topology
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["Layout", "PipelineModule"]

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from runner.engine.memory_meter import MemoryMeter
-from runner.engine.replicas import ReplicaExchange
-from runner.optim.shared import SharedStates
+from runner.checkpoint.state import named_parameters, own_optimizer_state
+from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.update.replicas import ReplicaExchange
+from runner.optim.states.shared import SharedStates
 from runner.strategy.pipeline import PipelineStrategy
-from runner.strategy.state import named_parameters, own_optimizer_state
 
 __all__ = ["SharedStatesStrategy"]
 

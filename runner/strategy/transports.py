@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import torch
 
 from runner.engine.engine import EngineOptions
-from runner.engine.ties import holder_groups
-from runner.engine.transport import Transport
-from runner.engine.transport_alone import AloneTransport
-from runner.engine.transport_delayed import DelayedTransport
-from runner.engine.transport_processes import ProcessTransport
-from runner.engine.transport_sockets import SocketTransport
+from runner.engine.transport.alone import AloneTransport
+from runner.engine.transport.base import Transport
+from runner.engine.transport.delayed import DelayedTransport
+from runner.engine.transport.processes import ProcessTransport
+from runner.engine.transport.sockets import SocketTransport
+from runner.engine.update.ties import holder_groups
 from runner.model.ties import Tie
 from runner.strategy.protocols import Layout
 

@@ -11,10 +11,10 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from runner.checkpoint.file import checkpoint_files, checkpoint_name, remove_checkpoint, remove_leftovers
+from runner.checkpoint.parts import write_part
 from runner.config.schema import CheckpointConfig
-from runner.strategy.checkpoint_file import checkpoint_files, checkpoint_name, remove_checkpoint, remove_leftovers
 from runner.strategy.checkpoints_by_name import num_bytes
-from runner.strategy.part_files import write_part
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.random_state import set_random_state
 from runner.training.resume import ENTRY, Progress, follow_config, loop_state

@@ -15,8 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from runner.errors import Problem, RequestError, RunFailedError
-from runner.strategy.checkpoint_file import (
+from runner.checkpoint.file import (
     CheckpointError,
     PickledError,
     admitted,
@@ -24,7 +23,8 @@ from runner.strategy.checkpoint_file import (
     newest_good_checkpoint,
     read_checkpoint,
 )
-from runner.strategy.part_files import has_parts
+from runner.checkpoint.parts import has_parts
+from runner.errors import Problem, RequestError, RunFailedError
 
 __all__ = ["Exported", "export"]
 
@@ -54,7 +54,7 @@ def export(source: Path, file: Path, *, allow_pickle: Sequence[str] = ()) -> Exp
     """Write the weights of ``source``, a run's directory or a checkpoint, into ``file``, and read them back.
 
     Args:
-        allow_pickle: what the checkpoint may call, see :func:`runner.strategy.checkpoint_file.admitted`.
+        allow_pickle: what the checkpoint may call, see :func:`runner.checkpoint.file.admitted`.
 
     Raises:
         RequestError: there are no good weights in ``source``, or ``file`` cannot be written there.

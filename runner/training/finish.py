@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runner.config.compose.resolve import to_container
 from runner.config.precision import PRECISIONS
-from runner.config.resolve import to_container
 from runner.config.schema import RunConfig
 from runner.model.targets import import_target
 from runner.model.ties import with_all_names
@@ -24,8 +24,8 @@ from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import StepClock
 from runner.training.checkpoints import Checkpoints
 from runner.training.lightning_module import TrainedModule
-from runner.training.measures import RankMeasures, bubble_ratio, compute_seconds, seconds_of_median_step
-from runner.training.timelines import draw_timelines
+from runner.training.measure.measures import RankMeasures, bubble_ratio, compute_seconds, seconds_of_median_step
+from runner.training.measure.timelines import draw_timelines
 
 __all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
 

@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from runner.config.schema import RunConfig
 from runner.engine.window import StepBatch
 from runner.errors import Problem, RequestError
-from runner.model.chain import LoadedModel
 from runner.model.layers import StageModule, build_stage
 from runner.model.lightning_module import OwnStep, brings, scalar_loss, with_one_optimizer
+from runner.model.load import LoadedModel
 from runner.model.precision import to_precision
 from runner.model.ties import Tie, find_ties
-from runner.plan.partition import Partition
+from runner.plan.cut.partition import Partition
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.module import LayersModule, requested_optimizer
 

@@ -12,21 +12,21 @@ from runner.config.deepspeed import deepspeed_settings
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
 from runner.errors import RunFailedError
-from runner.model.chain import LoadedModel, load_model
 from runner.model.data import Datasets, load_datasets
 from runner.model.device import device_type
-from runner.model.planned import planned
+from runner.model.load import LoadedModel, load_model
 from runner.model.precision import autocast_of, dtype_of
 from runner.plan.values import RunPlan
-from runner.plan.zero import shares_by_itself
+from runner.plan.zero_rules import shares_by_itself
 from runner.profile import ModelProfile, read_profile
 from runner.strategy.pipeline import PipelineStrategy
 from runner.strategy.shared import SharedStatesStrategy
-from runner.strategy.zero import ZeroStrategy
+from runner.strategy.zero.strategy import ZeroStrategy
+from runner.training.data.loading import make_loader
+from runner.training.data.streams import count_samples
 from runner.training.lightning_module import trainable, validates
-from runner.training.loading import make_loader
+from runner.training.run_plan import planned
 from runner.training.scaling import loss_scaling
-from runner.training.streams import count_samples
 from runner.training.watchdog import MARGIN_SECONDS
 
 __all__ = ["RankParts", "load_parts"]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from runner.config.resolve import fingerprint, to_container
+from runner.checkpoint.file import CheckpointError, read_checkpoint
+from runner.config.compose.resolve import fingerprint, to_container
 from runner.config.schema import RunConfig
-from runner.strategy.checkpoint_file import CheckpointError, read_checkpoint
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -15,13 +15,13 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
+from runner.checkpoint.file import CheckpointError, admitted
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.lightning_module import brings
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.record import RunRecord, StepLog
-from runner.strategy.checkpoint_file import CheckpointError, admitted
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
@@ -32,12 +32,12 @@ from runner.training.callbacks import (
     progress,
 )
 from runner.training.checkpoints import Checkpoints
+from runner.training.data.loading import close_loader, first_batch, resume_at, steps_per_epoch
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule
-from runner.training.loading import close_loader, first_batch, resume_at, steps_per_epoch
 from runner.training.loggers import build_logger, build_profiler, note_identity
+from runner.training.measure.prediction import measured_plan
 from runner.training.module import LayersModule
-from runner.training.prediction import measured_plan
 from runner.training.random_state import random_state
 from runner.training.rank_parts import load_parts
 from runner.training.resume import History, Progress, read_progress

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runner.engine.window import StepBatch
 from runner.model.boundary import num_samples
-from runner.training.batches import input_checksum
+from runner.training.data.batches import input_checksum
 
 if TYPE_CHECKING:
     from runner.strategy.pipeline import PipelineStrategy

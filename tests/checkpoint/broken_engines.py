@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from runner.config.schema import RunConfig
-from runner.engine.compute import Compute
+from runner.engine.actions.compute import Compute
 from runner.engine.engine import Engine
 from runner.engine.executor import Executor
-from runner.engine.gradients import StageGradients
-from runner.engine.ties import TiedGradients
+from runner.engine.update.gradients import StageGradients
+from runner.engine.update.ties import TiedGradients
 from runner.engine.window import Window
 from runner.schedule.values import Action
-from runner.training.trace import run_traced_rank
+from runner.training.verify.trace import run_traced_rank
 
 
 def wrong_scale(config: RunConfig, run_dir: Path) -> None:

@@ -15,9 +15,9 @@ from resume_zoo import OVERRIDES
 from safetensors.torch import load_file
 
 import runner
-from runner.config.resolve import resolve
-from runner.launch.prepare import prepare, write_request
-from runner.launch.resume import with_checkpoint
+from runner.config.compose.resolve import resolve
+from runner.launch.run.prepare import prepare, write_request
+from runner.launch.run.resume import with_checkpoint
 
 ROOT = Path(runner.__file__).parent.parent
 

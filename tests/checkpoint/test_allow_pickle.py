@@ -10,10 +10,10 @@ from resume_runs import assert_same_run, run_here
 from resume_zoo import OVERRIDES
 from strangers import TRACE, Thing
 
+from runner.checkpoint.file import PickledError, admitted, newest_good_checkpoint, read_checkpoint
+from runner.checkpoint.file import write_checkpoint as write
 from runner.cli.main import main
 from runner.errors import RequestError, RunFailedError
-from runner.strategy.checkpoint_file import PickledError, admitted, newest_good_checkpoint, read_checkpoint
-from runner.strategy.checkpoint_file import write_checkpoint as write
 
 NAMED = "checkpoint.allow_pickle=[strangers:leave_trace]"
 

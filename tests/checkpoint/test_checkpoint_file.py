@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from runner.errors import RunFailedError
-from runner.strategy.checkpoint_file import (
+from runner.checkpoint.durable import TEMPORARY
+from runner.checkpoint.file import (
     CheckpointError,
     checkpoint_files,
     damage_of,
@@ -19,7 +19,7 @@ from runner.strategy.checkpoint_file import (
     remove_leftovers,
     write_checkpoint,
 )
-from runner.strategy.durable_file import TEMPORARY
+from runner.errors import RunFailedError
 
 
 def content(step: int) -> dict[str, Any]:

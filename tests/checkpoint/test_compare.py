@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from runner.record import StepLog
-from runner.training.compare import Comparison, Difference, compare_runs
-from runner.training.trace_files import write_trace
+from runner.training.verify.compare import Comparison, Difference, compare_runs
+from runner.training.verify.trace_files import write_trace
 
 NAMES = ("0.weight", "0.bias", "2.weight")  # no alphabet's order
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from resume_zoo import Noisy
 
-from runner.training.loading import StepSampler, first_batch, make_loader
+from runner.training.data.loading import StepSampler, first_batch, make_loader
 from runner.training.random_state import random_state, seeded, set_random_state
 
 

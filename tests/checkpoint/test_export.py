@@ -11,10 +11,10 @@ from resume_zoo import model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from runner.checkpoint.file import write_checkpoint
+from runner.checkpoint.parts import write_part
 from runner.cli.main import main
 from runner.errors import RequestError, RunFailedError
-from runner.strategy.checkpoint_file import write_checkpoint
-from runner.strategy.part_files import write_part
 from runner.training import export as exporting
 from runner.training.export import export
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from resume_runs import ROOT
 
+from runner.checkpoint.durable import TEMPORARY
+from runner.checkpoint.file import damage_of, newest_good_checkpoint, read_checkpoint, remove_leftovers
+from runner.checkpoint.parts import write_part
 from runner.errors import RunFailedError
-from runner.strategy.checkpoint_file import damage_of, newest_good_checkpoint, read_checkpoint, remove_leftovers
-from runner.strategy.durable_file import TEMPORARY
-from runner.strategy.part_files import write_part
 
 
 def parts(step: int) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
     good = write(tmp_path, 1)
     code = (
         "import torch; from pathlib import Path; from runner.errors import RunFailedError\n"
-        "from runner.strategy.part_files import write_part\n"
+        "from runner.checkpoint.parts import write_part\n"
         f"path = Path({str(tmp_path / 'step-2.ckpt')!r})\n"
         "try: write_part({'state_dict': {'w': torch.ones(1 << 20)}}, path, 0, 1)\n"
         "except RunFailedError as error: print(error)\n"

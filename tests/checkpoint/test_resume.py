@@ -12,10 +12,10 @@ import pytest
 import torch
 from resume_runs import assert_same_run, record_of, run_here
 
+from runner.checkpoint.file import read_checkpoint
 from runner.cli.main import main
-from runner.config.resolve import resolve
-from runner.launch.resume import with_checkpoint
-from runner.strategy.checkpoint_file import read_checkpoint
+from runner.config.compose.resolve import resolve
+from runner.launch.run.resume import with_checkpoint
 
 ZOO = ["data.target=resume_zoo:data", "loss=mse", "data.batch_size=8", "device=cpu"]
 
@@ -102,8 +102,8 @@ def test_the_copy_that_is_saved_in_the_background_is_counted(
 
 
 def test_a_save_in_the_background_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runner.checkpoint import parts as part_files
     from runner.errors import RunFailedError
-    from runner.strategy import part_files
 
     save = part_files.save_file
 

@@ -14,8 +14,8 @@ from covering import sampled
 from resume_runs import ROOT, assert_same_run, command, record_of, train
 from resume_zoo import OVERRIDES
 
+from runner.checkpoint.file import read_checkpoint
 from runner.record import read_steps
-from runner.strategy.checkpoint_file import read_checkpoint
 
 pytestmark = pytest.mark.slow
 

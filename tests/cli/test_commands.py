@@ -14,9 +14,9 @@ import pytest
 from runner import __version__
 from runner.cli.commands import COMMANDS
 from runner.cli.main import main
-from runner.config.groups import groups, options, shipped_conf
+from runner.config.compose.groups import groups, options, shipped_conf
+from runner.config.compose.shape import key_paths
 from runner.config.schema import RunConfig
-from runner.config.shape import key_paths
 
 PIPELINE = ["model=gpt", "parallelism.pipeline=4", "schedule.microbatches=8"]
 
@@ -233,7 +233,8 @@ def test_a_plan_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_train_hands_over_the_checked_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runner.launch import start, sweep
+    from runner.launch.run import start
+    from runner.launch.sweep import run as sweep
 
     seen: list[object] = []
 
@@ -256,7 +257,7 @@ def test_train_hands_over_the_checked_request(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from runner.launch import start
+    from runner.launch.run import start
 
     def interrupted(*_: object, **__: object) -> int:
         raise KeyboardInterrupt

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from runner.cli.main import main
-from runner.config.container import fingerprint
+from runner.config.compose.container import fingerprint
 from runner.config.links import links_file
-from runner.launch import collectives, doctor, doctor_builds
-from runner.launch.doctor import PYTHON, VERSIONS, Check, examine
-from runner.launch.doctor_builds import builds
+from runner.launch.doctor import builds as doctor_builds
+from runner.launch.doctor import collectives
+from runner.launch.doctor import rows as doctor
+from runner.launch.doctor.builds import builds
+from runner.launch.doctor.rows import PYTHON, VERSIONS, Check, examine
 from runner.optim.operators import BuildError
-from runner.plan.ordered import resolve_request
+from runner.plan.requested_schedule import resolve_request
 
 ROOT = Path(__file__).resolve().parents[2]
 MORE = {"shared memory", "ports", "submitit", "mpirun"}

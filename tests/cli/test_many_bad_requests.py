@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from runner.cli.main import main
-from runner.config.groups import config_roots, groups, options
-from runner.config.shape import key_paths, type_at
+from runner.config.compose.groups import config_roots, groups, options
+from runner.config.compose.shape import key_paths, type_at
 
 BASE = ("model=mlp", "data.batch_size=8", "logger=none")
 SECONDS = 30  # of the machine's worst day; a request is answered in one

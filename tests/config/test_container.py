@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.container import config_from_container, fingerprint, load, save, to_container
-from runner.config.resolve import resolve
+from runner.config.compose.container import config_from_container, fingerprint, load, save, to_container
+from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 

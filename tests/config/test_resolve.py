@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.groups import RECIPE, groups, options, shipped_conf
+from runner.config.compose.groups import RECIPE, groups, options, shipped_conf
+from runner.config.compose.resolve import DEFAULT_RECIPE, resolve, resolve_sweep
 from runner.config.optimizers import OPTIMIZERS
-from runner.config.resolve import DEFAULT_RECIPE, resolve, resolve_sweep
-from runner.config.rules import KNOWN_NAMES, rules
+from runner.config.rules.sections import KNOWN_NAMES, rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 

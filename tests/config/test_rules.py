@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from runner.config.compose.resolve import resolve
 from runner.config.optimizers import OPTIMIZERS
-from runner.config.resolve import resolve
-from runner.config.rules import rules
+from runner.config.rules.sections import rules
 
 _NOT_YET = "not available in this version"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.groups import shipped_conf
+from runner.config.compose.groups import shipped_conf
+from runner.config.compose.resolve import resolve
 from runner.config.optimizers import OPTIMIZERS
-from runner.config.resolve import resolve
 from runner.errors import RequestError
 
 

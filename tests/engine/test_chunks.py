@@ -17,11 +17,11 @@ from small_models import Unembed, token_loss
 from torch import nn
 from torch.nn import functional
 
-from runner.engine.transport_threads import ThreadTransport, run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.model.layers import StageModule, layers_of
 from runner.model.ties import find_ties, with_all_names
-from runner.schedule import registry
-from runner.schedule.fuse import fuse_backwards
+from runner.schedule.catalogue import registry
+from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.values import Action, Schedule, parse_action
 from runner.zoo import gpt
 

@@ -13,12 +13,12 @@ from test_twins import make_tied, token_batches
 from torch import nn
 from torch.nn import functional
 
-from runner.config.resolve import resolve
+from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
-from runner.model.chain import model_layers
-from runner.model.profile import profile_model
-from runner.optim.kfac import KFAC, preconditioned_layers
-from runner.schedule import registry
+from runner.model.load import model_layers
+from runner.optim.kinds.kfac import KFAC, preconditioned_layers
+from runner.profiling.model import profile_model
+from runner.schedule.catalogue import registry
 
 SETTINGS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "damping": 1e-2, "refresh_every": 3}
 STEPS, COUNT = 8, 4

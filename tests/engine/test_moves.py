@@ -11,13 +11,14 @@ from reference import train
 from torch import nn
 from torch.nn import functional
 
-from runner.engine.stash import Stash
-from runner.engine.transport_threads import ThreadTransport, run_ranks
+from runner.engine.actions.saved_tensors import Stash
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.model.layers import layers_of
-from runner.model.profile import profile_layers
-from runner.plan.memory import held_microbatches, predict_memory
-from runner.plan.stages import stage_figures
-from runner.schedule import build, lower
+from runner.plan.memory.predict import held_microbatches, predict_memory
+from runner.plan.stages.figures import stage_figures
+from runner.profiling.model import profile_layers
+from runner.schedule import build
+from runner.schedule.lowering import program as lower
 from runner.schedule.values import Op, Payload
 
 adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)

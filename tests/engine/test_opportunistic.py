@@ -13,10 +13,10 @@ from reference import train
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runner.engine.transport import Channel, Handle, Transport, TransportAround
-from runner.engine.transport_threads import ThreadTransport, run_ranks
-from runner.engine.transport_watched import WatchedTransport
-from runner.schedule import registry
+from runner.engine.transport.base import Channel, Handle, Transport, TransportAround
+from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.engine.transport.watched import WatchedTransport
+from runner.schedule.catalogue import registry
 from runner.schedule.values import Schedule
 
 adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from runner.model.layers import layers_of
 from runner.model.ties import find_ties, with_all_names
-from runner.schedule import registry
+from runner.schedule.catalogue import registry
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05], ids=["free", "clip"])

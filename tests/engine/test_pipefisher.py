@@ -12,12 +12,12 @@ from test_kfac import SETTINGS, make_batches, make_model
 from torch import nn
 from torch.nn import functional
 
-from runner.engine.transport_threads import run_ranks
-from runner.optim.kfac import KFAC
-from runner.schedule import registry
-from runner.schedule.simulate import Costs
+from runner.checkpoint.state import load_optimizer_state, own_optimizer_state
+from runner.engine.transport.threads import run_ranks
+from runner.optim.kinds.kfac import KFAC
+from runner.schedule.catalogue import registry
+from runner.schedule.simulation.clock import Costs
 from runner.schedule.values import Schedule
-from runner.strategy.state import load_optimizer_state, own_optimizer_state
 
 COUNT = 4
 CHOICES = {key: value for key, value in SETTINGS.items() if key != "refresh_every"}
@@ -69,7 +69,7 @@ def test_equals_plain_kfac_with_the_same_staleness(
 
     In float64, losses included, which the engine computes in fp32: inverses that wait amplify rounding.
     """
-    monkeypatch.setattr("runner.engine.compute.to_precision", lambda value, dtype: value)
+    monkeypatch.setattr("runner.engine.actions.compute.to_precision", lambda value, dtype: value)
     schedule = registry.build("pipefisher", ranks=ranks, microbatches=COUNT, base=base, costs=costs)
     assert schedule.windows == interval
     batches = many_batches(10, 2 * interval + 3)

@@ -16,12 +16,12 @@ from test_precision import OverflowsOnce
 from test_split_schedules import V_SHAPE, from_file
 from torch import nn
 
-from runner.engine.loss_scale import LossScaling
-from runner.engine.transport_threads import ThreadTransport, run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.engine.update.loss_scale import LossScaling
 from runner.errors import RunFailedError
-from runner.schedule import registry
-from runner.schedule.lower import lower
-from runner.schedule.speculate import speculation
+from runner.schedule.catalogue import registry
+from runner.schedule.lowering.program import lower
+from runner.schedule.lowering.speculate import speculation
 from runner.schedule.values import Op, Schedule
 
 BATCH, COUNT, STEPS = 10, 4, 6

@@ -12,10 +12,10 @@ from layouts import make_engine, part_of, train_in_threads
 from reference import microbatches
 from torch import nn
 
-from runner.engine.loss_scale import LossScale, LossScaling
-from runner.engine.transport_threads import ThreadTransport, run_ranks
-from runner.optim.build import build_optimizer
-from runner.optim.master import MasterWeights
+from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.engine.update.loss_scale import LossScale, LossScaling
+from runner.optim.kinds.build import build_optimizer
+from runner.optim.states.master import MasterWeights
 
 adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 loss_function = nn.functional.cross_entropy

@@ -12,9 +12,9 @@ from layouts import make_engine, part_of, train_in_threads
 from reference import train
 from torch import nn
 
-from runner.engine.transport_threads import ThreadTransport, run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.model.layers import layers_of
-from runner.schedule import registry
+from runner.schedule.catalogue import registry
 from runner.schedule.render.table import to_csv
 from runner.schedule.values import Action, Op, Schedule
 from runner.zoo import gpt

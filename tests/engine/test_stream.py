@@ -6,10 +6,10 @@ import pytest
 
 from runner.engine.context import RankView
 from runner.engine.stream import Stream
-from runner.plan.topology import Topology
-from runner.schedule.generators.forward_only import forward_only
-from runner.schedule.lower import lower
-from runner.schedule.registry import build
+from runner.plan.layout.topology import Topology
+from runner.schedule.catalogue.registry import build
+from runner.schedule.generators.one_directional.forward_only import forward_only
+from runner.schedule.lowering.program import lower
 from runner.schedule.values import CURVATURE, Op
 
 MICROBATCHES = 4

@@ -11,7 +11,7 @@ from reference import train
 from small_models import Unembed, token_loss
 from torch import nn
 
-from runner.engine.transport_threads import run_ranks
+from runner.engine.transport.threads import run_ranks
 from runner.model.layers import build_stage, layers_of
 from runner.model.ties import find_ties, sharing_problems, with_all_names
 

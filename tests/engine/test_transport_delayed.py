@@ -9,9 +9,9 @@ import torch
 from layouts import make_engine
 from torch import nn
 
-from runner.engine.transport import Channel
-from runner.engine.transport_delayed import DelayedTransport
-from runner.engine.transport_threads import ThreadTransport, run_ranks
+from runner.engine.transport.base import Channel
+from runner.engine.transport.delayed import DelayedTransport
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.window import StepBatch
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from runner.engine.transport import Channel
-from runner.engine.transport_sockets import SocketTransport
+from runner.engine.transport.base import Channel
+from runner.engine.transport.sockets import SocketTransport
 
 SHORT, LONG = 16, 600_000  # elements: over a socket, and over Gloo
 

@@ -16,13 +16,13 @@ from torch.nn import functional
 
 from runner.engine.context import RankView
 from runner.engine.options import FinishedStep
-from runner.engine.transport_threads import ThreadTransport, run_ranks
-from runner.engine.twins import running_statistics_problems
+from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.engine.update.twins import running_statistics_problems
 from runner.errors import RunFailedError
 from runner.model.layers import build_stage, layers_of
 from runner.model.ties import find_ties, with_all_names
-from runner.plan.topology import Topology
-from runner.schedule import registry
+from runner.plan.layout.topology import Topology
+from runner.schedule.catalogue import registry
 from runner.schedule.values import Schedule
 
 adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)

@@ -6,12 +6,12 @@ import logging
 import sys
 from pathlib import Path
 
-from runner.config.resolve import resolve, resolve_sweep, save
+from runner.config.compose.resolve import resolve, resolve_sweep, save
 from runner.config.schema import RunConfig
 from runner.errors import RunnerError
-from runner.launch.local import Launch, run_ranks
-from runner.launch.start import train
-from runner.launch.sweep import sweep
+from runner.launch.local.ranks import Launch, run_ranks
+from runner.launch.run.start import train
+from runner.launch.sweep.run import sweep
 
 
 def main(action: str, entry: str, *overrides: str) -> int:

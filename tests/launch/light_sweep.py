@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from runner.cli.main import main
-from runner.launch import sweep_jobs
+from runner.launch.sweep import jobs as sweep_jobs
 
 if __name__ == "__main__":
     sweep_jobs.JOB_MODULE = "light_job"

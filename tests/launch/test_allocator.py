@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from runner.launch.allocator import KEEP_FREED_MEMORY, allocator_variables
+from runner.launch.local.allocator import KEEP_FREED_MEMORY, allocator_variables
 
 FAULTS = """
 import resource

@@ -19,12 +19,12 @@ from covering import sampled
 from launch_helpers import HERE, OVERRIDES, ROOT, Started, wait_for
 from safetensors.torch import load_file
 
-from runner.config.resolve import resolve
-from runner.launch import local
-from runner.launch.forked import Forked, Template
-from runner.launch.local import import_ahead
-from runner.launch.prepare import place_of, prepare, write_request
-from runner.launch.supervise import ProcessSpec
+from runner.config.compose.resolve import resolve
+from runner.launch.local import ranks as local
+from runner.launch.local.forked import Forked, Template
+from runner.launch.local.ranks import import_ahead
+from runner.launch.local.supervise import ProcessSpec
+from runner.launch.run.prepare import place_of, prepare, write_request
 from runner.record import RunRecord
 
 RANKS = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")
@@ -47,7 +47,7 @@ def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypat
     status, err = _finish(tmp_path, "describing_entries:describe", monkeypatch)
     assert status == 0, err
     first, second = (json.loads((tmp_path / "run" / f"found_{rank}.json").read_text()) for rank in range(2))
-    assert [first["origin"], second["origin"]] == ["runner.launch.template"] * 2
+    assert [first["origin"], second["origin"]] == ["runner.launch.local.template"] * 2
     assert [first["name"], second["name"]] == ["rank 0", "rank 1"]
     assert [first["rank"], second["rank"]] == [["0", "0", 0, 0], ["1", "1", 1, 1]]
     assert [first["store"], second["store"]] == [True, False]
@@ -212,8 +212,8 @@ def noting(read):
     return noted
 kind = type(os.environ)
 kind.__getitem__, kind.__contains__ = noting(kind.__getitem__), noting(kind.__contains__)
-from runner.config.resolve import resolve
-from runner.launch.template import import_all, imports_of
+from runner.config.compose.resolve import resolve
+from runner.launch.local.template import import_all, imports_of
 import_all(imports_of(resolve(["model=mlp", "zero.stage=1", "device=cpu"]), "runner.training.run:run_rank"))
 assert "deepspeed" in sys.modules and "lightning.pytorch" in sys.modules
 assert "deepspeed.runtime.zero.muon.muon_optimizer" in sys.modules and "torch._inductor.compile_fx" not in sys.modules

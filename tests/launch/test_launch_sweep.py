@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launch_helpers import OVERRIDES, Started, command, wait_for
 
-from runner.launch.sweep import distinguishing, sweep
+from runner.launch.sweep.run import distinguishing, sweep
 from runner.record import RunRecord
 
 

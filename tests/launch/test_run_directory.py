@@ -10,7 +10,7 @@ import pytest
 
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.launch.run_directory import (
+from runner.launch.run.directory import (
     check_run_directory,
     create_run_directory,
     job_directory,

@@ -17,11 +17,11 @@ from light_job import STARTS
 from rich.console import Console
 
 from runner.cli.main import main
-from runner.config.resolve import fingerprint, resolve
+from runner.config.compose.resolve import fingerprint, resolve
 from runner.errors import RequestError
-from runner.launch import sweep as sweeps
-from runner.launch import sweep_jobs
-from runner.launch.run_directory import job_directory
+from runner.launch.run.directory import job_directory
+from runner.launch.sweep import jobs as sweep_jobs
+from runner.launch.sweep import run as sweeps
 from runner.record import RunRecord, StepLog
 from runner.report import read_report
 from runner.report.ledger import Job, Ledger, is_running, running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from plan_profiles import layer, model
 
-from runner.config.memory_rules import POLICIES, SAVE_OPS, memory_rules
+from runner.config.rules.memory import POLICIES, SAVE_OPS, memory_rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.memory.solve.policies import SOLVERS, policy_problems

@@ -12,8 +12,8 @@ from plan_profiles import layer, loss_layer, model
 from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.policies import solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions, Segment
-from runner.plan.scale import for_samples
-from runner.plan.stages import stage_figures
+from runner.plan.stages.figures import stage_figures
+from runner.plan.stages.scale import for_samples
 from runner.profile import BoundaryTensor, Recomputation, profile_from_json
 
 KNOWN = {"saves_input": True, "saves_output": False, "unsaved_forward_bytes": 14}

@@ -8,11 +8,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import mse_loss
 
-from runner.config.resolve import resolve
+from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
 from runner.model.data import example_batch, load_loss
 from runner.model.layers import layers_of, load_layers
-from runner.model.profile import profile_layers, profile_model
+from runner.profiling.model import profile_layers, profile_model
 
 VOCABULARY, LENGTH, WIDTH, HEADS, SAMPLES = 512, 64, 128, 4, 4
 

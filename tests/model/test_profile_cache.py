@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from plan_profiles import model as made_up
 
-from runner.config.resolve import resolve
+from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
-from runner.model.profile_cache import cached_profile
 from runner.profile import ModelProfile
+from runner.profiling.cache import cached_profile
 
 
 def test_a_profile_is_measured_once_whatever_else_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

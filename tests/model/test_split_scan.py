@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from runner.model.live_tracker import LiveTracker
-from runner.model.split_scan import split_figures
 from runner.profile import SplitBackward
+from runner.profiling.live_tracker import LiveTracker
+from runner.profiling.split_scan import split_figures
 
 BYTES = 4
 

@@ -7,8 +7,8 @@ import time
 import torch
 from torch import nn
 
-from runner.config.resolve import resolve
-from runner.model.profile import profile_model
+from runner.config.compose.resolve import resolve
+from runner.profiling.model import profile_model
 
 FORWARD, OF_INPUT, OF_WEIGHT = 0.01, 0.02, 0.03
 

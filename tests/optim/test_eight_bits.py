@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from runner.optim.eight_bits import Adam8bit, Piece
+from runner.optim.kinds.eight_bits import Adam8bit, Piece
 
 SIZES = (5000, 100, 8192, 300, 4097)  # some small, some that end within a block
 SETTINGS = {"lr": 1e-2, "weight_decay": 0.1}

@@ -8,9 +8,9 @@ from torch import nn
 
 from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import OptimizerConfig
-from runner.engine.replicas import ReplicaExchange
-from runner.engine.transport_threads import run_ranks
-from runner.optim.build import build_optimizer
+from runner.engine.transport.threads import run_ranks
+from runner.engine.update.replicas import ReplicaExchange
+from runner.optim.kinds.build import build_optimizer
 
 SHAPES = [(6, 8), (16,), (4, 8)]
 SIZES = [48, 16, 32]

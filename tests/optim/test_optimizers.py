@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from runner.config.compose.resolve import resolve
 from runner.config.optimizers import OPTIMIZERS
-from runner.config.resolve import resolve
-from runner.config.rules import rules
+from runner.config.rules.sections import rules
 from runner.config.schema import OptimizerConfig
 from runner.errors import RequestError
-from runner.launch import optimizer_needs as needs
-from runner.optim.build import build_optimizer, observed_state_ratio
+from runner.launch.needs import optimizer as needs
+from runner.optim.kinds.build import build_optimizer, observed_state_ratio
 from runner.optim.learning_rate import build_scheduler
 
 SETTINGS = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1}

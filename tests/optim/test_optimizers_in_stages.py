@@ -12,10 +12,10 @@ from torch import nn
 
 from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import OptimizerConfig
-from runner.engine.replicas import ReplicaExchange
-from runner.engine.transport_threads import run_ranks
+from runner.engine.transport.threads import run_ranks
+from runner.engine.update.replicas import ReplicaExchange
 from runner.errors import RequestError
-from runner.optim.build import build_optimizer
+from runner.optim.kinds.build import build_optimizer
 from runner.strategy.compressed import attach_compression
 
 LAYOUT = {"schedule": "1f1b", "pipeline": 2, "count": 2}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runner.engine.replicas import ReplicaExchange
-from runner.engine.transport_threads import run_ranks
-from runner.optim.sign_compression import Alone, SignCompression
+from runner.engine.transport.threads import run_ranks
+from runner.engine.update.replicas import ReplicaExchange
+from runner.optim.compression.signs import Alone, SignCompression
 
 SIZES = [4096, 64, 9000, 3, 1]
 ELEMENTS = sum(SIZES)

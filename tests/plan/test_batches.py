@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.plan import batches
+from runner.plan.layout import batches
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from runner.plan.caching_allocator import CachingAllocator
+from runner.plan.memory.caching_allocator import CachingAllocator
 
 MIB = 1 << 20
 

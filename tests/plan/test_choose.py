@@ -10,13 +10,13 @@ from plan_profiles import layer, model
 
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.plan.choose import CHOSEN_FILE, chosen_to_json, read_chosen
 from runner.plan.make import make_plan
+from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json, read_chosen
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.schedule import build
-from runner.schedule.catalogue import SEARCHED
-from runner.schedule.specs import ScheduleRequest
+from runner.schedule.catalogue.kinds import ScheduleRequest
+from runner.schedule.catalogue.one_directional import SEARCHED
 from runner.schedule.values import Op
 
 SLOW = layer(forward_seconds=2.0, backward_seconds=6.0, input_gradient_seconds=4.0, weight_gradient_seconds=2.0)

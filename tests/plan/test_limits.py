@@ -6,7 +6,7 @@ import pytest
 
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.plan.limits import machine_memory_bytes, memory_limit_bytes
+from runner.plan.memory.limits import machine_memory_bytes, memory_limit_bytes
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:

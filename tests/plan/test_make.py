@@ -12,12 +12,12 @@ from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.plan.make import make_plan, plan_problems
 from runner.plan.render import to_table
-from runner.plan.scale import for_samples
+from runner.plan.stages.scale import for_samples
 from runner.plan.values import Link, RunPlan, StageSeconds
 from runner.profile import ModelProfile
-from runner.schedule import registry
-from runner.schedule.fuse import fuse_backwards
-from runner.schedule.simulate import StageCosts, simulate
+from runner.schedule.catalogue import registry
+from runner.schedule.lowering.fuse import fuse_backwards
+from runner.schedule.simulation.clock import StageCosts, simulate
 
 
 def request(**overrides: Any) -> RunConfig:
@@ -220,7 +220,7 @@ def test_a_thousand_ranks_are_planned_as_one_replica(pipeline: int, data: int) -
 
 def test_planning_imports_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, runner.plan.make, runner.plan.render, runner.plan.estimate\n"
+        "import sys, runner.plan.make, runner.plan.render, runner.plan.time.estimate\n"
         "print(sorted({'torch', 'numpy', 'scipy', 'rich', 'lightning', 'hydra'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

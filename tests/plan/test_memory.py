@@ -6,18 +6,18 @@ import pytest
 from orders import in_order
 from plan_profiles import layer, model
 
-from runner.plan.memory import (
+from runner.plan.cut.partition import uniform
+from runner.plan.memory.predict import (
     StageMemoryLimit,
     in_flight_microbatches,
     optimizer_temporaries,
     predict_memory,
 )
-from runner.plan.partition import uniform
-from runner.plan.stages import stage_figures
+from runner.plan.stages.figures import stage_figures
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight, SplitBackward
-from runner.schedule import registry
-from runner.schedule.lower import lower
+from runner.schedule.catalogue import registry
+from runner.schedule.lowering.program import lower
 from runner.schedule.values import Action, Op, Schedule
 
 

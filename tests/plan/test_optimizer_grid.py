@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 from plan_profiles import layer, model
 
+from runner.config.compose.resolve import resolve
 from runner.config.optimizers import OPTIMIZERS
 from runner.config.precision import PRECISIONS
-from runner.config.resolve import resolve
-from runner.config.rules import rules
+from runner.config.rules.sections import rules
 from runner.plan.make import make_plan
 
 STAGES = (None, 0, 1, 2, 3)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from plan_profiles import layer, loss_layer, model
 
 from runner.errors import RequestError
-from runner.plan.memory import StageMemoryLimit
-from runner.plan.partition import Partition, min_max, partition, partition_problems, uniform
-from runner.schedule import registry
+from runner.plan.cut.partition import Partition, min_max, partition, partition_problems, uniform
+from runner.plan.memory.predict import StageMemoryLimit
+from runner.schedule.catalogue import registry
 
 
 def every_partition(num_layers: int, stages: int) -> list[Partition]:

@@ -8,13 +8,13 @@ import pytest
 from plan_profiles import layer, model
 from test_make import planned, request
 
-from runner.plan.estimate import with_estimated_seconds
 from runner.plan.make import plan_problems
 from runner.plan.render import to_table
-from runner.plan.scale import for_samples
+from runner.plan.stages.scale import for_samples
+from runner.plan.time.estimate import with_estimated_seconds
 from runner.profile import FactorProfile, ModelProfile, profile_from_json
-from runner.schedule import registry
-from runner.schedule.simulate import StageCosts, simulate
+from runner.schedule.catalogue import registry
+from runner.schedule.simulation.clock import StageCosts, simulate
 
 ASKED: dict[str, Any] = {
     "schedule__name": "pipefisher",

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_profiles import layer, loss_layer, model
 
-from runner.plan.scale import for_samples
-from runner.plan.stages import LayerRanges, stage_figures
+from runner.plan.stages.figures import LayerRanges, stage_figures
+from runner.plan.stages.scale import for_samples
 from runner.profile import PROFILE_FILE, LayerProfile, read_profile
 
 _BYTES = st.integers(0, 50)

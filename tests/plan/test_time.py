@@ -7,15 +7,15 @@ from plan_profiles import layer, loss_layer, model
 
 from runner.config.schema import HardwareConfig
 from runner.errors import RequestError
-from runner.plan.estimate import EFFICIENCY, with_estimated_seconds
-from runner.plan.partition import uniform
-from runner.plan.stages import stage_figures
-from runner.plan.time import predict_time, ring_all_reduce_seconds, stage_costs
+from runner.plan.cut.partition import uniform
+from runner.plan.stages.figures import stage_figures
+from runner.plan.time.estimate import EFFICIENCY, with_estimated_seconds
+from runner.plan.time.predict import predict_time, ring_all_reduce_seconds, stage_costs
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
-from runner.schedule import registry
-from runner.schedule.lower import lower
-from runner.schedule.simulate import simulate
+from runner.schedule.catalogue import registry
+from runner.schedule.lowering.program import lower
+from runner.schedule.simulation.clock import simulate
 
 
 def predicted(name: str, ranks: int, microbatches: int, profile: ModelProfile, **options: object) -> TimePrediction:

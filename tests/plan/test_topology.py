@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from runner.plan.topology import Coordinates, Seat, Topology
+from runner.plan.layout.topology import Coordinates, Seat, Topology
 
 
 @pytest.mark.parametrize(("pipeline", "data", "tensor"), [*itertools.product((1, 2, 3, 5), (1, 2, 4), (1, 2))])

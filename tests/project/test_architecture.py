@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 _FOUNDATION = {"", "environment", "record", "errors", "profile", "config", "schedule", "memory.solve", "plan"}
-_TRAINED = _FOUNDATION | {"optim", "memory", "model", "engine"}
+_TRAINED = _FOUNDATION | {"optim", "memory", "model", "profiling", "engine", "checkpoint"}
 
 # A room and the rooms it may import, "" being the package itself (its version). docs/design.md says why.
 MAY_IMPORT = {
@@ -29,9 +29,11 @@ MAY_IMPORT = {
     "report": {"errors", "config", "record"},
     "zoo": set(),
     "optim": _FOUNDATION,
-    "memory": _FOUNDATION | {"optim", "model"},
     "model": _FOUNDATION | {"optim"},
-    "engine": _FOUNDATION | {"optim", "memory", "model"},
+    "profiling": _FOUNDATION | {"optim", "model"},
+    "memory": _FOUNDATION | {"optim", "model", "profiling"},
+    "engine": _FOUNDATION | {"optim", "memory", "model", "profiling"},
+    "checkpoint": _FOUNDATION | {"optim", "model"},
     "strategy": _TRAINED,
     "training": _TRAINED | {"strategy"},
     "api": _TRAINED | {"strategy", "training", "launch"},
@@ -45,8 +47,11 @@ WITHOUT_TORCH = (
 )
 NEVER_TOGETHER = [
     *((room, "torch") for room in WITHOUT_TORCH if room != "cli"),
-    *((room, "lightning") for room in ("model", "memory", "optim", "engine", "zoo")),
-    *((room, "hydra") for room in ("model", "memory", "optim", "engine", "strategy", "training", "zoo")),
+    *((room, "lightning") for room in ("model", "profiling", "memory", "optim", "engine", "zoo")),
+    *(
+        (room, "hydra")
+        for room in ("model", "profiling", "memory", "optim", "engine", "checkpoint", "strategy", "training", "zoo")
+    ),
 ]
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from readme import ROOT
 
-from runner.config.resolve import resolve, resolve_sweep
+from runner.config.compose.resolve import resolve, resolve_sweep
 from runner.config.schema import RunConfig
 from runner.launch.hydra.array import array_problems
 from runner.launch.hydra.settings import LAUNCHER, SWEEPER, plugin_settings, split_words
-from runner.launch.prepare import check_elsewhere
+from runner.launch.run.prepare import check_elsewhere
 from runner.launch.slurm.script import batch_script
 
 TEXT = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")

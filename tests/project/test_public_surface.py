@@ -10,10 +10,10 @@ import readme
 from readme import ROOT
 
 from runner.cli.commands import COMMANDS
-from runner.config.groups import first_comment, groups, options, shipped_conf
+from runner.config.compose.groups import first_comment, groups, options, shipped_conf
 from runner.recipes.schedules.computed import compute
 from runner.recipes.schedules.rows import Row
-from runner.schedule.registry import SPECS
+from runner.schedule.catalogue.registry import SPECS
 
 ROOTS = (shipped_conf(),)
 OPTION_FILES = sorted(shipped_conf().glob("*/**/*.yaml"))

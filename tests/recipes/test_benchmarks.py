@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.resolve import resolve
-from runner.config.rules import rules
-from runner.model.profile import profile_model
+from runner.config.compose.resolve import resolve
+from runner.config.rules.sections import rules
 from runner.plan.make import make_plan
+from runner.profiling.model import profile_model
 from runner.recipes.benchmarks import (
     auto,
     checkpoints,
@@ -27,7 +27,7 @@ from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import figure, publish
 from runner.recipes.benchmarks.rounds import take_turns
 from runner.recipes.benchmarks.workload import GptSize
-from runner.schedule.registry import build
+from runner.schedule.catalogue.registry import build
 
 SMALL = GptSize(layers=2, width=16, sequence_length=8, vocab_size=20, heads=2)
 

@@ -17,7 +17,7 @@ from runner.recipes.schedules.computed import compute
 from runner.recipes.schedules.figures import FIGURES, draw
 from runner.recipes.schedules.rows import ROWS, Row
 from runner.recipes.schedules.tables import markdown, replace_block, to_csv
-from runner.schedule.registry import SPECS
+from runner.schedule.catalogue.registry import SPECS
 
 
 def test_variants_have_their_own_closed_forms():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runner.cli.request import problems_in
-from runner.config.resolve import resolve, resolve_sweep
+from runner.config.compose.resolve import resolve, resolve_sweep
 from runner.recipes.rudalle.table5 import OPTIMIZERS, PUBLISHED, STAGES, Cell
 from runner.recipes.rudalle.table5_check import check, main
 from runner.record import RunRecord, step_seconds

@@ -7,11 +7,11 @@ from statistics import median
 
 import pytest
 
-from runner.config.resolve import resolve
+from runner.config.compose.resolve import resolve
 from runner.model.data import example_batch
-from runner.model.profile import trace_of
-from runner.plan.memory import optimizer_temporaries
-from runner.plan.reserved import predict_reserved
+from runner.plan.memory.predict import optimizer_temporaries
+from runner.plan.memory.reserved import predict_reserved
+from runner.profiling.model import trace_of
 from runner.recipes.rudalle.table5 import PUBLISHED
 from runner.recipes.rudalle.table5_claims import ordering_rows
 from runner.recipes.rudalle.table5_full import errors, plan_report

@@ -23,9 +23,9 @@ from runner.schedule import (
     problems_of,
     simulate,
 )
-from runner.schedule.catalogue import CATALOGUE
+from runner.schedule.catalogue.kinds import Formulas, ScheduleSpec
+from runner.schedule.catalogue.one_directional import CATALOGUE
 from runner.schedule.render import to_text
-from runner.schedule.specs import Formulas, ScheduleSpec
 
 GRIDS = {
     ("1f1b_eager", 8, None): """

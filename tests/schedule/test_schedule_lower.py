@@ -19,7 +19,7 @@ from runner.schedule import (
     problems_of,
     simulate,
 )
-from runner.schedule.lower import add_send_recv
+from runner.schedule.lowering.program import add_send_recv
 from runner.schedule.stream import repeat
 from runner.schedule.values import COMPUTE, Payload
 from runner.schedule.walk import walk

@@ -11,12 +11,12 @@ from statistics import median
 import pytest
 
 from runner.schedule import build
-from runner.schedule.bounds import lower_bound
-from runner.schedule.catalogue import SEARCHED
-from runner.schedule.check import check
+from runner.schedule.catalogue.kinds import ScheduleRequest
+from runner.schedule.catalogue.one_directional import SEARCHED
+from runner.schedule.checking.schedule import check
 from runner.schedule.search import Choice, search
-from runner.schedule.simulate import Costs, StageCosts, simulate
-from runner.schedule.specs import ScheduleRequest
+from runner.schedule.simulation.bounds import lower_bound
+from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Op, Schedule
 
 CASES = 200

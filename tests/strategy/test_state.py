@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runner.strategy.state import as_counted
+from runner.checkpoint.state import as_counted
 
 
 class CPUAdam(torch.optim.SGD):

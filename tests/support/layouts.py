@@ -9,22 +9,22 @@ from torch import Tensor, nn
 
 from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
-from runner.engine.replicas import ReplicaExchange
-from runner.engine.ties import tied_weights
-from runner.engine.transport import Transport
-from runner.engine.transport_threads import ThreadTransport, run_ranks
+from runner.engine.transport.base import Transport
+from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.engine.update.replicas import ReplicaExchange
+from runner.engine.update.ties import tied_weights
 from runner.engine.window import StepBatch, split_microbatches
 from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.ties import find_ties
-from runner.optim.backup import OptimizerBackup
-from runner.optim.master import MasterWeights
-from runner.optim.shared import SharedStates
-from runner.plan.batches import split_sizes
-from runner.plan.topology import Topology
-from runner.schedule.generators.forward_only import forward_only
-from runner.schedule.lower import lower
-from runner.schedule.registry import build
+from runner.optim.states.backup import OptimizerBackup
+from runner.optim.states.master import MasterWeights
+from runner.optim.states.shared import SharedStates
+from runner.plan.layout.batches import split_sizes
+from runner.plan.layout.topology import Topology
+from runner.schedule.catalogue.registry import build
+from runner.schedule.generators.one_directional.forward_only import forward_only
+from runner.schedule.lowering.program import lower
 from runner.schedule.values import Schedule
 from runner.strategy.curvature import schedule_curvature, watch_curvature
 

@@ -7,14 +7,14 @@ from functools import cache
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from runner.config.resolve import resolve
+from runner.config.compose.resolve import resolve
 from runner.engine.engine import EngineOptions
 from runner.model.data import load_datasets, load_loss
 from runner.model.layers import load_layers
-from runner.model.profile import dtype_of, profile_model
 from runner.plan.make import make_plan
+from runner.profiling.model import dtype_of, profile_model
 from runner.strategy.pipeline import PipelineStrategy
-from runner.training.loading import make_loader
+from runner.training.data.loading import make_loader
 from runner.training.module import LayersModule
 
 USER = ("model.target=user_code:model", "data.target=user_code:points", "loss.target=user_code:mean")

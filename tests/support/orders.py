@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from runner.schedule.check import check
-from runner.schedule.simulate import Costs, simulate
+from runner.schedule.checking.schedule import check
+from runner.schedule.simulation.clock import Costs, simulate
 from runner.schedule.values import Action, Op, Schedule
 
 

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from user_project import assert_same_weights, environment, record
 
 from runner.cli.main import main
-from runner.config.resolve import resolve
-from runner.launch.prepare import prepare, write_request
+from runner.config.compose.resolve import resolve
+from runner.launch.run.prepare import prepare, write_request
 from runner.training.run import run_rank
 
 NAMES = ("own_loss", "val_loss", "accuracy")

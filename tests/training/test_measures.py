@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runner.engine.timeline import StepTimes
-from runner.training.measures import RankMeasures, bubble_ratio, seconds_of_median_step
+from runner.engine.measure.timeline import StepTimes
+from runner.training.measure.measures import RankMeasures, bubble_ratio, seconds_of_median_step
 
 
 def test_waiting_at_step_for_a_later_rank_is_bubble_and_the_exchange_itself_is_not() -> None:

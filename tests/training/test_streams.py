@@ -13,8 +13,8 @@ from runner.config.schema import DataConfig
 from runner.engine.window import StepBatch
 from runner.errors import RunFailedError
 from runner.model.data import example_batch, load_datasets
-from runner.training.loading import first_batch, make_loader, resume_at
-from runner.training.streams import count_samples
+from runner.training.data.loading import first_batch, make_loader, resume_at
+from runner.training.data.streams import count_samples
 
 ITEMS = [points(29)[0][i] for i in range(29)]
 

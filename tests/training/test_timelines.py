@@ -15,11 +15,11 @@ from plan_profiles import model as profile_of
 from torch import nn
 
 from runner.config.schema import RunConfig
-from runner.engine.transport_threads import ThreadTransport, run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
-from runner.training.measures import RankMeasures
-from runner.training.timelines import draw_timelines
+from runner.training.measure.measures import RankMeasures
+from runner.training.measure.timelines import draw_timelines
 
 COUNT = 4  # micro-batches
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from user_project import make_directory, record, train
 
-from runner.config.resolve import resolve
-from runner.launch.memory_advice import smaller
-from runner.model.profile import profile_model
+from runner.config.compose.resolve import resolve
+from runner.launch.run.memory_advice import smaller
 from runner.plan.make import make_plan
+from runner.profiling.model import profile_model
 from runner.record import RunRecord, hang_file
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.watchdog import Watchdog

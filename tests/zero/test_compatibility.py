@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from runner.config.compose.resolve import resolve
 from runner.config.deepspeed import deepspeed_settings
-from runner.config.resolve import resolve
-from runner.config.rules import rules
-from runner.config.zero_table import ROWS, compatibility_lines
+from runner.config.rules.sections import rules
+from runner.config.rules.zero_table import ROWS, compatibility_lines
 from runner.plan.make import plan_problems
 
 BASE = ["model=mlp", "parallelism.data=2"]

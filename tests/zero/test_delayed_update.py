@@ -7,7 +7,7 @@ import torch
 from user_project import plain_result
 from zero_ranks import train_all
 
-from runner.optim.delayed import DelayedUpdate
+from runner.optim.states.delayed import DelayedUpdate
 
 
 class Explicitly:

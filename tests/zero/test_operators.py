@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from runner.config.compose.resolve import resolve
 from runner.config.deepspeed import deepspeed_settings
-from runner.config.resolve import resolve
 from runner.errors import RequestError
 from runner.optim import operators
 from runner.optim.operators import needed_operators, ready_operators

@@ -8,8 +8,8 @@ import pytest
 import torch
 from layouts import train_in_threads
 
-from runner.optim.shared import SharedStates
-from runner.schedule.registry import build
+from runner.optim.states.shared import SharedStates
+from runner.schedule.catalogue.registry import build
 
 SHAPES = [(3, 5), (7,), (1,), (4, 2)]  # 31 elements: no number of replicas divides them
 

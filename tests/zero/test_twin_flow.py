@@ -10,9 +10,9 @@ import zero_model
 from user_project import plain_result
 from zero_ranks import train_all
 
+from runner.config.compose.resolve import resolve
 from runner.config.deepspeed import deepspeed_settings
-from runner.config.resolve import resolve
-from runner.strategy.twin_flow import TwinFlow, device_weights
+from runner.strategy.zero.twin_flow import TwinFlow, device_weights
 
 RATIO = 0.499  # of the model's 12 equal layers and two small ones, the first and six more stay
 WIDE = ("model.target=zero_model:model", "parallelism.data=2", "schedule.microbatches=2", "lr_scheduler=linear")

@@ -13,7 +13,7 @@ from covering import covering
 from user_project import plain_result
 from zero_ranks import train_all
 
-from runner.launch.zero_needs import has_libaio
+from runner.launch.needs.zero import has_libaio
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_master": torch.bfloat16}
 TOLERANCE = {

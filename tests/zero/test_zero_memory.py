@@ -9,13 +9,13 @@ import pytest
 from plan_profiles import layer, model
 from zero_ranks import train_all
 
-from runner.config.resolve import resolve
-from runner.model.profile import profile_model
-from runner.optim.build import state_bytes_per_gradient_byte
+from runner.config.compose.resolve import resolve
+from runner.optim.kinds.build import state_bytes_per_gradient_byte
 from runner.plan.make import make_plan
-from runner.plan.memory import optimizer_temporaries
-from runner.plan.stages import stage_figures
-from runner.plan.zero_memory import sharing_of
+from runner.plan.memory.predict import optimizer_temporaries
+from runner.plan.memory.zero import sharing_of
+from runner.plan.stages.figures import stage_figures
+from runner.profiling.model import profile_model
 
 WIDE = ("model.target=zero_model:model", "parallelism.data=2", "schedule.microbatches=2")
 CPU, BOTH = ("offload.optimizer=cpu",), ("offload.optimizer=cpu", "offload.parameters=cpu")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from zero_ranks import ALWAYS, train_all
 
-from runner.config.resolve import resolve
-from runner.model.profile import profile_model
+from runner.config.compose.resolve import resolve
 from runner.plan.make import make_plan
+from runner.profiling.model import profile_model
 
 LIMIT = 8_000_000
 STAGES = (0, 1, 2, 3)

@@ -111,7 +111,7 @@ class LiveBytes(Callback):
 
 def main(file: Path) -> None:
     """Import once, then fork the ranks of one group after the other."""
-    for module in ("deepspeed", "runner.training.run", "runner.launch.prepare"):
+    for module in ("deepspeed", "runner.training.run", "runner.launch.run.prepare"):
         importlib.import_module(module)
     for ranks, runs in json.loads(file.read_text(encoding="utf-8")):
         with contextlib.closing(socket.socket()) as found:
@@ -175,8 +175,8 @@ def _meet() -> None:
 
 def _written(run_dir: Path, overrides: Sequence[str]):
     """The request, from the file that rank 0 makes: to compose it takes longer than to read it."""
-    from runner.config.resolve import load, resolve
-    from runner.launch.prepare import CONFIG_FILE, prepare, write_request
+    from runner.config.compose.resolve import load, resolve
+    from runner.launch.run.prepare import CONFIG_FILE, prepare, write_request
 
     if _rank() == 0:
         config = resolve([*overrides, f"run_dir={run_dir}"])

@@ -9,10 +9,10 @@ from torch import nn
 
 from runner.config.schema import DataConfig, LossConfig, ModelConfig, ParallelismConfig, RunConfig
 from runner.errors import RequestError
-from runner.model.chain import model_layers, num_stages, segments_of
-from runner.model.cuts import crossing, good_cuts
-from runner.model.profile import profile_layers
-from runner.model.trace import trace
+from runner.model.load import model_layers, num_stages, segments_of
+from runner.model.traced.cuts import crossing, good_cuts
+from runner.model.traced.operators import trace
+from runner.profiling.model import profile_layers
 
 TOKENS = torch.zeros(3, 6, dtype=torch.int64)
 

@@ -25,17 +25,17 @@ from test_zoo_models import (
     traced,
 )
 
-from runner.engine.memory_meter import MemoryMeter
-from runner.engine.transport_threads import run_ranks
+from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.transport.threads import run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.policies import solve
 from runner.memory.solve.values import PolicyOptions
-from runner.model.profile import profile_layers
-from runner.plan.memory import predict_memory
-from runner.plan.stages import stage_figures
-from runner.schedule.lower import lower
-from runner.schedule.registry import build
+from runner.plan.memory.predict import predict_memory
+from runner.plan.stages.figures import stage_figures
+from runner.profiling.model import profile_layers
+from runner.schedule.catalogue.registry import build
+from runner.schedule.lowering.program import lower
 
 POLICIES = {
     "none": PolicyOptions(),

@@ -14,13 +14,13 @@ from layouts import make_engine, part_of
 from precisions import PLAIN, train, validate
 from small_models import ZOO, Case
 
-from runner.engine.loss_scale import LossScaling
-from runner.engine.transport_threads import run_ranks
-from runner.model.chain import segments_of
+from runner.engine.transport.threads import run_ranks
+from runner.engine.update.loss_scale import LossScaling
 from runner.model.layers import mix_seed
+from runner.model.load import segments_of
 from runner.model.precision import cast_module, to_precision
 from runner.model.ties import find_ties, with_all_names
-from runner.model.trace import trace
+from runner.model.traced.operators import trace
 
 STEPS, COUNT, SAMPLES, SEED = 5, 3, 8, 11
 SCALING = LossScaling(initial_scale=2.0**10, samples=SAMPLES)

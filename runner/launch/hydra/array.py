@@ -66,7 +66,7 @@ def submit_array(
         settings: of Hydra's launcher ``submitit_slurm``.
         jobs: by number, their directories, which hold what the ranks read, and their requests.
         sweep_dir: holds submitit's own files, in ``.submitit``.
-        entry: see :func:`runner.launch.start.train`.
+        entry: see :func:`runner.launch.run.start.train`.
     """
     import submitit
 

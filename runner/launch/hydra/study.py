@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, Problem, RequestError
 from runner.launch.hydra.settings import SWEEPER, plugin_settings
 from runner.launch.rank import TRAIN_ENTRY
-from runner.launch.run_directory import create_run_directory
-from runner.launch.sweep import run_sweep, table
+from runner.launch.run.directory import create_run_directory
+from runner.launch.sweep.run import run_sweep, table
 from runner.record import RunRecord
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def study(
     Args:
         words: the overrides; those with several values, e.g. ``interval(1e-4,1e-2)``, are what is searched.
         plugins: the words about Hydra's plugins, of which ``hydra/sweeper`` is one.
-        command, entry, console: see :func:`runner.launch.sweep.sweep`.
+        command, entry, console: see :func:`runner.launch.sweep.run.sweep`.
 
     Returns:
         1 if more trials failed than the sweeper allows, 75 or 130 where it was stopped, else 0.
@@ -55,7 +55,7 @@ def study(
     from omegaconf import OmegaConf
     from rich.console import Console
 
-    from runner.plan.ordered import resolve_request
+    from runner.plan.requested_schedule import resolve_request
 
     searched, plain = _searched(words)
     place = resolve_request(plain)

@@ -10,8 +10,8 @@ from pathlib import Path
 from runner.errors import EXIT_WRONG_REQUEST, RunnerError
 from runner.launch.attach import attach_step
 from runner.launch.failure import status_of
-from runner.launch.prepare import CONFIG_FILE
 from runner.launch.rank import TRAIN_ENTRY, leave
+from runner.launch.run.prepare import CONFIG_FILE
 from runner.launch.slurm.step import current_step
 from runner.record import RunRecord, finish_failed
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 def main(run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     """Be this task's rank; returns its exit status, and the record says the same."""
-    from runner.config.resolve import load
+    from runner.config.compose.resolve import load
 
     step = current_step()
     if step is None:

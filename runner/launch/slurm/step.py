@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
-from runner.launch.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
+from runner.launch.local.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
 
 __all__ = ["Step", "current_step"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from runner.config.resolve import save
+from runner.config.compose.resolve import save
 from runner.config.schema import RunConfig
 from runner.errors import (
     EXIT_DOES_NOT_FIT,
@@ -26,10 +26,10 @@ from runner.errors import (
     RunFailedError,
     raise_problems,
 )
-from runner.launch.prepare import CONFIG_FILE, check_elsewhere, write_submitted
 from runner.launch.rank import TRAIN_ENTRY
-from runner.launch.resume import with_checkpoint
-from runner.launch.run_directory import OUTPUTS, create_run_directory
+from runner.launch.run.directory import OUTPUTS, create_run_directory
+from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, write_submitted
+from runner.launch.run.resume import with_checkpoint
 from runner.launch.slurm.requeue import ENDED, job_state
 from runner.launch.slurm.script import LOG_FILE, SCRIPT_FILE, batch_script
 from runner.record import RunRecord, Status, finish_failed, write_atomically

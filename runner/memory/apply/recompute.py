@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from runner.memory.solve.save_ops import SaveChoice
-from runner.model.saved_scan import operator_name
+from runner.profiling.saved_scan import operator_name
 
 __all__ = ["ChangedBuffers", "Recompute"]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from runner.schedule.generators.layout import backward, forward, input_gradient, weight_gradient
 from runner.schedule.generators.list_scheduling import Clock, Urgency, list_schedule
-from runner.schedule.simulate import StageCosts
+from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["list_orders"]

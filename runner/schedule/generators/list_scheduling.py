@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from runner.schedule.dependencies import dependencies
-from runner.schedule.simulate import Jitter, StageCosts, durations
+from runner.schedule.simulation.clock import Jitter, StageCosts, durations
 from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["Clock", "Urgency", "list_schedule"]

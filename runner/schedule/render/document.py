@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.schedule.render.table import cells
-from runner.schedule.simulate import Costs, Simulation, simulate
+from runner.schedule.simulation.clock import Costs, Simulation, simulate
 from runner.schedule.stream import updates, weight_versions
 from runner.schedule.values import Schedule
 

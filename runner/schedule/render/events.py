@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from runner.schedule.render.table import label
-from runner.schedule.simulate import Costs, StageCosts, simulate
+from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Op, Program, Schedule
 
 __all__ = ["BESIDE", "Event", "events_of"]

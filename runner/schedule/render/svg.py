@@ -9,7 +9,7 @@ from html import escape
 from typing import NamedTuple
 
 from runner.schedule.render.events import BESIDE, Event, events_of
-from runner.schedule.simulate import Costs, StageCosts, simulate
+from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["Panel", "panels_svg", "timeline_svg", "to_svg"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
-from runner.schedule.simulate import Costs, Simulation, StageCosts, simulate
+from runner.schedule.simulation.clock import Costs, Simulation, StageCosts, simulate
 from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Program, Schedule
 
 __all__ = ["to_text"]

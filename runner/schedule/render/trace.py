@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runner.schedule.render.events import BESIDE, Event, events_of
-from runner.schedule.simulate import Costs, StageCosts
+from runner.schedule.simulation.clock import Costs, StageCosts
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["timeline_trace", "timelines_trace", "to_trace"]

@@ -1,0 +1,195 @@
+"""Checkpoint files: written whole or not at all, checked before they are trusted, read without running their code.
+
+A file is what ``torch.save`` writes: a zip archive whose members carry CRC-32 sums. A file that was cut short has no
+table of contents, and changed bytes break a sum, so that a damaged file is told from a good one by itself. A directory
+is a checkpoint in parts, see :mod:`runner.checkpoint.parts`; here it is read as if it were a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.checkpoint.durable import TEMPORARY, CheckpointError, durably, first_line
+from runner.checkpoint.parts import check_parts, read_parts
+from runner.config.rules.sections import NEVER_CALLED
+from runner.model.targets import import_target
+
+__all__ = [
+    "CheckpointError",
+    "PickledError",
+    "admitted",
+    "checkpoint_files",
+    "checkpoint_name",
+    "damage_of",
+    "newest_good_checkpoint",
+    "read_checkpoint",
+    "remove_checkpoint",
+    "remove_leftovers",
+    "write_checkpoint",
+]
+
+_NAME = re.compile(r"step-(\d+)\.ckpt")
+_CHUNK_BYTES = 1 << 22
+_ALLOW = "checkpoint.allow_pickle"
+
+
+class PickledError(CheckpointError):
+    """A file that calls what nobody has allowed it to.
+
+    Attributes:
+        path: the file.
+        names: what it calls, ``package.module:name``, as ``checkpoint.allow_pickle`` takes them.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        super().__init__(f"it would call {', '.join(names)} to make what is neither a tensor nor a plain value")
+        self.path = path
+        self.names = tuple(names)
+
+
+@contextlib.contextmanager
+def admitted(names: Sequence[str]) -> Iterator[None]:
+    """Within it, files may call what ``names`` name, ``package.module:name`` each: their code runs, and no other.
+
+    Raises:
+        RequestError: one does not import.
+    """
+    found: list[Any] = [(import_target(_ALLOW, name), name.replace(":", ".")) for name in names]
+    with torch.serialization.safe_globals(found):
+        yield
+
+
+def checkpoint_name(step: int) -> str:
+    """The file name of the checkpoint after ``step`` optimizer steps."""
+    return f"step-{step}.ckpt"
+
+
+def checkpoint_files(directory: Path) -> dict[int, Path]:
+    """The checkpoints in ``directory`` by step, oldest first, good or not."""
+    found = {}
+    for path in directory.glob("step-*.ckpt"):
+        match = _NAME.fullmatch(path.name)
+        if match is not None:
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def newest_good_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint without damage, and one line for each newer one that was passed over.
+
+    Raises:
+        PickledError: the newest may be good, but what it calls is not admitted.
+    """
+    passed: list[str] = []
+    for path in reversed(checkpoint_files(directory).values()):
+        damage = damage_of(path)
+        if damage is None:
+            return path, passed
+        passed.append(f"{path.name} is passed over: {damage}")
+    return None, passed
+
+
+def damage_of(path: Path) -> str | None:
+    """Why the file cannot be trusted, None for a good one. Reads all of it.
+
+    Raises:
+        PickledError: it may be good, but what it calls is not admitted.
+    """
+    try:
+        if path.is_dir():
+            check_parts(path)
+        else:
+            _check_sums(path)
+        read_checkpoint(path)
+    except FileNotFoundError:
+        return "there is no such file"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror or error}"
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        return f"it is damaged or cut short ({error})"
+    except PickledError:
+        raise
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def _check_sums(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as stream:  # its end raises where the sum does not hold
+                while stream.read(_CHUNK_BYTES):
+                    pass
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint; its tensors are mapped from the file, not read.
+
+    Only tensors and plain values (numbers, text, lists, tuples, dictionaries, None) are read, and what is
+    :func:`admitted`: anything else in the file is refused before it is made, so that a stranger's file runs no code.
+
+    Raises:
+        PickledError: it holds more than that.
+        CheckpointError: it is no checkpoint.
+    """
+    content = read_parts(path) if path.is_dir() else _read_file(path)
+    if not isinstance(content, dict) or not {"state_dict", "global_step"} <= content.keys():
+        raise CheckpointError("it holds no state_dict and global_step of a training run")
+    return content
+
+
+def _read_file(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        called = _called(path)
+        if called and not any(name.partition(":")[0] in NEVER_CALLED for name in called):
+            raise PickledError(path, called) from error
+        raise CheckpointError(f"it holds what is neither a tensor nor a plain value: {first_line(error)}") from error
+    except Exception as error:  # what an admitted class raises, too
+        raise CheckpointError(f"it is damaged or no checkpoint: {first_line(error)}") from error
+
+
+def _called(path: Path) -> list[str]:
+    """What a file calls that is not admitted, found without calling it."""
+    try:
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError):
+        return []
+    return sorted(":".join(name.rpartition(".")[::2]) for name in found)
+
+
+def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
+    """Write ``content`` durably under its name, or leave what was there.
+
+    Raises:
+        RunFailedError: the file system refuses, or :func:`read_checkpoint` would refuse the content.
+    """
+    with durably(path) as temporary:
+        with temporary.open("wb") as file:
+            torch.save(dict(content), file)
+        read_checkpoint(temporary)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint, whole or in parts, or do nothing where there is none."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what writers that were killed left behind; call it while nobody writes."""
+    for path in [*directory.glob(f"{TEMPORARY}*"), *directory.glob(f"*/{TEMPORARY}*")]:
+        path.unlink(missing_ok=True)

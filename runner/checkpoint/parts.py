@@ -1,0 +1,164 @@
+"""Checkpoints in parts: a directory with a file of every rank, each of which proves itself.
+
+A part is a safetensors file. Its header holds the plain values as JSON and a SHA-256 over these and all tensors; no
+byte of it is code. A part takes its name when it is whole and on the disk, and a directory is a checkpoint when the
+parts of all ranks are there: no rank waits for another, and a save that was cut is told from a whole one.
+
+torch.distributed.checkpoint has a safetensors storage, too. With every rank writing its own, its ``finish`` leaves no
+mark that the save was completed, its reader takes the files that it finds for the whole, and neither keeps sums (torch
+2.13, ``torch/distributed/checkpoint/hf_storage.py``: ``HuggingFaceStorageWriter.finish``,
+``HuggingFaceStorageReader.read_metadata``): a checkpoint that lost a file or a bit would be loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runner.checkpoint.durable import CheckpointError, durably
+
+__all__ = ["check_parts", "has_parts", "read_parts", "write_part"]
+
+_NAME = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
+_CONTENT, _SUM = "content", "sha256"
+_TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
+
+
+def write_part(content: Mapping[str, Any], directory: Path, rank: int, ranks: int) -> None:
+    """Write what ``rank`` has of a checkpoint, durably.
+
+    Args:
+        content: tensors, each with memory of its own, and plain values.
+
+    Raises:
+        RunFailedError: the file system refuses, or there is another kind of value.
+    """
+    with durably(directory / f"rank-{rank}-of-{ranks}.safetensors") as temporary:
+        tensors: dict[str, Tensor] = {}
+        plain = json.dumps(_encoded(content, "", tensors))
+        save_file(tensors, temporary, {_CONTENT: plain, _SUM: _sum_of(plain, tensors)})
+
+
+def read_parts(directory: Path) -> dict[str, Any]:
+    """The whole checkpoint; its tensors are mapped from the files, not read.
+
+    What several parts have, such as the settings of an optimizer, is the lowest rank's.
+
+    Raises:
+        CheckpointError: a part is missing or damaged.
+    """
+    whole: dict[str, Any] = {}
+    for path in _parts(directory):
+        plain, _, tensors = _read(path)
+        try:
+            whole = _merged(whole, _decoded(json.loads(plain), tensors))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{path.name} is no part of a checkpoint ({error!r})") from error
+    return whole
+
+
+def has_parts(directory: Path) -> bool:
+    """Whether a directory is a checkpoint, good or not."""
+    return any(_NAME.fullmatch(path.name) for path in directory.iterdir())
+
+
+def check_parts(directory: Path) -> None:
+    """Read all of it.
+
+    Raises:
+        CheckpointError: a part is missing or damaged.
+    """
+    for path in _parts(directory):
+        plain, expected, tensors = _read(path)
+        if _sum_of(plain, tensors) != expected:
+            raise CheckpointError(f"{path.name} is damaged: its bytes do not have the sum that was written with them")
+
+
+def _parts(directory: Path) -> list[Path]:
+    """By rank.
+
+    Raises:
+        CheckpointError: one is missing, or there are parts of several saves.
+    """
+    found: dict[int, dict[int, Path]] = {}
+    for path in directory.iterdir():
+        match = _NAME.fullmatch(path.name)
+        if match is not None:
+            found.setdefault(int(match[2]), {})[int(match[1])] = path
+    if len(found) != 1:
+        raise CheckpointError("it holds parts of several saves" if found else "it holds no part of a checkpoint")
+    ((ranks, parts),) = found.items()
+    missing = [rank for rank in range(ranks) if rank not in parts]
+    if missing:
+        raise CheckpointError(f"it was cut short: the part of rank {missing[0]} of {ranks} is not there")
+    return [parts[rank] for rank in range(ranks)]
+
+
+def _read(path: Path) -> tuple[str, str, dict[str, Tensor]]:
+    """The plain values as JSON, the sum that was written, and the tensors."""
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            return header[_CONTENT], header[_SUM], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path.name} is damaged or no part of a checkpoint ({error})") from error
+
+
+def _sum_of(plain: str, tensors: Mapping[str, Tensor]) -> str:
+    total = hashlib.sha256(plain.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+        total.update(data)
+    return total.hexdigest()
+
+
+def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """``value`` for JSON, which has neither tuples nor keys that are numbers; its tensors go to ``tensors``."""
+    match value:
+        case Tensor():
+            tensors[path] = value
+            return {_TENSOR: path}
+        case tuple():
+            return {_TUPLE: [_encoded(one, f"{path}/{number}", tensors) for number, one in enumerate(value)]}
+        case list():
+            return [_encoded(one, f"{path}/{number}", tensors) for number, one in enumerate(value)]
+        case dict() if all(isinstance(key, str | int) for key in value):
+            pairs = [[key, _encoded(one, f"{path}/{key}" if path else key, tensors)] for key, one in value.items()]
+            return {_DICT: pairs}
+        case None | bool() | int() | float() | str():
+            return value
+    raise CheckpointError(f"{path} is a {type(value).__name__}, neither a tensor nor a plain value")
+
+
+def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of :func:`_encoded`."""
+    if isinstance(value, list):
+        return [_decoded(one, tensors) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == _TENSOR:
+        return tensors[inner]
+    if kind == _TUPLE:
+        return tuple(_decoded(one, tensors) for one in inner)
+    return {key: _decoded(one, tensors) for key, one in inner}
+
+
+def _merged(first: Any, second: Any) -> Any:
+    if isinstance(first, dict) and isinstance(second, dict):
+        added = {key: value for key, value in second.items() if key not in first}
+        return {key: _merged(value, second[key]) if key in second else value for key, value in first.items()} | added
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        return [_merged(one, other) for one, other in zip(first, second, strict=True)]
+    return first

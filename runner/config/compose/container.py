@@ -1,0 +1,110 @@
+"""A configuration as plain values, as a file and as an identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runner.config.compose.shape import build
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError, raise_problems
+
+__all__ = ["config_from_container", "fingerprint", "load", "save", "to_container"]
+
+# What a run shows, where it writes and how long it waits: none of it changes a weight.
+_WITHOUT_EFFECT = (
+    ("name",),
+    ("run_dir",),
+    ("resume",),
+    ("report",),
+    ("sweep",),
+    ("sweep_without",),
+    ("sweep_report",),
+    ("sweep_retry",),
+    ("sweep_on_failure",),
+    ("checkpoint",),
+    ("cost",),
+    ("launcher",),
+    ("logger",),
+    ("profiler",),
+    ("data", "workers"),
+    ("model", "goes_with"),
+    ("hardware", "link_bytes_per_second"),  # measured again, they change no job's identity
+    ("hardware", "link_latency_seconds"),
+    ("hardware", "source"),
+    ("schedule", "steps"),
+    ("trainer", "log_every"),
+    ("trainer", "progress"),
+)
+
+
+def to_container(config: RunConfig) -> dict[str, Any]:
+    """``config`` as nested dictionaries, lists and plain values; JSON can hold it."""
+    return asdict(config)
+
+
+def config_from_container(container: dict[str, Any]) -> RunConfig:
+    """The configuration of a plain container; absent keys take the schema's defaults.
+
+    Raises:
+        RequestError: unknown keys and wrong types, all of them.
+    """
+    config, problems = build(RunConfig, container)
+    raise_problems(problems)
+    assert config is not None
+    return config
+
+
+def fingerprint(config: RunConfig) -> str:
+    """SHA-256 over what determines the result, in hexadecimal: equal for runs that must agree."""
+    container = to_container(config)
+    for *sections, key in _WITHOUT_EFFECT:
+        inner = container
+        for section in sections:
+            inner = inner[section]
+        del inner[key]
+    canonical = json.dumps(container, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def save(config: RunConfig, file: Path | str) -> Path:
+    """Write ``config`` to ``file``: JSON where the name ends in .json, YAML otherwise."""
+    path = Path(file)
+    container = to_container(config)
+    if path.suffix == ".json":
+        text = json.dumps(container, indent=2) + "\n"
+    else:
+        import yaml
+
+        text = yaml.safe_dump(container, sort_keys=False, allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def load(file: Path | str) -> RunConfig:
+    """The configuration that :func:`save` wrote.
+
+    Raises:
+        RequestError: the file is missing, no mapping, or does not fit the schema.
+    """
+    path = Path(file)
+    try:
+        text = path.read_text(encoding="utf-8")
+        container = json.loads(text) if path.suffix == ".json" else _read_yaml(text)
+    except (OSError, ValueError) as error:
+        raise RequestError([Problem(str(path), "", f"cannot be read: {error}")]) from error
+    if not isinstance(container, dict):
+        raise RequestError([Problem(str(path), "", "must hold a mapping of sections")])
+    return config_from_container(container)
+
+
+def _read_yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,87 @@
+"""Option files against the schema, so that a mistake in a file is named with the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.config.compose.groups import RECIPE, groups, options, package_of
+from runner.config.compose.shape import check_value, type_at
+from runner.config.schema import RunConfig
+from runner.errors import Problem, did_you_mean
+
+__all__ = ["check_file", "read_option"]
+
+
+def read_option(path: Path) -> dict[str, Any]:
+    """An option file as a plain container, interpolations left as text.
+
+    Raises:
+        ValueError: it is no YAML mapping; the message says where.
+    """
+    import yaml
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        content = OmegaConf.load(path)
+        container = OmegaConf.to_container(content, resolve=False)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ValueError(f"no valid YAML{place}: {getattr(error, 'problem', None) or error}") from error
+    except (OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(content, DictConfig) or not isinstance(container, dict):
+        raise ValueError("it must be a mapping of keys")
+    return {str(key): value for key, value in container.items()}
+
+
+def check_file(path: Path, group: str, roots: Sequence[Path]) -> list[Problem]:
+    """Everything in an option file that the schema does not know, and files that it names in vain."""
+    try:
+        content = read_option(path)
+    except ValueError as error:
+        return [Problem(str(path), group, str(error))]
+    where = f"{path}: "
+    problems = _check_defaults(content.pop("defaults", []), group, where, roots)
+    package = package_of(path, group)
+    if group == RECIPE and package != "_global_":
+        why = "A recipe overrides the whole request"
+        return [*problems, Problem(str(path), package, "a recipe's first line is `# @package _global_`", why)]
+    annotation: Any = RunConfig if package == "_global_" else type_at(package)
+    if annotation is None:
+        return [*problems, Problem(str(path), package, "there is no such section to put its keys in")]
+    return problems + check_value(annotation, content, "" if package == "_global_" else package, where=where)[1]
+
+
+def _check_defaults(entries: object, group: str, where: str, roots: Sequence[Path]) -> list[Problem]:
+    if not isinstance(entries, list):
+        return [Problem(f"{where}defaults", entries, "must be a list")]
+    problems: list[Problem] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            if entry != "_self_" and entry.lstrip("/") not in options(group, roots):
+                problems.append(
+                    Problem(
+                        f"{where}defaults", entry, "there is no such option", f"It would be one of the group {group}"
+                    )
+                )
+            continue
+        for key, value in entry.items() if isinstance(entry, Mapping) else ():
+            problems += _check_choice(str(key), value, where, roots)
+    return problems
+
+
+def _check_choice(key: str, value: object, where: str, roots: Sequence[Path]) -> list[Problem]:
+    group = key.removeprefix("optional ").removeprefix("override ").strip().lstrip("/").partition("@")[0]
+    if group not in groups():
+        near = did_you_mean(group, groups())
+        return [Problem(f"{where}defaults", key, "there is no such group", f"Did you mean {near}" if near else "")]
+    known = options(group, roots)
+    if value is None or str(value) in known or key.startswith("optional "):
+        return []
+    near = did_you_mean(str(value), known)
+    why = f"{group} has {', '.join(known)}"
+    return [Problem(f"{where}{group}", value, "there is no such option", why, f"{group}: {near}" if near else "")]

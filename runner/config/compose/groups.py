@@ -1,0 +1,115 @@
+"""The option files of ``conf/``: which groups there are, which options, and what each says of itself.
+
+Reading them needs no Hydra, so that help answers at once. A user's own ``conf/`` in the working directory
+adds options to the shipped ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import Problem
+
+__all__ = [
+    "Option",
+    "RECIPE",
+    "clashes",
+    "config_roots",
+    "first_comment",
+    "groups",
+    "options",
+    "package_of",
+    "shipped_conf",
+    "user_conf",
+]
+
+RECIPE = "recipe"  # the one group whose options are overrides of the whole request
+
+_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One choice of a group and the file that says it."""
+
+    group: str
+    name: str
+    path: Path
+
+
+def shipped_conf() -> Path:
+    """The ``conf/`` that travels with the package."""
+    return Path(__file__).resolve().parents[2] / "conf"
+
+
+def user_conf(working_directory: Path) -> Path | None:
+    """``<working directory>/conf``, or None where there is none or it is the shipped one."""
+    folder = working_directory / "conf"
+    if not folder.is_dir() or folder.resolve() == shipped_conf().resolve():
+        return None
+    return folder.resolve()
+
+
+def config_roots(working_directory: Path) -> tuple[Path, ...]:
+    """The folders that hold options, the shipped one first."""
+    own = user_conf(working_directory)
+    return (shipped_conf(),) if own is None else (shipped_conf(), own)
+
+
+def groups() -> tuple[str, ...]:
+    """The groups that a request can choose from, sorted."""
+    return tuple(sorted(each.name for each in shipped_conf().iterdir() if each.is_dir() and each.name[0].isalpha()))
+
+
+def options(group: str, roots: Sequence[Path]) -> dict[str, Option]:
+    """The options of ``group`` by name, sorted; of two with one name the shipped one is returned."""
+    found: dict[str, Option] = {}
+    for root in roots:
+        folder = root / group
+        for path in sorted(folder.rglob("*.yaml")):
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            found.setdefault(name, Option(group, name, path))
+    return dict(sorted(found.items()))
+
+
+def clashes(group: str, name: str, roots: Sequence[Path]) -> list[Problem]:
+    """The problem of an option that is named twice with different contents: neither may win silently."""
+    files = [root / group / f"{name}.yaml" for root in roots]
+    contents = {path: path.read_bytes() for path in files if path.is_file()}
+    if len(set(contents.values())) < 2:
+        return []
+    own = files[-1]
+    return [
+        Problem(
+            group,
+            name,
+            "two files have this name",
+            f"{own} and the option that is shipped differ; give yours another name",
+            f"{group}={name}_own",
+        )
+    ]
+
+
+def first_comment(path: Path) -> str:
+    """What an option says of itself: its first comment, package header left out, in one line."""
+    lines: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            if lines or line.strip():
+                break
+            continue
+        text = line.lstrip("# ").rstrip()
+        if not text and lines:
+            break
+        if text and not text.startswith("@package"):
+            lines.append(text)
+    return " ".join(lines)
+
+
+def package_of(path: Path, group: str) -> str:
+    """Where the file's keys land: its ``# @package`` header, else its group."""
+    header = _PACKAGE.search(path.read_text(encoding="utf-8"))
+    return header[1] if header is not None else group.replace("/", ".")

@@ -1,0 +1,181 @@
+"""Command-line overrides: parsed by Hydra's grammar, judged by our schema, all problems at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config.compose.groups import RECIPE, groups, options
+from runner.config.compose.shape import check_value, key_paths, type_at, unknown_key
+from runner.errors import Problem, did_you_mean
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+__all__ = ["Request", "expand", "read_overrides"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command line asks for.
+
+    Args:
+        choices: option by group; None where a group is switched off (``recipe=null``).
+        settings: the other overrides, as Hydra takes them, in order.
+        named: keys that settings name.
+    """
+
+    choices: dict[str, str | None]
+    settings: tuple[str, ...]
+    named: frozenset[str]
+
+
+def _parse(line: str) -> Override:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_override(line)
+
+
+def _parsed(lines: Iterable[str]) -> tuple[list[tuple[str, Override]], list[Problem]]:
+    from hydra.errors import HydraException
+
+    parsed: list[tuple[str, Override]] = []
+    problems: list[Problem] = []
+    for line in lines:
+        try:
+            parsed.append((line, _parse(line)))
+        except HydraException:
+            problems.append(_unreadable(line))
+    return parsed, problems
+
+
+def _unreadable(line: str) -> Problem:
+    key, equals, value = line.partition("=")
+    why = "Keys are joined by dots; text with blanks, commas, quotes or brackets stands in quotes, e.g. 'name=\"a, b\"'"
+    if line.startswith("-"):
+        return Problem(
+            "argument",
+            line,
+            "there is no such flag here",
+            "Flags stand in the help of the command, overrides are KEY=VALUE",
+        )
+    if not equals:
+        return Problem("argument", line, "an override is KEY=VALUE", why, f"{key}=VALUE")
+    return Problem(key, value, "the value cannot be read", why, f"'{key}=\"{value.strip(chr(34))}\"'")
+
+
+def read_overrides(lines: Sequence[str], roots: Sequence[Path]) -> tuple[Request, list[Problem]]:
+    """The request of a command line, and everything that is wrong with it."""
+    parsed, problems = _parsed(lines)
+    choices: dict[str, str | None] = {}
+    settings: list[str] = []
+    named: set[str] = set()
+    known_groups = groups()
+    for line, override in parsed:
+        found = _refused(line, override)
+        if not found and override.key_or_group in known_groups and not _is_section(override):
+            found = _choose(override, roots, choices)
+        elif not found:
+            found = _check_setting(override, known_groups)
+            settings.append(_as_setting(line, override))
+            named.add(override.key_or_group)
+        problems += found
+    return Request(choices, tuple(settings), frozenset(named)), problems
+
+
+def _is_section(override: Override) -> bool:
+    return isinstance(override.value(), dict)
+
+
+def _refused(line: str, override: Override) -> list[Problem]:
+    key = override.key_or_group
+    shown = line.partition("=")[2]
+    if override.is_sweep_override():
+        return [Problem(key, shown, "several values make a sweep", "A plain command runs one job", f"{line} -m")]
+    if override.is_hydra_override():
+        why = "The runner starts, names and places its runs itself"
+        return [Problem(key, shown, "Hydra's own settings are not used", why, "run_dir=PATH")]
+    if override.package is not None:
+        why = "Every option has one place in a request"
+        return [Problem(f"{key}@{override.package}", shown, "packages cannot be renamed", why, f"{key}={shown}")]
+    if override.is_delete() and ".kwargs." not in key:
+        near = f"{key}=null" if key == RECIPE else ""
+        return [Problem(f"~{key}", shown, "only entries of kwargs can be taken away", "", near)]
+    return []
+
+
+def _choose(override: Override, roots: Sequence[Path], choices: dict[str, str | None]) -> list[Problem]:
+    group, value = override.key_or_group, override.value()
+    known = options(group, roots)
+    if value is None and group == RECIPE:
+        choices[group] = None
+        return []
+    name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    if name is not None and group in choices and choices[group] != name:
+        return [Problem(group, name, f"it is chosen twice, also {choices[group]}", "", f"{group}={name}")]
+    if name in known:
+        choices[group] = name
+        return []
+    why = f"{group} has {', '.join(known)}"
+    near = did_you_mean(str(value), known) if value is not None else None
+    fix = f"{group}={near}" if near is not None else ""
+    return [Problem(group, value, "there is no such option", why, fix)]
+
+
+def _check_setting(override: Override, known_groups: Sequence[str]) -> list[Problem]:
+    key, value = override.key_or_group, override.value()
+    annotation = type_at(key)
+    if override.is_delete() and annotation is not None:
+        return []
+    if annotation is None:
+        if "." not in key and not any(path.startswith(f"{key}.") for path in key_paths()):
+            near = did_you_mean(key, known_groups)
+            if near is not None:
+                return [Problem(key, value, "there is no such key", "", f"{near}={value}")]
+        return [unknown_key(key, value)]
+    return check_value(annotation, value, key)[1]
+
+
+def _as_setting(line: str, override: Override) -> str:
+    if override.is_delete():
+        return line
+    # The schema has said yes already; `++` lets Hydra set a key that no file mentions.
+    return f"++{override.key_or_group}={override.get_value_string()}"
+
+
+@dataclass(frozen=True, slots=True)
+class _OptionNames:
+    """What Hydra's ``glob`` asks a config loader for."""
+
+    roots: tuple[Path, ...]
+
+    def get_group_options(self, group_name: str, results_filter: Any = None) -> list[str]:
+        return list(options(group_name, self.roots))
+
+
+def expand(lines: Sequence[str], roots: Sequence[Path]) -> tuple[list[list[str]], list[Problem]]:
+    """The jobs of a sweep, each as its list of overrides; the last override varies fastest.
+
+    ``a=1,2``, ``choice()``, ``range()`` and ``glob()`` are Hydra's.
+    """
+    from hydra.errors import HydraException
+
+    parsed, problems = _parsed(lines)
+    axes: dict[str, list[str]] = {}
+    for line, override in parsed:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            axes[key] = [line]
+            continue
+        override.config_loader = _OptionNames(tuple(roots))  # type: ignore[assignment]
+        try:
+            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        except HydraException as error:
+            problems.append(Problem(key, line.partition("=")[2], "this sweep cannot be listed", str(error)))
+            continue
+        if not axes[key]:
+            problems.append(Problem(key, line.partition("=")[2], "nothing matches, so that there is no job"))
+    return [list(job) for job in itertools.product(*axes.values())], problems

@@ -1,0 +1,198 @@
+"""From overrides to a :class:`RunConfig`: composed by Hydra, strict, every problem at once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.config.compose.container import config_from_container, fingerprint, load, save, to_container
+from runner.config.compose.files import check_file, read_option
+from runner.config.compose.groups import RECIPE, clashes, config_roots, options, shipped_conf
+from runner.config.compose.overrides import Request, expand, read_overrides
+from runner.config.optimizers import is_kin_of_adam
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError, raise_problems
+
+__all__ = [
+    "DEFAULT_RECIPE",
+    "config_from_container",
+    "fingerprint",
+    "load",
+    "resolve",
+    "resolve_sweep",
+    "save",
+    "to_container",
+]
+
+DEFAULT_RECIPE = "rudalle_tiny"
+
+# Naming the function names the option that calls it.
+_TARGETS = {"model.target": "model", "data.target": "data", "loss.target": "loss", "logger.target": "logger"}
+
+# An option that makes no sense without another one brings it, where the other group is not named.
+_COMPANIONS = {("optimizer", "cpu_adam"): ("offload", "optimizer_cpu")}
+
+
+def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) -> RunConfig:
+    """The whole request that ``overrides`` ask for.
+
+    Args:
+        overrides: Hydra's ``key=value`` and ``group=option``.
+        working_directory: whose ``conf/`` adds options to the shipped ones; default the current one.
+
+    Raises:
+        RequestError: unknown keys and options, wrong types, unreadable files: all that were found.
+    """
+    roots = config_roots(working_directory if working_directory is not None else Path.cwd())
+    request, problems = read_overrides(overrides, roots)
+    raise_problems(problems)
+    choices = _completed(request, roots)
+    raise_problems(_file_problems(choices, roots))
+    settings = [*_chosen_again(choices, request, roots), *request.settings]
+    container, used = _compose(choices, settings, roots)
+    raise_problems(_file_problems({group: name for group, name in used.items() if choices.get(group) != name}, roots))
+    return config_from_container(container)
+
+
+def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = None) -> list[list[str]]:
+    """The jobs of a sweep, each as its own list of overrides, in order; a recipe's own ``sweep`` varies fastest.
+
+    Raises:
+        RequestError: an override cannot be read, or a sweep names nothing.
+    """
+    roots = config_roots(working_directory if working_directory is not None else Path.cwd())
+    jobs, problems = expand(overrides, roots)
+    raise_problems(problems)
+    return [[*job, *more] for job in jobs for more in _recipe_sweep(job, roots)]
+
+
+def _recipe_sweep(job: Sequence[str], roots: Sequence[Path]) -> list[list[str]]:
+    """What a job's recipe varies of what the job does not name; one empty list where that is nothing."""
+    chosen, _ = read_overrides(job, roots)
+    recipe = chosen.choices.get(RECIPE)
+    if recipe is None:
+        return [[]]
+    try:
+        axes = read_option(options(RECIPE, roots)[recipe].path).get("sweep", {})
+    except ValueError:
+        return [[]]  # the file's problem is reported with all others
+    named = {*chosen.choices, *chosen.named}
+    varied = [[f"{key}={value}" for value in values] for key, values in axes.items() if key not in named]
+    return [list(one) for one in itertools.product(*varied)]
+
+
+def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]:
+    """The request's choices with what follows from them: custom targets, companions, the default recipe."""
+    choices = dict(request.choices)
+    for key, group in _TARGETS.items():
+        if key in request.named:
+            choices.setdefault(group, "custom")
+    for (group, name), (companion, follows) in _COMPANIONS.items():
+        if choices.get(group) == name:
+            choices.setdefault(companion, follows)
+    if not {"model", "data", RECIPE} & set(choices):
+        return {**choices, RECIPE: DEFAULT_RECIPE}
+    if choices.get("model") == "custom" and choices.get(RECIPE) is None:
+        choices = {"loss": "auto", "optimizer": "auto", **choices}  # a LightningModule brings its own
+    if "model" in choices and choices.get(RECIPE) is None:
+        for group, name in _companions(str(choices["model"]), roots).items():
+            choices.setdefault(group, name)
+    return choices
+
+
+def _companions(model: str, roots: Sequence[Path]) -> dict[str, str]:
+    try:
+        companions = read_option(options("model", roots)[model].path).get("goes_with")
+    except ValueError:
+        return {}  # the file's problem is reported with all others
+    return {str(group): str(name) for group, name in companions.items()} if isinstance(companions, dict) else {}
+
+
+def _file_problems(choices: dict[str, str | None], roots: Sequence[Path]) -> list[Problem]:
+    problems: list[Problem] = []
+    for group, name in choices.items():
+        known = options(group, roots)
+        if name is None:
+            continue
+        if name not in known:
+            problems.append(Problem(group, name, "there is no such option", f"{group} has {', '.join(known)}"))
+            continue
+        problems += clashes(group, name, roots)
+        problems += check_file(known[name].path, group, roots)
+    return problems
+
+
+def _chosen_again(choices: dict[str, str | None], request: Request, roots: Sequence[Path]) -> Iterator[str]:
+    """The values of options named on the command line, to be said again after the recipe's values.
+
+    Hydra lays a recipe over every option; without this, ``parallelism=single`` would lose against a
+    recipe's ``parallelism.pipeline: 2``. Settings that Adam and its kin share stay the recipe's, so that one can
+    be compared with another.
+    """
+    recipe = choices.get(RECIPE)
+    if recipe is None:
+        return
+    shared = _settings_of_adam(read_option(options(RECIPE, roots)[recipe].path))
+    for group, name in request.choices.items():
+        if group != RECIPE and name is not None:
+            content = read_option(options(group, roots)[name].path)
+            content.pop("defaults", None)
+            if group == "optimizer" and is_kin_of_adam(name):
+                content = {key: value for key, value in content.items() if key == "name" or key not in shared}
+            yield from _leaves(group, content)
+
+
+def _settings_of_adam(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a recipe sets of its optimizer, where that is Adam or its kin."""
+    chosen = [entry.get("override /optimizer") for entry in recipe.get("defaults", []) if isinstance(entry, dict)]
+    own = next((name for name in chosen if name is not None), "adamw")
+    settings: Mapping[str, Any] = recipe.get("optimizer", {})
+    return settings if is_kin_of_adam(str(own)) else {}
+
+
+def _leaves(path: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(f"{path}.{key}", inner)
+    else:
+        yield f"++{path}={json.dumps(value)}"
+
+
+def _compose(
+    choices: dict[str, str | None], settings: Iterable[str], roots: Sequence[Path]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Hydra's composition as a plain container, and the option used of every group."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    lines = [f"{group}={name}" for group, name in choices.items() if name is not None]  # no recipe: Hydra's default
+    lines += settings
+    search = ",".join(json.dumps(f"file://{root}") for root in roots[1:])
+    if search:
+        lines.append(f"hydra.searchpath=[{search}]")
+    try:
+        with warnings.catch_warnings(), initialize_config_dir(str(shipped_conf()), version_base="1.3"):
+            warnings.simplefilter("ignore")
+            composed = compose("config", overrides=lines, return_hydra_config=True)
+            used = {str(group): str(name) for group, name in composed.hydra.runtime.choices.items() if name is not None}
+            OmegaConf.set_struct(composed, False)
+            del composed["hydra"]
+            container = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException, OSError) as error:
+        raise RequestError([_told(error)]) from error
+    assert isinstance(container, dict)
+    own = {group: name for group, name in used.items() if not group.startswith("hydra/")}
+    return {str(key): value for key, value in container.items()}, own
+
+
+def _told(error: Exception) -> Problem:
+    """Hydra's complaint without its traceback: what is left over after our own checks."""
+    text = " ".join(str(error).split())
+    key = getattr(error, "full_key", None) or "request"
+    return Problem(str(key), "", text.rstrip("."))

@@ -1,0 +1,252 @@
+"""The messages of one rank: sends and receives of activations and gradients, and whose they are until they left."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from runner.engine.context import RankContext, number_of
+from runner.engine.measure.timeline import Timeline
+from runner.engine.transport.base import Channel, Handle
+from runner.engine.window import BoundarySpec, Window
+from runner.model.boundary import flatten
+from runner.schedule.values import COMPUTE, Action, Op, Payload
+
+__all__ = ["Incoming", "Messages", "Outgoing"]
+
+_Boundary = tuple[int, int, bool, int, int]
+"""Stage, global rank on the other side, and the window's key."""
+
+_CHANNELS = {
+    Payload.ACTIVATION: Channel.ACTIVATION,
+    Payload.GRADIENT: Channel.GRADIENT,
+    Payload.INPUT: Channel.INPUT,
+    Payload.STASH: Channel.ACTIVATION,
+}
+
+
+@dataclass
+class Incoming:
+    """Tensors that are being received."""
+
+    handles: list[Handle]
+    tensors: list[Tensor]
+    spec: BoundarySpec | None = None
+
+    def has_arrived(self) -> bool:
+        return all(handle.is_completed() for handle in self.handles)
+
+    def wait(self, timeline: Timeline) -> None:
+        """Until they are there; the time counts as waiting."""
+        start = time.perf_counter()
+        for handle in self.handles:
+            handle.wait()
+        timeline.current.waiting += time.perf_counter() - start
+
+
+class Outgoing(list[tuple[Handle, Tensor]]):
+    """Messages that may not have left yet."""
+
+    def wait(self) -> None:
+        for handle, _ in self:
+            handle.wait()
+
+
+class Messages:
+    """SEND and RECV, of a stash too; the actions that need a message wait for it.
+
+    Args:
+        rank: what the parts of the executor share.
+    """
+
+    def __init__(self, rank: RankContext) -> None:
+        self.bytes_sent = dict.fromkeys(Payload, 0)
+        self._rank = rank
+        self._specs: dict[_Boundary, BoundarySpec] = {}  # of each stage's input
+        self._announced: dict[_Boundary, BoundarySpec] = {}  # of each stage's output
+        self._gradients: dict[_Boundary, BoundarySpec] = {}  # sent and received, where no activation went before them
+        self._sends: deque[tuple[Handle, Tensor]] = deque()
+        self._posted: set[Action] = set()  # receives that were posted before their turn
+
+    def post_ahead(self, window: Window, actions: Sequence[Action], start: int) -> None:
+        """Post the receives that stand before the next compute, so that messages may arrive during this one.
+
+        Only as far as the shapes are known, and in order, as each channel is a FIFO.
+        """
+        for index in range(start, len(actions)):
+            action = actions[index]
+            if action.op in COMPUTE or (action.op is Op.RECV and not self.may_post(window, action)):
+                return
+            if action.op is Op.RECV:
+                self.post(window, action)
+
+    def post(self, window: Window, action: Action) -> None:
+        """Receive before its turn, at which :meth:`was_posted` tells of it."""
+        if action not in self._posted:
+            self.receive(window, action)
+            self._posted.add(action)
+
+    def may_post(self, window: Window, action: Action) -> bool:
+        """Whether the shapes of what an action receives are known, and it makes no room for itself first."""
+        stage, microbatch = action.stage, number_of(action)
+        if not window.sizes[microbatch]:
+            return True
+        if action.payload is Payload.STASH and stage in self._rank.stages:
+            return False  # another micro-batch leaves before this one is back
+        known = self._announced if action.payload is Payload.GRADIENT else self._specs
+        if action.payload is Payload.GRADIENT and self._rank.recomputes_elsewhere(window, stage):
+            known = self._gradients
+        return (stage, self._peer(action), *window.key(microbatch)) in known
+
+    def was_posted(self, action: Action) -> bool:
+        """Whether a receive was posted before its turn; it is forgotten."""
+        if action not in self._posted:
+            return False
+        self._posted.remove(action)
+        return True
+
+    def drain(self) -> None:
+        """Wait for the messages still under way."""
+        while self._sends:
+            self._sends.popleft()[0].wait()
+
+    def abandon(self) -> None:
+        """Wait for all that is under way, either way, and drop it with everything else that waits for its use."""
+        for value in self._rank.buffers.clear():
+            if isinstance(value, Incoming):
+                value.wait(self._rank.timeline)
+            elif isinstance(value, Outgoing):
+                value.wait()
+        self.drain()
+
+    def send(self, window: Window, action: Action) -> None:
+        """Start sending a stage's output, or the gradient of its input."""
+        stage, microbatch, payload = action.stage, number_of(action), action.payload
+        if not window.sizes[microbatch]:
+            return
+        peer = self._peer(action)
+        key = (stage, peer, *window.key(microbatch))
+        if payload is Payload.STASH:
+            tensors = self._leaving(window, action, peer)
+        elif payload is Payload.GRADIENT:
+            tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
+            if self._rank.recomputes_elsewhere(window, stage - 1):  # no activation of this shape went the other way
+                tensors = self._announce(self._gradients, key, tensors)
+        else:
+            tensors = self._announce(self._announced, key, self._output(action))
+        assert payload is not None
+        sent = Outgoing()
+        for tensor in tensors:
+            message = tensor.contiguous()
+            if window.training:
+                self.bytes_sent[payload] += message.numel() * message.element_size()
+            sent.append((self._rank.transport.send(message, peer, _CHANNELS[payload]), message))
+        self._keep_until_sent(window, action, sent)
+
+    def _output(self, action: Action) -> Any:
+        """The output of a stage that keeps its graph, or that was put aside to be sent."""
+        place = action.stage, number_of(action)
+        if self._rank.buffers.has("graph", *place):
+            return self._rank.buffers.peek("graph", *place)[1]
+        return self._rank.buffers.take("copy" if action.payload is Payload.INPUT else "output", *place)
+
+    def _leaving(self, window: Window, action: Action, peer: int) -> list[Tensor]:
+        """What a rank keeps of a micro-batch, on its way to the rank that hosts it, or back from there."""
+        stage, microbatch = action.stage, number_of(action)
+        if stage not in self._rank.stages:
+            hosted: Incoming = self._rank.buffers.take("hosted", stage, microbatch)
+            hosted.wait(self._rank.timeline)
+            return hosted.tensors
+        sent: Outgoing = self._rank.buffers.peek("sent", stage, microbatch)
+        sent.wait()
+        sent.clear()  # its output has arrived, and leaves with the rest
+        boundary = (
+            tensor for part in self._rank.buffers.peek("graph", stage, microbatch) for tensor in flatten(part)[0]
+        )
+        memories = self._rank.buffers.peek("stash", stage, microbatch).leave(boundary)
+        return self._announce(self._announced, (stage, peer, *window.key(microbatch)), memories)
+
+    def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
+        """Own messages until they have left, without waiting for a peer that is still computing.
+
+        An activation has arrived when its gradient comes back: its backward lets it go, if it is here. Others go when
+        they have left. Where a transport does not tell, all but the last one are waited for: they were due before it
+        was made.
+        """
+        if action.payload is Payload.STASH:
+            sent.wait()  # its memory is needed for what comes next
+            return
+        elsewhere = self._rank.recomputes_elsewhere(window, action.stage)
+        if action.payload is Payload.ACTIVATION and window.training and not elsewhere:
+            self._rank.buffers.put("sent", action.stage, number_of(action), sent)
+            return
+        lengths = (message.nbytes for _, message in sent)
+        waits = window.training and not all(map(self._rank.transport.tells_completion, lengths))
+        while self._sends and (waits or self._sends[0][0].is_completed()):
+            self._sends.popleft()[0].wait()
+        self._sends += sent
+
+    def _announce(self, announced: dict[_Boundary, BoundarySpec], key: _Boundary, value: Any) -> list[Tensor]:
+        """Tell the receiver a boundary's shapes the first time; later they must be the same.
+
+        Args:
+            announced: what was told of its like before.
+            key: with the receiver.
+            value: the boundary.
+
+        Returns:
+            the boundary's tensors, without their history.
+
+        Raises:
+            RuntimeError: the same input shapes gave another output shape.
+        """
+        tensors, structure = flatten(value)
+        known = announced.get(key)
+        if known is None:
+            known = BoundarySpec.of(tensors, structure)
+            self._rank.transport.send_bytes(known.to_bytes(), key[1], Channel.SPEC)
+            announced[key] = known
+        elif not known.describes(tensors, structure):
+            raise RuntimeError(
+                f"stage {key[0]} gave {BoundarySpec.of(tensors, structure).tensors} where inputs of the same shape "
+                f"gave {known.tensors} before: shapes between stages may depend on the input's shape only"
+            )
+        return [tensor.detach() for tensor in tensors]
+
+    def receive(self, window: Window, action: Action) -> None:
+        """Post the receive of a stage's input, or of the gradient of its output."""
+        stage, microbatch, payload = action.stage, number_of(action), action.payload
+        if not window.sizes[microbatch]:
+            return
+        peer, spec = self._peer(action), None
+        key = (stage, peer, *window.key(microbatch))
+        returns = payload is Payload.STASH and stage in self._rank.stages
+        if returns:
+            tensors = self._announced[key].allocate(self._rank.transport.device)
+        elif payload is not Payload.GRADIENT:
+            spec = self._told(self._specs, key)
+            tensors = spec.allocate(self._rank.transport.device)
+        elif self._rank.recomputes_elsewhere(window, stage):
+            tensors = self._told(self._gradients, key).allocate(self._rank.transport.device)
+        else:
+            tensors = self._announced[key].allocate_gradients(self._rank.transport.device)
+        assert payload is not None
+        handles = [self._rank.transport.receive(tensor, peer, _CHANNELS[payload]) for tensor in tensors]
+        kinds = {Payload.GRADIENT: "gradient", Payload.STASH: "hosted"}
+        kind = "returned" if returns else kinds.get(payload, "input")
+        self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
+
+    def _told(self, known: dict[_Boundary, BoundarySpec], key: _Boundary) -> BoundarySpec:
+        """The shapes of a boundary, which its sender announces the first time."""
+        if key not in known:
+            known[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(key[1], Channel.SPEC))
+        return known[key]
+
+    def _peer(self, action: Action) -> int:
+        assert action.peer is not None
+        return self._rank.view.pipeline[action.peer]

@@ -1,0 +1,81 @@
+"""Varuna's rule on one rank: see :mod:`runner.schedule.simulation.opportunistic`, which says why it cannot deadlock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Self
+
+from runner.engine.actions.messages import Incoming, Messages
+from runner.engine.context import RankContext, number_of
+from runner.engine.transport.base import Handle
+from runner.engine.transport.watched import WatchedTransport
+from runner.engine.window import Window
+from runner.schedule.simulation.opportunistic import awaits_gradient, next_forward, take_forward
+from runner.schedule.values import Action, Op, Payload, Schedule
+
+__all__ = ["Opportunist"]
+
+
+class Opportunist:
+    """Looks, before each backward, whether its gradient is there, and takes a forward where it is not.
+
+    Args:
+        rank: what the parts of the executor share.
+        messages: posts receives.
+        schedule: of a training window.
+        transport: tells what has arrived.
+    """
+
+    def __init__(self, rank: RankContext, messages: Messages, schedule: Schedule, transport: WatchedTransport) -> None:
+        self._rank = rank
+        self._messages = messages
+        self._schedule = schedule
+        self._transport = transport
+
+    @classmethod
+    def of(cls, rank: RankContext, messages: Messages) -> Self | None:
+        """None where the schedule is run in its order."""
+        schedule, transport = rank.schedules[True], rank.transport
+        return cls(rank, messages, schedule, transport) if isinstance(transport, WatchedTransport) else None
+
+    def prefers_forward(self, window: Window, actions: list[Action], at: int) -> bool:
+        """Put the next forward before the action at a place of the list, if the rule wants that; whether it did.
+
+        Waits where neither the backward nor the forward can run, until one of them can.
+        """
+        backward = actions[at]
+        if not awaits_gradient(self._schedule, backward) or not window.sizes[number_of(backward)]:
+            return False
+        gradient: Incoming = self._rank.buffers.peek("gradient", backward.stage, number_of(backward))
+        if gradient.has_arrived():
+            return False
+        forward = next_forward(actions, at, self._schedule.ahead)
+        needed = None if forward is None else self._input_of(window, actions[at:], forward)
+        if needed is None:
+            return False
+        if needed:
+            self._wait(gradient.handles, needed)
+        if gradient.has_arrived():
+            return False
+        take_forward(actions, at, self._schedule.ahead)
+        return True
+
+    def _input_of(self, window: Window, actions: Sequence[Action], forward: Action) -> list[Handle] | None:
+        """What brings the forward's input, posted by now; None where that cannot be posted before its turn."""
+        stage, microbatch = forward.stage, number_of(forward)
+        if stage == 0 or not window.sizes[microbatch]:
+            return []
+        if not self._rank.buffers.has("input", stage, microbatch):
+            brings = Action(Op.RECV, stage, microbatch, Payload.ACTIVATION)
+            receive = next(action for action in actions if action._replace(peer=None) == brings)
+            if not self._messages.may_post(window, receive):
+                return None
+            self._messages.post(window, receive)
+        value: Incoming = self._rank.buffers.peek("input", stage, microbatch)
+        return value.handles
+
+    def _wait(self, *messages: Sequence[Handle]) -> None:
+        start = time.perf_counter()
+        self._transport.wait_for_any(messages)
+        self._rank.timeline.current.waiting += time.perf_counter() - start

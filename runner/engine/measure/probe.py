@@ -1,0 +1,59 @@
+"""Measure what a prediction needs, before the first step and with all ranks busy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from runner.engine.measure.timeline import Timeline
+from runner.engine.transport.base import Channel, Transport
+
+__all__ = ["message_seconds", "seconds_per_action", "update_seconds"]
+
+_ROUND_TRIPS = 7
+
+
+def seconds_per_action(measured: Timeline, op: str, stage: int) -> float:
+    """Median seconds of one compute action of a stage, over all windows but the first."""
+    windows = [events for _, events in measured.events]
+    found = [e.end - e.start for events in windows[1:] or windows for e in events if (e.op, e.stage) == (op, stage)]
+    return median(found) if found else 0.0
+
+
+def message_seconds(transport: Transport, pipeline: Sequence[int], num_bytes: int) -> float:
+    """Seconds of one message between this rank and its neighbours in the pipeline: half a round trip, the median.
+
+    All ranks of the pipeline call it together; edges take their turns.
+    """
+    position = list(pipeline).index(transport.rank)
+    found = [0.0]
+    for edge in range(len(pipeline) - 1):
+        if position in (edge, edge + 1):
+            peer = pipeline[edge + 1] if position == edge else pipeline[edge]
+            found.append(_round_trip(transport, peer, num_bytes, first=position == edge) / 2)
+    return max(found)
+
+
+def _round_trip(transport: Transport, peer: int, num_bytes: int, *, first: bool) -> float:
+    buffer = torch.zeros(max(1, num_bytes), dtype=torch.uint8, device=transport.device)
+    seconds = []
+    for _ in range(_ROUND_TRIPS + 1):
+        start = time.perf_counter()
+        for sending in (first, not first):
+            move = transport.send if sending else transport.receive
+            move(buffer, peer, Channel.ACTIVATION).wait()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])
+
+
+def update_seconds(update: Callable[[], None], repetitions: int = 4) -> float:
+    """Median seconds of ``update`` after a first call, which may allocate."""
+    seconds = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        update()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:])

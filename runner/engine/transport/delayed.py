@@ -1,0 +1,81 @@
+"""A slower link than there is, for experiments: messages leave when they would have arrived."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from queue import SimpleQueue
+
+from torch import Tensor
+
+from runner.engine.transport.base import Channel, Handle, Transport, TransportAround
+
+__all__ = ["DelayedTransport"]
+
+
+class DelayedTransport(TransportAround):
+    """Another transport, whose messages take longer. Reductions and gathers take what they take.
+
+    Messages to one peer share a link: each takes its length there, after those before it, and then the delay. A thread
+    per peer waits; the rank does not.
+
+    Args:
+        inner: what carries the messages.
+        delay_seconds: from one end of a link to the other.
+        bytes_per_second: of a link, in one direction; None: its speed does not limit.
+    """
+
+    def __init__(self, inner: Transport, *, delay_seconds: float, bytes_per_second: float | None) -> None:
+        super().__init__(inner)
+        self._delay = delay_seconds
+        self._speed = bytes_per_second
+        self._free_at: dict[int, float] = defaultdict(float)
+        self._links: dict[int, SimpleQueue[_Departure]] = {}
+
+    def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
+        length = tensor.numel() * tensor.element_size() / self._speed if self._speed else 0.0
+        self._free_at[peer] = max(self._free_at[peer], time.perf_counter()) + length
+        departure = _Departure(tensor, channel, self._free_at[peer] + self._delay)
+        if peer not in self._links:
+            self._links[peer] = SimpleQueue()
+            threading.Thread(target=self._carry, args=(peer, self._links[peer]), daemon=True).start()
+        self._links[peer].put(departure)
+        return departure
+
+    def _carry(self, peer: int, link: SimpleQueue[_Departure]) -> None:
+        while True:
+            departure = link.get()
+            time.sleep(max(0.0, departure.due - time.perf_counter()))
+            try:
+                departure.left(self._inner.send(departure.tensor, peer, departure.channel))
+            except Exception as error:  # raised where the message is waited for
+                departure.failed(error)
+            del departure  # the tensor belongs to whoever waits
+
+
+class _Departure:
+    """A :class:`Handle`: a message that waits for its time, then for its transfer."""
+
+    def __init__(self, tensor: Tensor, channel: Channel, due: float) -> None:
+        self.tensor, self.channel, self.due = tensor, channel, due
+        self._on_its_way = threading.Event()
+        self._handle: Handle | None = None
+        self._error: Exception | None = None
+
+    def left(self, handle: Handle) -> None:
+        self._handle = handle
+        self._on_its_way.set()
+
+    def failed(self, error: Exception) -> None:
+        self._error = error
+        self._on_its_way.set()
+
+    def wait(self) -> None:
+        self._on_its_way.wait()
+        if self._handle is None:
+            raise RuntimeError("a delayed message could not be sent") from self._error
+        self._handle.wait()
+
+    def is_completed(self) -> bool:
+        return self._handle is not None and self._handle.is_completed()

@@ -1,0 +1,125 @@
+"""Ranks as processes, over torch.distributed: Gloo on CPUs, NCCL on GPUs.
+
+Gloo tells channels apart by tags. NCCL has no tags, so that each channel gets a communicator of its own there.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner.engine.transport.base import Channel, Gathering, Handle, Transport
+
+__all__ = ["ProcessTransport", "destroy_process_groups"]
+
+_open: WeakSet[ProcessTransport] = WeakSet()
+
+
+class ProcessTransport(Transport):
+    """This process's rank. Every rank constructs it with the same groups in the same order (a collective).
+
+    Args:
+        device: where messages live.
+        groups: the groups that reductions will name; one of a single rank, or of all in order, needs no communicator
+            of its own. Each has threads, and Gloo's wake up a hundred times a second.
+    """
+
+    def __init__(self, device: torch.device, groups: Iterable[Sequence[int]]) -> None:
+        self.rank = dist.get_rank()
+        self._tells_completion = dist.get_backend() != "gloo"
+        self.device = device
+        everybody = _all_ranks()
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(everybody.size())): everybody}
+        for group in groups:
+            ranks = tuple(group)
+            if len(ranks) > 1 and ranks not in self._groups:
+                made = dist.new_group(list(ranks))
+                if self.rank in ranks:
+                    self._groups[ranks] = made
+        self._channels = _open_channels()
+        _open.add(self)
+
+    def close(self) -> None:
+        """Let the process groups go; no message can be sent or received afterwards."""
+        self._groups.clear()
+        self._channels.clear()
+
+    def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
+        group, tag = self._channels[channel]
+        return group.send([_real(tensor)], peer, tag)
+
+    def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
+        group, tag = self._channels[channel]
+        return group.recv([_real(buffer)], peer, tag)
+
+    def tells_completion(self, num_bytes: int) -> bool:
+        return self._tells_completion
+
+    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
+        return _checked(dist.all_reduce(tensor, group=self._groups[tuple(group)], async_op=True))
+
+    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
+        parts = [torch.empty_like(tensor) for _ in group]
+        return _Gathering(_checked(dist.all_gather(parts, tensor, self._groups[tuple(group)], async_op=True)), parts)
+
+    def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
+        """By way of the group's first rank: two messages a rank, where a ring takes each rank's part through all."""
+        made = self._groups[tuple(group)]
+        parts = torch.empty((len(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        listed = list(parts.unbind()) if self.rank == group[0] else None
+        dist.gather(tensor, listed, dst=group[0], group=made)
+        dist.broadcast(parts, src=group[0], group=made)
+        return list(parts.unbind())
+
+
+def destroy_process_groups() -> None:
+    """Destroy all process groups, whoever still holds a transport over them, and wait for the ends of their threads.
+
+    For the end of a script: a thread of Gloo that lets a finished message go while the interpreter is torn down needs
+    an interpreter that is no longer there, and aborts the process.
+    """
+    for transport in list(_open):
+        transport.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()  # a group's threads end with its last reference, and strategies and trainers are cycles
+
+
+@dataclass(frozen=True)
+class _Gathering:
+    handle: Handle
+    parts: list[Tensor]
+
+    def wait(self) -> list[Tensor]:
+        self.handle.wait()
+        return self.parts
+
+
+def _open_channels() -> dict[Channel, tuple[dist.ProcessGroup, int]]:
+    """The communicator of all ranks, whose numbers in it are their global ones, and the tag, of each channel."""
+    if dist.get_backend() == "gloo":
+        return {channel: (_all_ranks(), int(channel)) for channel in Channel}
+    return {channel: (dist.new_group(), 0) for channel in Channel}
+
+
+def _all_ranks() -> dist.ProcessGroup:
+    if dist.group.WORLD is None:
+        raise RuntimeError("torch.distributed is not initialized")
+    return dist.group.WORLD
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Complex numbers travel as pairs."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _checked(work: dist.Work | None) -> Handle:
+    if work is None:
+        raise RuntimeError("this process is not part of the process group it communicates in")
+    return work

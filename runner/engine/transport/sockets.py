@@ -1,0 +1,197 @@
+"""Ranks as processes of one machine: short messages over Unix sockets, all else over torch.distributed.
+
+Gloo hands each message from a thread of its own to the thread that waits for it, and announces it in both directions
+first: several wake-ups a message. Here the waiting thread reads the socket itself, and the sending one writes as much
+as the socket's buffer takes; a thread carries on where that is full. Long messages are worth a thread of Gloo's, which
+moves them during compute. Both ends know a message's length, and so its way; each way is a FIFO.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner.engine.transport.base import Channel, Handle
+from runner.engine.transport.processes import ProcessTransport
+
+__all__ = ["SocketTransport"]
+
+_SHORT = 64 << 10  # bytes of the longest message that goes over a socket
+_BUFFER = 4 << 20  # bytes to ask for; the system gives what it allows
+_HELLO = struct.Struct("ii")  # rank and channel of who connects
+_TIMEOUT = struct.Struct("ll")  # seconds and microseconds
+
+
+class SocketTransport(ProcessTransport):
+    """This process's rank, all of whose groups are on this machine. Every rank constructs it (a collective).
+
+    Args:
+        groups: as :class:`ProcessTransport` takes them; the ranks of a group can exchange messages.
+        timeout_seconds: longest wait for a message.
+    """
+
+    def __init__(self, groups: Iterable[Sequence[int]], *, timeout_seconds: float) -> None:
+        groups = [tuple(group) for group in groups]
+        super().__init__(torch.device("cpu"), groups)
+        peers = {peer for group in groups if self.rank in group for peer in group} - {self.rank}
+        made = _connect(self.rank, peers, timeout_seconds)
+        self._lines = {(peer, channel): _Line(one, peer) for (peer, channel), one in made.items()}
+
+    def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
+        if tensor.nbytes > _SHORT:
+            return super().send(tensor, peer, channel)
+        return self._lines[peer, channel].send(_bytes_of(tensor))
+
+    def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
+        if buffer.nbytes > _SHORT:
+            return super().receive(buffer, peer, channel)
+        return self._lines[peer, channel].receive(_bytes_of(buffer))
+
+    def tells_completion(self, num_bytes: int) -> bool:
+        return num_bytes <= _SHORT
+
+
+class _Line:
+    """One channel to and from one peer: a FIFO in each direction."""
+
+    def __init__(self, connection: socket.socket, peer: int) -> None:
+        self._socket = connection
+        self._peer = peer
+        self._outgoing, self._incoming = _Way(self._write), _Way(self._read)
+
+    def send(self, data: memoryview) -> Handle:
+        sent = 0
+        if self._outgoing.is_free():
+            try:
+                sent = self._socket.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+        transfer = _Transfer(self._outgoing, data[sent:])
+        if transfer.data:
+            self._outgoing.enter(transfer, in_background=True)
+        else:
+            transfer.done = True
+        return transfer
+
+    def receive(self, data: memoryview) -> Handle:
+        transfer = _Transfer(self._incoming, data)
+        self._incoming.enter(transfer, in_background=False)
+        return transfer
+
+    def _write(self, data: memoryview) -> None:
+        try:
+            self._socket.sendall(data)
+        except BlockingIOError:
+            raise RuntimeError(f"rank {self._peer} took no message within the longest wait") from None
+
+    def _read(self, data: memoryview) -> None:
+        while data:
+            try:
+                count = self._socket.recv_into(data, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                raise RuntimeError(f"rank {self._peer} sent no message within the longest wait") from None
+            if not count:
+                raise RuntimeError(f"rank {self._peer} closed its connection: it has ended")
+            data = data[count:]
+
+
+class _Way:
+    """Transfers in one direction: carried out in order, by whoever waits for one, or by a thread."""
+
+    def __init__(self, carry_out: Callable[[memoryview], None]) -> None:
+        self._carry_out = carry_out
+        self._waiting: deque[_Transfer] = deque()
+        self._lock = threading.Lock()
+        self._background: SimpleQueue[_Transfer] | None = None
+
+    def is_free(self) -> bool:
+        return not self._waiting
+
+    def enter(self, transfer: _Transfer, *, in_background: bool) -> None:
+        """Queue a transfer.
+
+        Args:
+            in_background: carry it out (after those before it) without waiting for somebody to need it.
+        """
+        self._waiting.append(transfer)
+        if in_background:
+            if self._background is None:
+                self._background = SimpleQueue()
+                threading.Thread(target=self._work, args=(self._background,), daemon=True).start()
+            self._background.put(transfer)
+
+    def finish(self, transfer: _Transfer) -> None:
+        """Carry out what is queued up to ``transfer``."""
+        with self._lock:
+            while not transfer.done:
+                first = self._waiting[0]
+                self._carry_out(first.data)
+                first.done = True
+                self._waiting.popleft()
+
+    def _work(self, transfers: SimpleQueue[_Transfer]) -> None:
+        while True:
+            try:
+                self.finish(transfers.get())
+            except (OSError, RuntimeError):  # whoever waits for the transfer gets it as well
+                return
+
+
+class _Transfer:
+    """A :class:`Handle`."""
+
+    __slots__ = ("_way", "data", "done")
+
+    def __init__(self, way: _Way, data: memoryview) -> None:
+        self._way = way
+        self.data = data
+        self.done = False
+
+    def wait(self) -> None:
+        if not self.done:
+            self._way.finish(self)
+
+    def is_completed(self) -> bool:
+        return self.done
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor that requires no gradient, which it keeps alive."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def _connect(rank: int, peers: set[int], timeout_seconds: float) -> dict[tuple[int, Channel], socket.socket]:
+    """A connection for each peer and channel. The addresses are gone when all are made."""
+    with tempfile.TemporaryDirectory(prefix="runner-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        address = str(Path(folder) / "rank")
+        listener.bind(address)
+        listener.listen(len(Channel) * len(peers) + 1)
+        addresses: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(addresses, address)
+        made = {}
+        for peer, channel in ((peer, channel) for peer in peers if peer > rank for channel in Channel):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(addresses[peer])
+            connection.sendall(_HELLO.pack(rank, channel))
+            made[peer, channel] = connection
+        for _ in range(len(Channel) * sum(peer < rank for peer in peers)):
+            connection, _ = listener.accept()
+            peer, number = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+            made[peer, Channel(number)] = connection
+        dist.barrier()
+    longest = _TIMEOUT.pack(int(timeout_seconds), int(timeout_seconds % 1 * 1e6))
+    for connection in made.values():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # Python's own timeouts cost a system call each time
+            connection.setsockopt(socket.SOL_SOCKET, option, longest)
+    return made

@@ -1,0 +1,151 @@
+"""One stage's gradients in persistent flat buffers: zeroed, reduced and scaled as a whole.
+
+Every ``parameter.grad`` is a view of its buffer, so that an all-reduce copies nothing, and gradients are in one place
+where they are scaled: at STEP, by the step's weight.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from runner.engine.transport.base import Handle, Transport
+
+__all__ = ["StageGradients"]
+
+
+class StageGradients:
+    """The gradients of the trainable parameters of one stage.
+
+    Args:
+        parameters: ``(global name, parameter)`` pairs; frozen ones are left out.
+        counted: they are part of the gradient norm; another rank counts its copies otherwise.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, Parameter]], *, counted: bool = True) -> None:
+        trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+        self.counted = counted
+        self.stays_local: Callable[[], bool] = lambda: False  # whether a step's gradients stay each replica's own
+        self.names = [name for name, _ in trained]
+        self.parameters = [parameter for _, parameter in trained]
+        by_kind: dict[tuple[torch.dtype, torch.device], list[Parameter]] = defaultdict(list)
+        for parameter in self.parameters:
+            by_kind[parameter.dtype, parameter.device].append(parameter)
+        self.flats: list[Tensor] = []
+        self._views: list[tuple[Parameter, Tensor]] = []
+        for members in by_kind.values():
+            flat, views = _flat_gradient(members)
+            self.flats.append(flat)
+            self._views += zip(members, views, strict=True)
+        self.claim()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(flat.numel() * flat.element_size() for flat in self.flats)
+
+    def claim(self) -> None:
+        """Make every ``grad`` its view again: others (Lightning does, before training) may have set them to None.
+
+        What they put there instead is dropped; the buffers are zero between steps.
+        """
+        for parameter, view in self._views:
+            if parameter.grad is not view:
+                parameter.grad = view
+
+    def zero(self) -> None:
+        for flat in self.flats:
+            flat.zero_()
+
+    def reduce(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
+        """Start summing over the ranks that hold this stage; of what stays local, start agreeing on its verdict."""
+        return [_Agreement(self.flats, transport, group)] if self.stays_local() else self._sum(transport, group)
+
+    def _sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
+        return [transport.all_reduce(flat, group) for flat in self.flats]
+
+    def divide(self, weight: float) -> None:
+        """Turn sums into means: the one place where gradients are scaled."""
+        for flat in self.flats:
+            flat.div_(weight)
+
+    def scale(self, factor: float) -> None:
+        for flat in self.flats:
+            flat.mul_(factor)
+
+    def clamp(self, most: float) -> None:
+        """Clip every element to ``[-most, most]``."""
+        for flat in self.flats:
+            flat.clamp_(-most, most)
+
+    def are_finite(self) -> bool:
+        """Whether no gradient is NaN or infinite."""
+        return all(_is_finite(flat) for flat in self.flats)
+
+    def widened(self, master_of: Callable[[Tensor], Parameter]) -> StageGradients:
+        """A copy in fp32, as the gradients of master weights; it lives as long as it is held.
+
+        Args:
+            master_of: the fp32 weight that a parameter is rounded from.
+        """
+        masters = [master_of(parameter) for parameter in self.parameters]
+        wide = StageGradients(zip(self.names, masters, strict=True), counted=self.counted)
+        with torch.no_grad():
+            for parameter, master in zip(self.parameters, masters, strict=True):
+                if parameter.grad is not None and master.grad is not None:
+                    master.grad.copy_(parameter.grad)
+        return wide
+
+    def release(self) -> None:
+        """Let the parameters go of their gradients, and with them of these buffers."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def squares(self) -> list[float]:
+        """The sum of squares of each counted parameter's gradient, in float64."""
+        if not self.counted:
+            return []
+        return [_sum_of_squares(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+
+
+class _Agreement:
+    """Gradients that are not finite on one replica become so on all, which then come to one verdict."""
+
+    def __init__(self, flats: Sequence[Tensor], transport: Transport, group: Sequence[int]) -> None:
+        self._flats = flats
+        self._found = torch.tensor([float(not all(map(_is_finite, flats)))], device=transport.device)
+        self._handle = transport.all_reduce(self._found, group)
+
+    def wait(self) -> None:
+        self._handle.wait()
+        if self._found.item():
+            for flat in self._flats:
+                flat[:1] = torch.nan
+
+    def is_completed(self) -> bool:
+        return self._handle.is_completed()
+
+
+def _flat_gradient(parameters: Sequence[Parameter]) -> tuple[Tensor, list[Tensor]]:
+    """A buffer of zeros and its views in the parameters' shapes."""
+    first = parameters[0]
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+    views = []
+    offset = 0
+    for parameter in parameters:
+        views.append(flat[offset : offset + parameter.numel()].view(parameter.shape))
+        offset += parameter.numel()
+    return flat, views
+
+
+def _sum_of_squares(gradient: Tensor) -> float:
+    return float(gradient.detach().double().pow(2).sum())
+
+
+def _is_finite(flat: Tensor) -> bool:
+    """One pass without temporaries where all is well: a NaN or an infinity never leaves a finite sum."""
+    total = flat.sum(dtype=torch.float32 if flat.dtype in (torch.float16, torch.bfloat16) else flat.dtype)
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(flat).all())

@@ -1,0 +1,181 @@
+"""Collectives between ranks of this machine, for real: whether their values are right, and how fast they are.
+
+Bus bandwidth is the algorithm's bandwidth times what each collective must move at least, so that it compares with the
+link's own. Source: NCCL tests, doc/PERFORMANCE.md.
+
+As a module it is one rank: ``python -m runner.launch.doctor.collectives STORE RANK RANKS DEVICE``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config.links import links_file
+from runner.record import write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["measure_collectives", "start_together"]
+
+LARGE_BYTES, SMALL_BYTES = 16 << 20, 8
+_ROUNDS = 8
+_SECONDS = 120
+
+
+def start_together(lines: Sequence[Sequence[str]], seconds: float) -> list[tuple[int, str, str]]:
+    """Run the commands side by side; status, standard output and error of each.
+
+    Raises:
+        TimeoutError: one has not ended in time; all are ended.
+    """
+    ranks = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
+    try:
+        said = [rank.communicate(timeout=seconds) for rank in ranks]
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"{len(ranks)} ranks did not end within {seconds:g} s") from error
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+            for pipe in (rank.stdout, rank.stderr):
+                if pipe is not None:
+                    pipe.close()
+    return [(rank.returncode, *words) for rank, words in zip(ranks, said, strict=True)]
+
+
+def measure_collectives(num_ranks: int, device: str) -> dict[str, Any]:
+    """Check and time the collectives over ``num_ranks`` ranks; the link's figures are kept for ``hardware=auto``.
+
+    Args:
+        device: ``cpu`` (Gloo) or ``cuda`` (NCCL, a device for each rank).
+
+    Returns:
+        ``right`` (by collective), ``seconds`` and ``bus_bytes_per_second`` (of 16 MiB), ``latency_seconds`` of a
+        message of 8 bytes, ``bytes_per_second`` of a large one.
+
+    Raises:
+        RuntimeError: a rank failed, with what it said; TimeoutError: one hangs.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        line = [sys.executable, "-m", "runner.launch.doctor.collectives", str(Path(place) / "store")]
+        ended = start_together([[*line, str(rank), str(num_ranks), device] for rank in range(num_ranks)], _SECONDS)
+    failed = [error for status, _, error in ended if status]
+    if failed:
+        raise RuntimeError((failed[0].strip().splitlines() or ["a rank died"])[-1])
+    found: dict[str, Any] = json.loads(ended[0][1])
+    if all(found["right"].values()):
+        links_file().parent.mkdir(parents=True, exist_ok=True)
+        kept = {"date": time.strftime("%Y-%m-%d"), "ranks": num_ranks, "device": device, **found}
+        write_atomically(links_file(), json.dumps(kept, indent=1) + "\n")
+    return found
+
+
+def _rank(store: str, rank: int, num_ranks: int, device: str) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    right, seconds, bus = {}, {}, {}
+    for name, share in _collectives(num_ranks).items():
+        run = _runner(name, rank, num_ranks, device, LARGE_BYTES)
+        verdict = torch.tensor([float(run())], device=device)
+        dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
+        right[name] = bool(verdict.item())
+        seconds[name] = _median_seconds(run, device)
+        bus[name] = LARGE_BYTES * share / seconds[name]
+    latency = _median_seconds(_runner("send and receive", rank, num_ranks, device, SMALL_BYTES), device)
+    transfer = max(seconds["send and receive"] - latency, 1e-9)
+    return {
+        "right": right,
+        "seconds": seconds,
+        "bus_bytes_per_second": bus,
+        "latency_seconds": latency,
+        "bytes_per_second": LARGE_BYTES / transfer,
+    }
+
+
+def _collectives(ranks: int) -> dict[str, float]:
+    """By name, what each rank's link carries per byte of the whole."""
+    part = (ranks - 1) / ranks
+    return {"all_reduce": 2 * part, "all_gather": part, "broadcast": 1.0, "send and receive": 1.0}
+
+
+def _runner(name: str, rank: int, ranks: int, device: str, num_bytes: int) -> Callable[[], bool]:
+    """A function that runs the collective once and says whether this rank's values are right."""
+    import torch
+    import torch.distributed as dist
+
+    count = max(ranks, num_bytes // 4 // ranks * ranks)
+    own = torch.full((count,), float(rank + 1), device=device)
+
+    def all_reduce() -> bool:
+        total = own.clone()
+        dist.all_reduce(total)
+        return _all_equal(total, ranks * (ranks + 1) / 2)
+
+    def all_gather() -> bool:
+        parts = [torch.empty(count // ranks, device=device) for _ in range(ranks)]
+        dist.all_gather(parts, own[: count // ranks])
+        return all(_all_equal(part, float(number + 1)) for number, part in enumerate(parts))
+
+    def broadcast() -> bool:
+        sent = own.clone()
+        dist.broadcast(sent, src=ranks - 1)
+        return _all_equal(sent, float(ranks))
+
+    def send_and_receive() -> bool:
+        """Round the ring."""
+        taken = torch.empty_like(own)
+        both = [dist.isend(own, (rank + 1) % ranks), dist.irecv(taken, (rank - 1) % ranks)]
+        for one in both:
+            if one is not None:
+                one.wait()
+        return _all_equal(taken, float((rank - 1) % ranks + 1))
+
+    functions = {
+        "all_reduce": all_reduce,
+        "all_gather": all_gather,
+        "broadcast": broadcast,
+        "send and receive": send_and_receive,
+    }
+    return functions[name]
+
+
+def _all_equal(values: torch.Tensor, wanted: float) -> bool:
+    return bool((values == wanted).all())
+
+
+def _median_seconds(run: Callable[[], bool], device: str) -> float:
+    import torch
+    import torch.distributed as dist
+
+    taken = []
+    for _ in range(_ROUNDS):
+        dist.barrier()
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+if __name__ == "__main__":
+    measured = _rank(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    if sys.argv[2] == "0":
+        print(json.dumps(measured))
+    sys.stdout.flush()
+    os._exit(0)  # past the teardown in which torch's threads may abort

@@ -1,0 +1,235 @@
+"""The ranks of one run on this machine: started from its configuration's file, watched, and accounted for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from runner.config.compose.resolve import load
+from runner.config.rules.sections import rules
+from runner.config.schema import RunConfig
+from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
+from runner.launch.failure import RankFailure, error_file, log_file, status_of
+from runner.launch.local.allocator import allocator_variables
+from runner.launch.local.forked import Forked, Template
+from runner.launch.local.supervise import PREEMPTING_SIGNALS, Ending, ProcessSpec, name_of_signal, supervise
+from runner.launch.local.template import Orders, imports_of
+from runner.launch.rank import TRAIN_ENTRY, rank_variables, uses_cuda
+from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
+
+__all__ = ["Launch", "Outcome", "import_ahead", "preempted_reason", "run_ranks"]
+
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to start.
+
+    Args:
+        config_file: the resolved configuration; every rank reads it.
+        run_dir: the run's directory; it exists.
+        world_size: number of ranks.
+        threads: CPU threads of each.
+        place: what a rank holds, for messages, e.g. ``stage 3, layers 12..15``.
+        entry: ``module:function`` that every rank calls with the configuration and the run's directory.
+        to_stderr: what the ranks print goes to standard error, as do logs.
+    """
+
+    config_file: Path
+    run_dir: Path
+    world_size: int
+    threads: int
+    place: Callable[[int], str]
+    entry: str = TRAIN_ENTRY
+    to_stderr: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. ``messages`` are lines for the user, the failure that came first in front."""
+
+    exit_status: int
+    status: Status
+    messages: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """The first message: the record's reason."""
+        return self.messages[0] if self.messages else None
+
+
+@contextlib.contextmanager
+def import_ahead(config: RunConfig, entry: str) -> Iterator[Template | None]:
+    """Have what the ranks of a request import imported while the block plans it, if they will be forked.
+
+    None where they are not, or where it takes an import to know: :func:`run_ranks` sees to it then, and ends what was
+    started where it finds a GPU that this does not.
+    """
+    degrees = config.parallelism
+    one_rank = degrees.pipeline * degrees.data * degrees.tensor == 1
+    may_use_cuda = config.device == "cuda" or (config.device == "auto" and _NVIDIA_DRIVER.exists())
+    if sys.platform != "linux" or one_rank or may_use_cuda or any(rules(config)):
+        yield None
+        return
+    with Template(_template(config, entry, to_stderr=False)) as template:
+        yield template
+
+
+def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
+    """Run all ranks to their end. The record in ``run_dir`` tells the outcome, also where the ranks could not.
+
+    Args:
+        template: what has imported for them already; it ends here.
+    """
+    (launch.run_dir / "logs").mkdir(exist_ok=True)
+    for rank in range(launch.world_size):
+        error_file(launch.run_dir, rank).unlink(missing_ok=True)
+    kills_before = _kills_for_memory()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(launch.world_size)
+        specs = [_spec(launch, rank, listener) for rank in range(launch.world_size)]
+        may_fork = _may_fork(launch)
+        if template is not None and not may_fork:
+            template.end()
+        together = partial(_fork, launch, listener, template) if may_fork else None
+        # Rank 0 has the socket then. Open here too, it would make ranks wait for a dead rank 0, not refuse them.
+        ending = supervise(specs, start_together=together, after_start=listener.close)
+    outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
+    if outcome.exit_status != EXIT_OK:
+        try:
+            finish_failed(launch.run_dir, outcome.status, outcome.reason or outcome.status)
+        except OSError as error:  # the cause is told all the same
+            said = f"{launch.run_dir / RECORD_FILE} could not be written: {error}"
+            return replace(outcome, messages=(*outcome.messages, said))
+    return outcome
+
+
+def _may_fork(launch: Launch) -> bool:
+    """CUDA does not survive a fork; and one rank has nobody to share its imports with."""
+    return sys.platform == "linux" and launch.world_size > 1 and not uses_cuda(load(launch.config_file))
+
+
+def _fork(
+    launch: Launch, listener: socket.socket, template: Template | None, is_told_to_stop: Callable[[], bool]
+) -> Sequence[Forked]:
+    orders = Orders(
+        str(launch.config_file), str(launch.run_dir), launch.entry, launch.world_size, _environment(launch, listener)
+    )
+    if template is None:
+        template = Template(_template(load(launch.config_file), launch.entry, to_stderr=launch.to_stderr))
+    return template.fork(asdict(orders), listener.fileno(), launch.world_size, is_told_to_stop)
+
+
+def _template(config: RunConfig, entry: str, *, to_stderr: bool) -> ProcessSpec:
+    command = [sys.executable, "-m", "runner.launch.local.template", json.dumps(imports_of(config, entry))]
+    return ProcessSpec(command, _process_variables(config.trainer.threads), to_stderr=to_stderr)
+
+
+def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
+    return ProcessSpec(
+        [sys.executable, "-m", "runner.launch.rank", str(launch.config_file), str(launch.run_dir), launch.entry],
+        _environment(launch, listener) | rank_variables(rank, listener.fileno()),
+        log=None if rank == 0 else log_file(launch.run_dir, rank),
+        pass_fds=(listener.fileno(),) if rank == 0 else (),
+        to_stderr=launch.to_stderr,
+    )
+
+
+def _environment(launch: Launch, listener: socket.socket) -> dict[str, str]:
+    """What is the same for all ranks."""
+    return {
+        **_process_variables(launch.threads),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_WORLD_SIZE": str(launch.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(listener.getsockname()[1]),
+    }
+
+
+def _process_variables(threads: int) -> dict[str, str]:
+    """What a process of ranks reads when it starts."""
+    return {**allocator_variables(os.environ), "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+
+
+def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outcome:
+    if ending.interrupted_by is not None and not ending.failed:
+        return _interrupted(launch.run_dir, ending.interrupted_by)
+    if not ending.failed:
+        return Outcome(EXIT_OK, "ok")
+    reports = {rank: RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed}
+    ordered = _first_cause_first(ending, reports)
+    first = reports[ordered[0]]
+    if first is not None and first.exit_status == EXIT_WRONG_REQUEST:  # no matter which rank saw it
+        return Outcome(EXIT_WRONG_REQUEST, "unsupported", tuple(first.message.splitlines()))
+    messages = [_message(launch, rank, ending.returncodes[rank], reports[rank]) for rank in ordered]
+    if first is None and killed_for_memory:
+        why = f"{messages[0]} (the system was out of memory)"
+        return Outcome(EXIT_DOES_NOT_FIT, "out_of_memory", (why, *messages[1:]))
+    if first is not None and first.explained:  # all it has to say, e.g. the schedule with the failing cell
+        messages[1:1] = first.message.strip().splitlines()[1:]
+    exit_status = first.exit_status if first is not None else EXIT_FAILED
+    return Outcome(exit_status, status_of(exit_status), tuple(messages))
+
+
+def _interrupted(run_dir: Path, number: int) -> Outcome:
+    """The ranks may have reached a step's end, saved, and said so themselves."""
+    try:
+        record = RunRecord.load(run_dir)
+    except (FileNotFoundError, ValueError):
+        record = RunRecord()
+    if record.status == "ok":
+        return Outcome(EXIT_OK, "ok")
+    name = name_of_signal(number)
+    if record.status == "interrupted" and number in PREEMPTING_SIGNALS:
+        return Outcome(EXIT_PREEMPTED, "preempted", (preempted_reason(name, record.steps),))
+    return Outcome(EXIT_INTERRUPTED, "interrupted", (f"stopped by {name}",))
+
+
+def preempted_reason(signal_name: str, steps: int) -> str:
+    """What the record says of a run that was saved and may go on."""
+    return f"stopped by {signal_name}, saved after step {steps}; resume=auto goes on"
+
+
+def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -> Sequence[int]:
+    """A rank that left no word was killed, and so is no consequence of another's end; then by time."""
+
+    def order(rank: int) -> tuple[bool, float]:
+        report = reports[rank]
+        return (report is not None, report.time if report is not None else ending.failed.index(rank))
+
+    return sorted(ending.failed, key=order)
+
+
+def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | None) -> str:
+    who = f"rank {rank} ({launch.place(rank)})"
+    hang = hang_file(launch.run_dir, rank)
+    if report is None and returncode > 0 and hang.exists():
+        return f"{who} was ended: {hang.read_text(encoding='utf-8').partition(chr(10))[0]}; see {hang}"
+    if report is None and returncode < 0:
+        return f"{who} died: {name_of_signal(-returncode)}"
+    log = log_file(launch.run_dir, rank)
+    hint = f"; see {log}" if log.exists() else ""
+    if report is None:
+        return f"{who} ended with status {returncode}{hint}"
+    return f"{who} failed: {report.summary()}{'' if report.explained else hint}"
+
+
+def _kills_for_memory() -> int:
+    """How often the kernel has ended a process of this control group for memory; 0 where it does not say."""
+    try:
+        for line in Path("/sys/fs/cgroup/memory.events").read_text(encoding="utf-8").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,53 @@
+"""What to do about a run that was out of memory where its plan had said that it fits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.config.schema import RunConfig
+from runner.config.units import format_bytes
+from runner.errors import RequestError
+from runner.record import RunRecord
+
+if TYPE_CHECKING:
+    from runner.plan.values import RunPlan
+
+__all__ = ["advise", "smaller"]
+
+logger = logging.getLogger(__name__)
+
+_LESS = 0.8  # of the predicted peak: what the next best request must come under
+_ADVICE = "advice"
+
+
+def advise(config: RunConfig, run_dir: Path) -> None:
+    """Say what needs less, in the log and in the record's ``advice``."""
+    from runner.training.run_plan import planned
+
+    try:
+        advice = smaller(config, planned(config, run_dir))
+    except (MemoryError, RuntimeError, OSError) as error:  # what is left of memory may not do for a plan
+        logger.error("what needs less could not be planned: %s", error)
+        return
+    logger.error("%s", advice)
+    record = RunRecord.load(run_dir)
+    record.replace(extras=record.extras | {_ADVICE: advice}).save(run_dir)
+
+
+def smaller(config: RunConfig, plan: RunPlan) -> str:
+    """Overrides with which the plan's peak is at least a fifth smaller."""
+    from runner.plan.make import make_plan
+    from runner.profiling.model import profile_model
+
+    peak = max(plan.peak_memory_bytes)
+    limited = replace(config, memory_limit=str(int(_LESS * peak)), resume=None)
+    told = f"predicted were {format_bytes(peak)} of {format_bytes(plan.memory_limit_bytes)}"
+    try:
+        problems = make_plan(limited, plan.profile, profile_of=profile_model).problems
+    except RequestError:
+        problems = ()
+    fixes = [problem.fix for problem in problems if problem.fix]
+    return f"{told}. Less is needed with {fixes[0]}" if fixes else f"{told}; nothing tried needs a fifth less"

@@ -1,0 +1,209 @@
+"""All checks of a request before anything is written or started, and what the ranks are handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.config.compose.resolve import fingerprint, save, to_container
+from runner.config.rules.sections import rules
+from runner.config.schema import RunConfig
+from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
+from runner.launch.needs.optimizer import optimizer_needs
+from runner.launch.needs.zero import zero_needs
+from runner.launch.run.directory import check_run_directory
+from runner.launch.run.resume import continue_record
+from runner.plan.requested_schedule import is_chosen_by_plan
+from runner.profile import PROFILE_FILE
+from runner.record import RunRecord, environment, step_seconds, write_atomically
+
+if TYPE_CHECKING:
+    from runner.plan.values import RunPlan
+
+__all__ = [
+    "CONFIG_FILE",
+    "check_elsewhere",
+    "compile_operators",
+    "first_record",
+    "place_of",
+    "prepare",
+    "write_request",
+    "write_submitted",
+]
+
+CONFIG_FILE = "config.yaml"
+
+
+def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
+    """The plan of a request that may start; writes nothing of the run.
+
+    What DeepSpeed needs compiled is compiled here, once per machine, and not by ranks in the middle of the run.
+
+    Args:
+        config: the resolved request.
+        place_is_made: the run's directory has been made for it already, as a sweep does.
+
+    Raises:
+        RequestError: with every problem of the sections, the place and the plan.
+        DoesNotFitError: a rank would need more than ``memory_limit``.
+    """
+    from runner.model.compiled import compile_problems
+    from runner.model.device import device_memory_bytes, device_type
+    from runner.plan.make import make_plan
+    from runner.profiling.model import profile_model
+
+    place = [] if place_is_made else check_run_directory(config)
+    cuda = device_type(config) == "cuda"
+    needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda), *optimizer_needs(config)]
+    needs += [*_message_problems(config, cuda=cuda), *_device_problems(config)]
+    raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
+    profile = profile_model(config)
+    plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
+    if not plan.fits:
+        raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
+    raise_problems(plan.problems)
+    compile_operators(config)
+    return plan
+
+
+def _device_problems(config: RunConfig) -> Iterator[Problem]:
+    from runner.model.device import device_is_here
+
+    if not device_is_here(config):
+        why = "torch sees no GPU here, `runner doctor` says why"
+        yield Problem("device", config.device, "must be another on this machine", why, "device=cpu")
+
+
+def _message_problems(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
+    if config.schedule.opportunistic and cuda:
+        why = "NCCL runs a channel's messages in the order of their launch, and tells the device alone of arrivals"
+        yield Problem("schedule.opportunistic", True, "must be false on GPUs", why, "schedule.opportunistic=false")
+
+
+def compile_operators(config: RunConfig) -> None:
+    """Have what DeepSpeed needs compiled, on this machine, for this request.
+
+    Raises:
+        RequestError: the compiler failed.
+    """
+    from runner.config.deepspeed import deepspeed_settings
+    from runner.config.optimizers import operator_of
+    from runner.model.device import device_type
+    from runner.optim.operators import needed_operators, ready_operators
+
+    device, operator = device_type(config), operator_of(config.optimizer.name)
+    names = [operator] if operator is not None else []
+    if config.zero.stage is not None:
+        names += needed_operators(deepspeed_settings(config, accelerated=device == "cuda"))
+    ready_operators(names, accelerator=device)
+
+
+def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
+    """What can be said of a request that starts on other machines than this one; writes nothing.
+
+    They look for themselves whether they have what it needs.
+
+    Args:
+        config: the resolved request.
+        place_is_made: see :func:`prepare`.
+
+    Raises:
+        RequestError: with every problem of the sections, the place and the plan.
+        DoesNotFitError: a rank would need more than ``memory_limit``.
+    """
+    from runner.plan.make import make_plan
+    from runner.profiling.model import profile_model
+
+    place = [] if place_is_made else check_run_directory(config)
+    raise_problems([*rules(config), *place, *_callable_problems(config)])
+    plan = make_plan(config, profile_model(config), profile_of=profile_model)
+    if config.memory_limit is not None and not plan.fits:
+        raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
+
+
+def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
+    """The record of a request that waits for its machines."""
+    (run_dir / "logs").mkdir(exist_ok=True)
+    degrees = config.parallelism
+    layout = {"pipeline": degrees.pipeline, "data": degrees.data, "tensor": degrees.tensor}
+    layout["world_size"] = degrees.pipeline * degrees.data * degrees.tensor
+    try:
+        record = RunRecord.load(run_dir)  # of the run that this one continues, or a sweep's
+    except (FileNotFoundError, ValueError):
+        record = RunRecord()
+    record.replace(
+        **environment(),
+        status="running",
+        reason=None,
+        command=command,
+        config=to_container(config),
+        fingerprint=fingerprint(config),
+        layout=layout,
+    ).save(run_dir)
+
+
+def _callable_problems(config: RunConfig) -> list[Problem]:
+    """Of the functions that are called after the first step, or by one rank alone: found now, not then."""
+    from runner.model.targets import import_target
+
+    problems: list[Problem] = []
+    for path, target in (("logger.target", config.logger.target), ("report", config.report)):
+        try:
+            if target is not None:
+                import_target(path, target)
+        except RequestError as error:
+            problems += error.problems
+    return problems
+
+
+def place_of(plan: RunPlan) -> Callable[[int], str]:
+    """Global rank to what it holds, for messages: ``stage 3, layers 12..15``."""
+
+    def place(rank: int) -> str:
+        stages = plan.topology.stages_of(rank)
+        layers = ", ".join("{}..{}".format(*plan.partition[stage]) for stage in stages)
+        return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}, layers {layers}"
+
+    return place
+
+
+def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> Path:
+    """Put down what the ranks read, and return the configuration's file.
+
+    That is the configuration, the layer profile, the first record, and the schedule where the plan chose it. Ranks
+    make their plan from the same profile again, so that measured times cannot make them disagree. A
+    record that is there already (a resumed run, a sweep's job) is cut back to the step that the run continues from.
+    """
+    from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json
+
+    (run_dir / "logs").mkdir(exist_ok=True)
+    write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
+    if is_chosen_by_plan(config):
+        write_atomically(run_dir / CHOSEN_FILE, chosen_to_json(plan.schedule))
+    first_record(config, plan, run_dir, command=command).save(run_dir)
+    return save(config, run_dir / CONFIG_FILE)
+
+
+def first_record(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> RunRecord:
+    """The record before the first step: the request, the machine and the prediction."""
+    try:
+        before = RunRecord.load(run_dir)
+    except (FileNotFoundError, ValueError):
+        before = RunRecord()
+    before = continue_record(before, config, run_dir)
+    predicted = plan.to_json()
+    seconds = before.step_seconds if before.steps else step_seconds([])
+    return before.replace(
+        **environment(),
+        status="running",
+        reason=None,
+        command=command,
+        config=to_container(config),
+        fingerprint=fingerprint(config),
+        layout=predicted["layout"],
+        step_seconds=seconds | {"predicted": predicted["step_seconds"]},
+        bubble_ratio=before.bubble_ratio | {"predicted": predicted["bubble_ratio"]},
+        peak_memory_bytes=before.peak_memory_bytes | {"predicted": predicted["peak_memory_bytes"]},
+        extras=before.extras | {"seconds_source": predicted["seconds_source"]},
+    )

@@ -1,0 +1,163 @@
+"""Which checkpoint a run continues from: found and checked once, before any rank exists."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, raise_problems
+from runner.record import RunRecord, StepLog, read_steps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runner.training.resume import Progress
+
+__all__ = ["AUTO", "CHECKPOINTS", "continue_record", "with_checkpoint"]
+
+logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+CHECKPOINTS = "checkpoints"
+
+_SAME_STATES = {"adamw", "auto"}  # a LightningModule's own optimizer is refused beside adamw
+# Another value would change which samples the next step takes, or what the optimizer's state means.
+_FIXED = ("seed", "data.batch_size", "data.shuffle", "optimizer.name", "precision.name")
+# Where a run writes and how it looks is no change worth telling.
+_NOT_TOLD = ("name", "run_dir", "resume", "command")
+
+
+def with_checkpoint(config: RunConfig) -> RunConfig:
+    """``config`` with ``resume`` as the checkpoint's absolute path, or null where the run starts from the beginning.
+
+    ``auto`` takes the newest good checkpoint of ``run_dir``; files that are damaged or cut short are passed over.
+
+    Raises:
+        RequestError: the checkpoint is damaged, or of another model or another order of samples.
+    """
+    if config.resume is None:
+        return config
+    from runner.checkpoint.file import CheckpointError, PickledError, admitted
+    from runner.training.resume import read_progress
+
+    path: Path | None = None
+    try:
+        with admitted(config.checkpoint.allow_pickle):
+            path = _newest(config) if config.resume == AUTO else _given(Path(config.resume))
+            if path is None:
+                return replace(config, resume=None)
+            progress, weights = read_progress(path)
+    except PickledError as error:
+        named = ",".join([*config.checkpoint.allow_pickle, *error.names])
+        why = f"{error}; name what you trust"
+        fix = f"'checkpoint.allow_pickle=[{named}]'"
+        raise_problems([Problem("resume", error.path, "must hold tensors and plain values", why, fix)])
+        raise
+    except CheckpointError as error:
+        raise_problems([Problem("resume", path, "must be a good checkpoint", str(error), "resume=null")])
+        raise
+    raise_problems([*_fixed_problems(config, progress), *_model_problems(config, weights, path)])
+    logger.info("continuing after step %d of %s", progress.step, path)
+    for line in _changes(config, progress.config):
+        logger.info("changed since then: %s", line)
+    return replace(config, resume=str(path))
+
+
+def continue_record(record: RunRecord, config: RunConfig, run_dir: Path) -> RunRecord:
+    """``record`` cut back to the checkpoint's step, or to the beginning, with ``steps.jsonl`` alike.
+
+    Args:
+        record: what the directory has so far.
+        config: the request; its ``resume`` is null or a checkpoint's path.
+    """
+    from runner.checkpoint.file import admitted
+    from runner.training.resume import History, read_progress
+
+    if config.resume is None and not record.steps and not read_steps(run_dir):
+        return record
+    history = History()
+    if config.resume is not None:
+        with admitted(config.checkpoint.allow_pickle):
+            history = read_progress(Path(config.resume))[0].history
+    with StepLog(run_dir, len(history.loss)) as log:
+        for step in range(len(read_steps(run_dir)), len(history.loss)):
+            log.write(step=step + 1, loss=history.loss[step], seconds=history.seconds[step])
+    return record.continued(history.loss, history.seconds, history.val_loss)
+
+
+def _newest(config: RunConfig) -> Path | None:
+    directory = Path(config.run_dir, CHECKPOINTS) if config.run_dir is not None else None
+    if directory is None or not directory.is_dir():
+        return None
+    from runner.checkpoint.file import newest_good_checkpoint
+
+    path, passed = newest_good_checkpoint(directory)
+    for line in passed:
+        logger.warning("%s", line)
+    return path.absolute() if path is not None else None
+
+
+def _given(path: Path) -> Path:
+    from runner.checkpoint.file import checkpoint_files, damage_of
+    from runner.checkpoint.parts import has_parts
+
+    if path.is_dir() and not has_parts(path):
+        inside = [*checkpoint_files(path).values(), *checkpoint_files(path / CHECKPOINTS).values()]
+        fix = f"resume={inside[-1]}" if inside else f"resume=auto run_dir={path}"
+        raise_problems([Problem("resume", path, "must be auto or a checkpoint's file", "This is a directory", fix)])
+    damage = damage_of(path)
+    if damage is not None:
+        others = [other for other in checkpoint_files(path.parent).values() if other != path]
+        fix = f"resume={others[-1]}" if others else "resume=null"
+        raise_problems([Problem("resume", path, "must be auto or a good checkpoint's file", damage, fix)])
+    return path.absolute()
+
+
+def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
+    from runner.config.compose.resolve import to_container
+
+    asked, saved = _flat(to_container(config)), _flat(progress.config)
+    for path in _FIXED:
+        if path in saved and asked[path] != saved[path] and {asked[path], saved[path]} != _SAME_STATES:
+            why = "Another value would take other samples or misread the optimizer's state"
+            fix = f"{path.removesuffix('.name')}={_shown(saved[path])}"
+            yield Problem(path, asked[path], f"must be {_shown(saved[path])}, as in the checkpoint", why, fix)
+    if config.trainer.max_steps < progress.step:
+        why = f"The checkpoint is of step {progress.step}, and trainer.max_steps is the total"
+        fix = f"trainer.max_steps={progress.step + config.trainer.max_steps}"
+        yield Problem("trainer.max_steps", config.trainer.max_steps, f"must be at least {progress.step}", why, fix)
+
+
+def _model_problems(config: RunConfig, weights: Mapping[str, Tensor], path: Path) -> list[Problem]:
+    from runner.checkpoint.state import tensor_problems
+    from runner.model.load import tensor_shapes
+
+    shapes = tensor_shapes(config)
+    if shapes is None:  # the ranks, which build the model for real, compare
+        return []
+    return [replace(problem, value=path) for problem in tensor_problems(shapes, weights)]
+
+
+def _changes(config: RunConfig, saved: Mapping[str, Any]) -> Iterator[str]:
+    from runner.config.compose.resolve import to_container
+
+    asked, before = _flat(to_container(config)), _flat(saved)
+    for path in asked:
+        if path not in _NOT_TOLD and path in before and asked[path] != before[path]:
+            yield f"{path} = {_shown(asked[path])}, was {_shown(before[path])}"
+
+
+def _flat(container: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in container.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found.update(inner)
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

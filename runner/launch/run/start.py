@@ -1,0 +1,151 @@
+"""One training run, from its request to its exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.config.schema import RunConfig
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks
+from runner.launch.local.supervise import end_undisturbed
+from runner.launch.mpi import become_rank, num_ranks
+from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
+from runner.launch.run.directory import create_run_directory
+from runner.launch.run.memory_advice import advise
+from runner.launch.run.prepare import place_of, prepare, write_request
+from runner.launch.run.restart import go_on
+from runner.launch.run.resume import with_checkpoint
+from runner.launch.slurm.step import current_step
+from runner.record import RunRecord, finish_failed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from runner.launch.local.forked import Template
+    from runner.plan.values import RunPlan
+
+__all__ = ["run_in", "train"]
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console: Console | None = None) -> int:
+    """Check, start, watch and record one run; returns the command's exit status.
+
+    Under torchrun, and as one of several tasks of srun or mpirun, this process is one of the ranks: it starts none, and
+    ends.
+
+    Args:
+        config: the resolved request.
+        command: what the user typed, for the record.
+        entry: ``module:function`` that every rank calls with the configuration and the run's directory.
+        console: where the table of predictions and measurements is shown; default standard output.
+
+    Raises:
+        RequestError, DoesNotFitError: before anything is written or started.
+    """
+    if num_ranks() > 1:
+        become_rank(os.environ)
+    if TORCHRUN_VARIABLE in os.environ or num_ranks() > 1:
+        from runner.launch.attach import attach
+
+        leave(attach(config, command=command, entry=entry))
+    step = current_step()
+    if step is not None and step.num_tasks > 1:
+        from runner.launch.attach import attach_step
+
+        leave(attach_step(config, step, command=command, entry=entry))
+    if config.launcher.name == "slurm":
+        return _submit(config, command=command, entry=entry)
+    with import_ahead(config, entry) as template:
+        try:
+            plan = prepare(config)
+            config = with_checkpoint(config)
+        except KeyboardInterrupt:
+            end_undisturbed()
+            return EXIT_INTERRUPTED
+        run_dir = create_run_directory(config.name, config.run_dir)
+        return run_in(run_dir, config, plan, command=command, entry=entry, console=console, template=template)
+
+
+def _submit(config: RunConfig, *, command: str, entry: str) -> int:
+    from runner.launch.slurm.submit import print_script, submit
+
+    if config.launcher.dry_run:
+        return print_script(config, entry=entry)
+    return submit(config, command=command, entry=entry)
+
+
+def run_in(
+    run_dir: Path,
+    config: RunConfig,
+    plan: RunPlan,
+    *,
+    command: str,
+    entry: str = TRAIN_ENTRY,
+    console: Console | None = None,
+    template: Template | None = None,
+) -> int:
+    """Run a request that was found good in a directory that exists; as :func:`train` otherwise.
+
+    Args:
+        template: see :func:`runner.launch.local.ranks.run_ranks`.
+    """
+    config = replace(config, run_dir=str(run_dir))
+    try:
+        outcome = _run_with_restarts(run_dir, config, plan, template, command=command, entry=entry)
+    except KeyboardInterrupt:  # in the moments around the ranks' lives; within them run_ranks sees to it
+        end_undisturbed()
+        finish_failed(run_dir, "interrupted", "stopped by SIGINT")
+        return EXIT_INTERRUPTED
+    except OSError as error:  # of the parent's own files: a disk that is full or gone
+        return _without_space(run_dir, error)
+    for message in outcome.messages:
+        logger.error("%s", message)
+    if outcome.status == "out_of_memory":
+        advise(config, run_dir)
+    if outcome.exit_status != EXIT_OK:
+        return outcome.exit_status
+    _show(run_dir, console)
+    return EXIT_OK
+
+
+def _run_with_restarts(
+    run_dir: Path, config: RunConfig, plan: RunPlan, template: Template | None, *, command: str, entry: str
+) -> Outcome:
+    """Run the ranks, again from the newest checkpoint where they break, ``launcher.max_restarts`` times at most."""
+    logger.info("run directory: %s", run_dir)
+    config_file = write_request(config, plan, run_dir, command=command)
+    launch = Launch(config_file, run_dir, plan.topology.world_size, config.trainer.threads, place_of(plan), entry=entry)
+    outcome = run_ranks(launch, template)
+    for restart in range(config.launcher.max_restarts):
+        if outcome.status != "failed":
+            break
+        for message in outcome.messages:
+            logger.error("%s", message)
+        logger.warning("restart %d of %d", restart + 1, config.launcher.max_restarts)
+        go_on(config, run_dir, command=command)
+        outcome = run_ranks(launch)
+    return outcome
+
+
+def _without_space(run_dir: Path, error: OSError) -> int:
+    """Say what could not be written; the record says so too where it can be."""
+    reason = f"the run directory {run_dir} cannot be written: {error}"
+    logger.error("%s", reason)
+    with contextlib.suppress(OSError):
+        finish_failed(run_dir, "failed", reason)
+    return EXIT_FAILED
+
+
+def _show(run_dir: Path, console: Console | None) -> None:
+    from rich.console import Console
+
+    from runner.report.tables import predicted_measured_table
+
+    (console or Console()).print(predicted_measured_table(RunRecord.load(run_dir)))

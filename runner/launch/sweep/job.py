@@ -1,0 +1,90 @@
+"""One job of a sweep, as a process of its own: ``python -m runner.launch.sweep.job JOB_DIR [MODULE:FUNCTION]``.
+
+The sweep has written the job's configuration and first record; whatever happens in here is one row of its table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from runner.config.schema import RunConfig
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
+from runner.launch.failure import RankFailure, status_of
+from runner.launch.local.ranks import import_ahead
+from runner.launch.local.supervise import die_with_parent
+from runner.launch.rank import TRAIN_ENTRY
+from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, prepare
+from runner.launch.run.restart import from_newest, go_on, has_begun
+from runner.launch.run.resume import with_checkpoint
+from runner.launch.run.start import run_in
+from runner.record import RunRecord, finish_failed
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+
+def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
+    """Check and run the job; returns its exit status. Its record says the same."""
+    record = RunRecord.load(job_dir)
+    with contextlib.ExitStack() as ended:
+        return _run(job_dir, record, entry, ended)
+
+
+def _run(job_dir: Path, record: RunRecord, entry: str, ended: contextlib.ExitStack) -> int:
+    from runner.config.compose.resolve import load
+
+    try:
+        config = load(job_dir / CONFIG_FILE)
+        if config.launcher.name == "slurm":
+            return _on_slurm(job_dir, config, record.command or "", entry)
+        template = ended.enter_context(import_ahead(config, entry))
+        if has_begun(job_dir):  # and was cut, or is tried again
+            config, plan = go_on(config, job_dir, command=record.command or "")
+        else:
+            plan = prepare(config, place_is_made=True)
+            config = with_checkpoint(config)
+    except RunnerError as error:
+        finish_failed(job_dir, status_of(error.exit_status), str(error))
+        logger.error("%s", error)
+        return error.exit_status
+    except KeyboardInterrupt:
+        finish_failed(job_dir, "interrupted", "stopped by SIGINT")
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        failure = RankFailure.of(error)
+        finish_failed(job_dir, status_of(failure.exit_status), f"could not be planned: {failure.summary()}")
+        logger.exception("the job could not be planned")
+        return failure.exit_status or EXIT_FAILED
+    from rich.console import Console
+
+    # The sweep shows one table of all jobs.
+    console = Console(quiet=True)
+    return run_in(job_dir, config, plan, command=record.command or "", entry=entry, console=console, template=template)
+
+
+def _on_slurm(job_dir: Path, config: RunConfig, command: str, entry: str) -> int:
+    """A batch job of its own, waited for: the sweep goes on with the next one when it has ended.
+
+    One that an earlier start of the sweep has submitted, and that has not ended, is followed.
+    """
+    from runner.launch.slurm.submit import follow, submit_in, unfinished_job
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sweep's way of ending a job: it is cancelled
+    submitted = unfinished_job(job_dir)
+    if submitted is not None:
+        logger.info("SLURM job %s has been submitted already", submitted)
+        return follow(submitted, job_dir)
+    check_elsewhere(config, place_is_made=True)
+    config = from_newest(config)
+    return submit_in(job_dir, config, command=command, entry=entry, wait=True)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:3]))

@@ -1,0 +1,188 @@
+"""The jobs of a sweep that are left to run: one after another on this machine, or as an array of SLURM's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from runner.config.compose.resolve import fingerprint, save, to_container
+from runner.config.schema import RunConfig
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, Problem, RunnerError
+from runner.launch.failure import status_of
+from runner.launch.local.supervise import (
+    INTERRUPT_GRACE_SECONDS,
+    PREEMPTING_SIGNALS,
+    ProcessSpec,
+    name_of_signal,
+    supervise,
+)
+from runner.launch.run.directory import job_directory
+from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere
+from runner.launch.run.restart import from_newest
+from runner.record import RunRecord, environment, finish_failed
+from runner.report.ledger import Job
+
+__all__ = ["JOB_MODULE", "Request", "Sweep", "run_all"]
+
+logger = logging.getLogger(__name__)
+
+JOB_MODULE = "runner.launch.sweep.job"
+# A job ends its own ranks first; only then may it be killed.
+_JOB_GRACE_SECONDS = INTERRUPT_GRACE_SECONDS + 5.0
+_NO_FAILURE = ("ok", "unsupported")
+_RETRIED = ("failed", "out_of_memory", "unsupported")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``config`` is None where the request is wrong by itself; ``problems`` say why it is not run."""
+
+    overrides: tuple[str, ...]
+    config: RunConfig | None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """By which the sweep's ledger knows it."""
+        if self.config is not None and not self.problems:
+            return fingerprint(self.config)
+        return hashlib.sha256(json.dumps(sorted(self.overrides)).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is the same for all jobs."""
+
+    directory: Path
+    command: str
+    entry: str
+    retry: str | None
+    on_failure: str
+    hides_output: bool
+    array: Mapping[str, Any] | None
+
+
+def run_all(one: Sweep, jobs: Sequence[tuple[Job, Request]]) -> int:
+    """Run what is left to run; the sweep's exit status."""
+    due = [(job, request) for job, request in jobs if not _is_done(one, job)]
+    if len(due) < len(jobs):
+        logger.info("%d of %d jobs are done already", len(jobs) - len(due), len(jobs))
+    if one.array is not None:
+        return _run_array(one, due, jobs)
+    for at, (job, request) in enumerate(due):
+        logger.info("job %d, %d of %d to run: %s", job.number, at + 1, len(due), " ".join(job.overrides))
+        interrupted_by = _run(one, job, request)
+        if interrupted_by is not None:
+            return EXIT_PREEMPTED if interrupted_by in PREEMPTING_SIGNALS else EXIT_INTERRUPTED
+        if _failed(one, job) and one.on_failure == "stop":
+            logger.error("job %d failed, and sweep_on_failure = stop: %d are left", job.number, len(due) - at - 1)
+            break
+    return _verdict(one, jobs)
+
+
+def _verdict(one: Sweep, jobs: Sequence[tuple[Job, Request]]) -> int:
+    failed = any(_failed(one, job) for job, _ in jobs)
+    return EXIT_FAILED if failed and one.on_failure != "ignore" else EXIT_OK
+
+
+def _run_array(one: Sweep, due: Sequence[tuple[Job, Request]], jobs: Sequence[tuple[Job, Request]]) -> int:
+    """Submit what is due, follow it and what an earlier start has submitted; the sweep's exit status."""
+    from runner.launch.hydra.array import follow_jobs, submit_array, unfinished
+
+    assert one.array is not None
+    submitted = unfinished(one.directory)
+    new: dict[int, tuple[Path, RunConfig]] = {}
+    for job, request in due:
+        begun = _begin(one, job, request) if job.number not in submitted else None
+        config = _to_submit(*begun) if begun is not None else None
+        if begun is not None and config is not None:
+            new[job.number] = begun[0], config
+    try:
+        if new:
+            submitted |= submit_array(one.array, new, one.directory, one.entry)
+        follow_jobs(submitted, one.directory)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return _verdict(one, jobs)
+
+
+def _to_submit(job_dir: Path, config: RunConfig) -> RunConfig | None:
+    """The request as its ranks start or go on; None, and the record says why, where it is wrong."""
+    try:
+        check_elsewhere(config, place_is_made=True)
+        config = from_newest(config)
+    except RunnerError as error:
+        finish_failed(job_dir, status_of(error.exit_status), str(error))
+        logger.error("%s", error)
+        return None
+    save(config, job_dir / CONFIG_FILE)
+    return config
+
+
+def _record(one: Sweep, job: Job) -> RunRecord | None:
+    try:
+        return RunRecord.load(one.directory / str(job.number))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _is_done(one: Sweep, job: Job) -> bool:
+    record = _record(one, job)
+    if record is None:
+        return False
+    return record.status == "ok" or (record.status in _RETRIED and one.retry is None)
+
+
+def _failed(one: Sweep, job: Job) -> bool:
+    record = _record(one, job)
+    return record is not None and record.status not in _NO_FAILURE
+
+
+def _begin(one: Sweep, job: Job, request: Request) -> tuple[Path, RunConfig] | None:
+    """Make a job's directory and put down its request; None where it is not run."""
+    job_dir = job_directory(one.directory, job.number)
+    record = _record(one, job) or RunRecord()
+    record = record.replace(
+        command=one.command, **environment(), extras=record.extras | {"overrides": list(job.overrides)}
+    )
+    config = replace(request.config, run_dir=str(job_dir)) if request.config is not None else None
+    if config is not None:
+        record = record.replace(config=to_container(config), fingerprint=fingerprint(config))
+    if config is None or request.problems:
+        reason = "\n".join(problem.line() for problem in request.problems)
+        record.replace(status="unsupported", reason=reason).save(job_dir)
+        logger.error("%s", reason)
+        return None
+    record.replace(status="running", reason=None).save(job_dir)
+    save(config, job_dir / CONFIG_FILE)
+    return job_dir, config
+
+
+def _run(one: Sweep, job: Job, request: Request) -> int | None:
+    """Run a job to its end, with the details in its record; returns the signal that the sweep was stopped by."""
+    begun = _begin(one, job, request)
+    if begun is None:
+        return None
+    job_dir, _ = begun
+    log = job_dir / "logs" / "job.log" if one.hides_output else None
+    spec = ProcessSpec([sys.executable, "-m", JOB_MODULE, str(job_dir), one.entry], {}, log=log)
+    ending = supervise([spec], interrupt_grace_seconds=_JOB_GRACE_SECONDS)
+    _account(job_dir, ending.returncodes[0], ending.interrupted_by)
+    return ending.interrupted_by
+
+
+def _account(job_dir: Path, code: int, interrupted_by: int | None) -> None:
+    """Say in the record what the job could not."""
+    status = RunRecord.load(job_dir).status
+    if interrupted_by is not None:
+        if status in ("running", "interrupted"):  # the job itself knows the sweep's signal only
+            finish_failed(job_dir, "interrupted", f"stopped by {name_of_signal(interrupted_by)}")
+    elif status == "running":
+        how = name_of_signal(-code) if code < 0 else f"status {code}"
+        finish_failed(job_dir, "failed", f"the job's process ended with {how}")

@@ -1,0 +1,204 @@
+"""Many runs one after another: each a process of its own, each a row, whatever becomes of it.
+
+Started again in its directory, a sweep goes on: what is done stays done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError, raise_problems
+from runner.launch.rank import TRAIN_ENTRY
+from runner.launch.run.directory import create_run_directory, run_directory_problems
+from runner.launch.slurm.submit import needs_sbatch
+from runner.launch.sweep.jobs import Request, Sweep, run_all
+from runner.report.ledger import LEDGER_FILE, Ledger, running
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["distinguishing", "run_sweep", "sweep", "table"]
+
+logger = logging.getLogger(__name__)
+
+_REFRESHES_PER_SECOND = 0.5
+
+
+def sweep(
+    override_lists: Sequence[Sequence[str]],
+    *,
+    command: str,
+    entry: str = TRAIN_ENTRY,
+    console: Console | None = None,
+    plugins: Sequence[str] = (),
+) -> int:
+    """Run one job per list of overrides, in ``<run_dir>/0, 1, ...``, and show the table of all.
+
+    An unsupported combination leaves a record that says so. In the directory of an earlier start, jobs that are done
+    are skipped and jobs that were cut go on; ``sweep_retry`` says what becomes of those that failed.
+
+    Args:
+        override_lists: every job's overrides, all of them; at least one job.
+        command: what the user typed, for the records.
+        entry: see :func:`runner.launch.run.start.train`.
+        console: where the table is shown; default standard output.
+        plugins: words about Hydra's plugins (:mod:`runner.launch.hydra`); without any, job follows job on this machine.
+
+    Returns:
+        1 if a job failed, 75 if the sweep was preempted, 130 if it was interrupted, else 0.
+
+    Raises:
+        RequestError: no job at all can be resolved, or the sweep's directory cannot be used.
+    """
+    return run_sweep(
+        override_lists,
+        shown=distinguishing(override_lists),
+        command=command,
+        entry=entry,
+        console=console,
+        plugins=plugins,
+    )[0]
+
+
+def run_sweep(
+    override_lists: Sequence[Sequence[str]],
+    *,
+    shown: Sequence[Sequence[str]],
+    command: str,
+    entry: str,
+    console: Console | None,
+    plugins: Sequence[str],
+) -> tuple[int, list[Path]]:
+    """As :func:`sweep`; also the directory of each job.
+
+    Args:
+        shown: of every job, the overrides that its row shows.
+    """
+    from rich.console import Console
+
+    requests = [_resolved(overrides) for overrides in override_lists]
+    place = next((request.config for request in requests if request.config is not None), None)
+    if place is None:
+        raise RequestError(requests[0].problems)
+    continues = place.run_dir is not None and Path(place.run_dir, LEDGER_FILE).is_file()
+    problems = run_directory_problems(place.name, place.run_dir, continues=continues)
+    raise_problems([*problems, *_dry_problems(requests)])
+    array = _array_settings(place, requests, plugins)
+    directory = create_run_directory(place.name, place.run_dir)
+    console = console or Console()
+    one = Sweep(directory, command, entry, place.sweep_retry, place.sweep_on_failure, console.is_terminal, array)
+    with _alone(directory):
+        logger.info("sweep directory: %s", directory)
+        wanted = [(request.key, words) for request, words in zip(requests, shown, strict=True)]
+        ledger, jobs = _ledger(directory).entered(wanted)
+        ledger.save(directory)
+        with _live_table(directory, console):
+            status = run_all(one, list(zip(jobs, requests, strict=True)))
+    console.print(table(directory))
+    return status, [directory / str(job.number) for job in jobs]
+
+
+def distinguishing(override_lists: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Of each list, the overrides that not all lists have."""
+    common = set.intersection(*(set(overrides) for overrides in override_lists)) if override_lists else set()
+    return [[override for override in overrides if override not in common] for overrides in override_lists]
+
+
+def _resolved(overrides: Sequence[str]) -> Request:
+    from runner.plan.requested_schedule import resolve_request
+
+    try:
+        config = resolve_request(overrides)
+    except RequestError as error:
+        return Request(tuple(overrides), None, error.problems)
+    for entry in config.sweep_without:
+        words, _, why = entry.partition(": ")
+        if set(words.split()) <= set(overrides):
+            problem = Problem("sweep_without", words, "leaves this job out", why, "sweep_without=[]")
+            return Request(tuple(overrides), config, (problem,))
+    return Request(tuple(overrides), config)
+
+
+def _dry_problems(requests: Sequence[Request]) -> list[Problem]:
+    if not any(request.config is not None and request.config.launcher.dry_run for request in requests):
+        return []
+    why = "A sweep submits one job after the other"
+    return [Problem("launcher.dry_run", True, "belongs to a single run", why, "launcher.dry_run=false")]
+
+
+def _array_settings(place: RunConfig, requests: Sequence[Request], plugins: Sequence[str]) -> Mapping[str, Any] | None:
+    """Of Hydra's launcher, where the sweep is an array's."""
+    if not plugins:
+        return None
+    from runner.launch.hydra.array import array_problems
+    from runner.launch.hydra.settings import LAUNCHER, plugin_settings
+
+    settings = plugin_settings(LAUNCHER, plugins, place.name)
+    if settings is not None:
+        raise_problems(
+            array_problems(settings, [one.config for one in requests if one.config is not None and not one.problems])
+        )
+        needs_sbatch("hydra/launcher", "submitit_slurm")
+    return settings
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keep others from running the sweep.
+
+    Raises:
+        RequestError: another process does.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            alone = held.enter_context(running(directory))
+        except OSError as error:
+            logger.warning("%s has no locks (%s): see to it that the sweep is started once at a time", directory, error)
+            alone = True
+        if not alone:
+            why = "Another process runs this sweep: `runner report` shows how far it is"
+            raise_problems([Problem("run_dir", directory, "must not be in use", why, f"run_dir={directory}_again")])
+        yield
+
+
+def _ledger(directory: Path) -> Ledger:
+    try:
+        return Ledger.load(directory)
+    except ValueError as error:
+        raise_problems([Problem("run_dir", directory, "must hold a sweep", str(error), f"run_dir={directory}_again")])
+        raise
+
+
+def table(directory: Path) -> object:
+    """Of all jobs that were ever asked of the directory, as they are now."""
+    from runner.report.read import read_report
+    from runner.report.tables import runs_table
+
+    return runs_table(read_report(directory))
+
+
+@contextlib.contextmanager
+def _live_table(directory: Path, console: Console) -> Iterator[None]:
+    """On a terminal, show how far every job is while the block runs; the jobs' own words are in their logs then."""
+    if not console.is_terminal:
+        yield
+        return
+    from rich.live import Live
+
+    def shown() -> object:
+        return table(directory)
+
+    with Live(
+        get_renderable=shown,  # type: ignore[arg-type]  # a renderable is anything with __rich_console__
+        console=console,
+        refresh_per_second=_REFRESHES_PER_SECOND,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ):
+        yield

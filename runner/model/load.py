@@ -1,0 +1,170 @@
+"""The layers of a request's model: as the model lists them, or, where a pipeline has to cut another module, traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch._guards import detect_fake_mode
+
+from runner.config.optimizers import OPTIMIZERS
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError, did_you_mean, raise_problems
+from runner.model.boundary import map_tensors
+from runner.model.data import LossFunction, example_batch, load_loss
+from runner.model.layers import LayerSource, build_stage, layers_of, make_model
+from runner.model.lightning_module import OwnStep, brings, is_lightning_module, lightning_problems, loss_of_step
+from runner.model.precision import cast_module, dtype_of, to_precision
+from runner.model.ties import sharing_problems
+from runner.model.traced.cuts import cut_before, good_cuts
+from runner.model.traced.operators import Program, trace
+from runner.model.traced.segments import split
+from runner.schedule.catalogue import registry
+
+__all__ = ["LoadedModel", "load_model", "model_layers", "num_stages", "segments_of", "tensor_shapes", "trace_layers"]
+
+_TRACED_SAMPLES = 3  # more than two: torch takes sizes of 0 and 1 for constants
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What is trained.
+
+    Args:
+        layers: in order.
+        loss: of the last layer's output.
+        module: the LightningModule that they came from, if any.
+        step: that module's own training step, where it is the one layer.
+    """
+
+    layers: list[LayerSource]
+    loss: LossFunction
+    module: Any | None = None
+    step: OwnStep | None = None
+
+
+def model_layers(config: RunConfig) -> list[LayerSource]:
+    """The layers of :func:`load_model`."""
+    return load_model(config).layers
+
+
+def load_model(config: RunConfig, *, cut: bool = True) -> LoadedModel:
+    """``config``'s model; a module without layers is traced where the pipeline has more than one rank.
+
+    Under a fake tensor mode the model and the traced batch are fake; nothing is allocated.
+
+    Args:
+        cut: else such a module stays whole, for one process.
+
+    Raises:
+        RequestError: the model cannot be loaded, cannot be traced, or shares between layers what stages cannot.
+    """
+    made = make_model(config.model, config.seed)
+    if not is_lightning_module(made):
+        return LoadedModel(_layers(made, config, cut), load_loss(config.loss))
+    raise_problems(lightning_problems(made, config))
+    if config.parallelism.pipeline == 1 and brings(made, "training_step"):
+        step = OwnStep(made)
+        return LoadedModel([LayerSource(0, "", lambda: made, made, step=step)], loss_of_step, made, step)
+    own = getattr(made, "loss", None)
+    return LoadedModel(_layers(made, config, cut), own if callable(own) else load_loss(config.loss), made)
+
+
+def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of the whole model's parameters and buffers by global name, made without memory.
+
+    None for a model whose code cannot run on fake tensors.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            sources = load_model(config, cut=False).layers
+            state = build_stage(sources, 0, len(sources) - 1).global_state()
+            return {name: tuple(tensor.shape) for name, tensor in state.items()}
+    except RequestError:
+        raise
+    except Exception:  # a user's code may do anything that fake tensors cannot
+        return None
+
+
+def _layers(made: Any, config: RunConfig, cut: bool) -> list[LayerSource]:
+    sources = layers_of(made, config.seed, config.model.target)
+    if cut and config.parallelism.pipeline > 1:
+        whole = sources[0].given if sources[0].spread else None
+        if whole is not None:
+            raise_problems(_untraceable(config))
+            sources = trace_layers(whole, config)
+        elif config.model.split_points:
+            rule = "applies to a module without layers, which is traced"
+            why = f"{config.model.target} lists {len(sources)} layers"
+            fix = "partition=manual partition.boundaries=[…]"
+            raise RequestError([Problem("model.split_points", config.model.split_points, rule, why, fix)])
+        raise_problems(sharing_problems(sources, config.model.target))
+    return sources
+
+
+def trace_layers(model: nn.Module, config: RunConfig) -> list[LayerSource]:
+    """The segments of ``model``, traced on a small batch of the request's data.
+
+    Raises:
+        RequestError: it cannot be traced, or not be cut at ``model.split_points``.
+    """
+    inputs, _ = example_batch(config.data, _TRACED_SAMPLES)
+    mode = detect_fake_mode(list(model.parameters()))
+    if mode is not None:
+        inputs = map_tensors(mode.from_tensor, inputs)
+    dtype = dtype_of(config.precision.name)
+    programs = trace(cast_module(model, dtype), to_precision(inputs, dtype), config.model.target)
+    return segments_of(model, programs, config.model.split_points, wanted=num_stages(config) - 1)
+
+
+def num_stages(config: RunConfig) -> int:
+    """Stages of a request's schedule; of a request without a schedule, its ranks."""
+    asked, ranks = config.schedule, config.parallelism.pipeline
+    spec = registry.SPECS.get(registry.ALIASES.get(asked.name, asked.name))
+    return ranks * (asked.chunks or (spec.default_chunks if spec is not None else None) or 1)
+
+
+def segments_of(
+    model: nn.Module, programs: dict[bool, Program], split_points: list[str] | None, *, wanted: int
+) -> list[LayerSource]:
+    """``model`` as a chain, cut before the modules named, or else wherever little crosses.
+
+    Args:
+        wanted: the fewest cuts that are of use.
+    """
+    if split_points:
+        cuts = _named_cuts(model, programs, split_points)
+    else:
+        cuts = good_cuts(programs[True], programs[False], wanted)
+    found = split(model, programs, cuts)
+    return [
+        LayerSource(index, "", lambda segment=segment: segment, segment, label)  # type: ignore[misc]
+        for index, (label, segment) in enumerate(found)
+    ]
+
+
+def _named_cuts(model: nn.Module, programs: dict[bool, Program], split_points: list[str]) -> list[int]:
+    names = [name for name, _ in model.named_modules() if name]
+    cuts, problems = set(), []
+    for point in split_points:
+        cut = cut_before(programs[True], programs[False], point)
+        if isinstance(cut, int):
+            cuts.add(cut)
+            continue
+        near = did_you_mean(point, names) if point not in names else None
+        fix = f"model.split_points=[{near}]" if near else ""
+        problems.append(Problem("model.split_points", point, "must name modules before which to cut", cut, fix))
+    raise_problems(problems)
+    return sorted(cuts)
+
+
+def _untraceable(config: RunConfig) -> Iterator[Problem]:
+    """What asks for modules, which a traced model has no more."""
+    name = config.optimizer.name
+    if OPTIMIZERS[name].curvature:
+        why = f"{config.model.target} has no layers, and is traced into operators: there is no nn.Linear to watch"
+        yield Problem("optimizer.name", name, "must be another for a traced model", why, "optimizer=adamw")

@@ -1,0 +1,88 @@
+"""Optimizers by name, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runner.config.optimizers import OPTIMIZERS
+from runner.config.schema import OptimizerConfig
+from runner.optim.kinds.named import by_name
+from runner.optim.states.delayed import DelayedUpdate
+from runner.optim.states.master import MasterWeights
+
+__all__ = [
+    "build_optimizer",
+    "measure_step_seconds_per_byte",
+    "observed_state_ratio",
+    "state_bytes_per_gradient_byte",
+]
+
+_PROBE_ELEMENTS = 1 << 20
+_PROBE_STEPS = 5
+
+
+def build_optimizer(
+    config: OptimizerConfig,
+    parameters: Iterable[Tensor],
+    *,
+    master_weights: bool = False,
+    delay_from: int | None = None,
+) -> Optimizer:
+    """The optimizer of the configuration over ``parameters``: torch's own, with torch's defaults elsewhere.
+
+    With ``master_weights`` it updates fp32 copies: see :class:`runner.optim.states.master.MasterWeights`. With
+    ``delay_from`` its updates take effect one step late: see :class:`runner.optim.states.delayed.DelayedUpdate`.
+    """
+    trained = list(parameters) or [torch.zeros(0, requires_grad=True)]  # a stage may have nothing to train
+    if master_weights:
+        return MasterWeights(trained, lambda masters: by_name(config, masters))
+    if delay_from is not None:
+        return DelayedUpdate(trained, lambda copies: by_name(config, copies), first=delay_from)
+    return by_name(config, trained)
+
+
+def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float = 0.0) -> float:
+    """Bytes of optimizer state for each byte of gradient, where states are as wide as what they update.
+
+    Args:
+        master_ratio: bytes of a master weight per byte of its gradient; 0 without master weights.
+    """
+    kind = OPTIMIZERS[config.name]
+    states = kind.values + ("momentum" in kind.reads and config.momentum > 0)
+    return states * (master_ratio or 1.0) + master_ratio
+
+
+def observed_state_ratio(make: Callable[[list[Tensor]], Optimizer]) -> float:
+    """Bytes of optimizer state for each byte of gradient: seen at a step of what ``make`` makes of a small tensor."""
+    parameter = torch.nn.Parameter(torch.zeros(64, 64))
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = make([parameter])
+    optimizer.step()
+    kept = [value for value in optimizer.state[parameter].values() if isinstance(value, Tensor) and value.dim()]
+    return sum(value.nbytes for value in kept) / parameter.nbytes
+
+
+def measure_step_seconds_per_byte(
+    config: OptimizerConfig, dtype: torch.dtype, device: torch.device, *, master_weights: bool = False
+) -> float:
+    """Seconds of one optimizer step per byte of gradient, timed on a small tensor (median of five, one warm-up)."""
+    parameter = torch.zeros(_PROBE_ELEMENTS, dtype=dtype, device=device, requires_grad=True)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_optimizer(config, [parameter], master_weights=master_weights)
+    if isinstance(optimizer, MasterWeights):
+        master = optimizer.master_of(parameter)
+        master.grad = torch.zeros_like(master)
+    seconds = []
+    for _ in range(_PROBE_STEPS + 1):
+        start = time.perf_counter()
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[1:]) / (parameter.numel() * parameter.element_size())

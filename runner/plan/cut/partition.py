@@ -1,0 +1,278 @@
+"""Cutting a chain of layers into contiguous stages.
+
+``uniform`` counts layers, ``parameters`` counts parameters, ``profile`` weighs measured seconds under a memory
+limit, ``memory`` weighs peak bytes with the micro-batches in flight, ``manual`` is told. The min-max partitions are
+exact (dynamic programming over prefix sums, PipeDream's single-level case), and among the partitions with the least
+maximum they take the one with the least sum of squares, so that the other stages are even too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from runner.errors import Problem, RequestError
+from runner.plan.cut.balance import balance_ranks
+from runner.plan.cut.values import Partition, StageLimit
+from runner.plan.layout.batches import split_sizes
+from runner.profile import ModelProfile
+
+__all__ = [
+    "NothingFitsError",
+    "Partition",
+    "StageLimit",
+    "StagePeaks",
+    "least_peak",
+    "min_max",
+    "partition",
+    "partition_problems",
+    "uniform",
+]
+
+_OPTIONS = ("uniform", "parameters", "profile", "memory", "manual")
+
+
+class NothingFitsError(RequestError):
+    """No partition keeps every stage under its limit."""
+
+
+class StagePeaks(StageLimit, Protocol):
+    """What a stage with some layers needs. Layers are first .. last, both inclusive."""
+
+    def peak_bytes(self, first: int, last: int, stage: int) -> int:
+        """The stage's peak memory."""
+
+    def floor_bytes(self, first: int, last: int, stage: int) -> int:
+        """A bound below the peak of these layers, which no layers before ``first`` lower."""
+
+
+def partition(
+    name: str,
+    profile: ModelProfile,
+    stages: int,
+    *,
+    boundaries: Sequence[int] | None = None,
+    limit: StagePeaks | None = None,
+    placement: Sequence[int] | None = None,
+) -> Partition:
+    """The stages' layers under the partition policy ``name``.
+
+    Args:
+        name: uniform, parameters, profile, memory or manual.
+        profile: the model's layers; ``profile`` reads their seconds, the loss counting for the last stage.
+        stages: number of stages, over all chunks.
+        boundaries: manual: first layer of each stage after the first.
+        limit: profile: which layers a stage may hold; none = any. memory: what they take.
+        placement: profile, parameters: rank of each stage, where ranks hold several: their sums are balanced, too.
+
+    Raises:
+        RequestError: if there is no such partition; see :func:`partition_problems`.
+        NothingFitsError: if ``limit`` leaves none.
+    """
+    num_layers = len(profile.layers)
+    problems = partition_problems(name, boundaries, stages, num_layers)
+    if problems:
+        raise RequestError(problems)
+    if name == "uniform":
+        return uniform(num_layers, stages)
+    if name == "manual":
+        return _from_ends([*(boundaries or ()), num_layers])
+    if name == "parameters":
+        limit, costs = None, [float(layer.num_parameters) for layer in profile.layers]
+    else:
+        costs = _seconds(profile)
+    if name == "memory":
+        if limit is None:
+            raise ValueError("a partition by memory needs the stages' peaks")
+        found = least_peak(costs, stages, limit)
+    else:
+        found = min_max(costs, stages, limit=limit)
+    if found is None:
+        raise NothingFitsError([_nothing_fits(name, stages)])
+    shared = name != "memory" and placement is not None and len(set(placement)) < stages
+    return balance_ranks(costs, found, placement, limit) if shared and placement is not None else found
+
+
+def partition_problems(name: str, boundaries: Sequence[int] | None, stages: int, num_layers: int) -> list[Problem]:
+    """What stands against cutting ``num_layers`` layers into ``stages`` stages this way."""
+    problems = []
+    if name not in _OPTIONS:
+        problems.append(Problem("partition", name, f"must be one of {', '.join(_OPTIONS)}", fix="partition=uniform"))
+    if stages > num_layers:
+        problems.append(
+            Problem(
+                "parallelism.pipeline",
+                stages,
+                f"the schedule makes {stages} stages, the model has {num_layers} layers",
+                "each stage needs at least one layer",
+                f"parallelism.pipeline={num_layers}",
+            )
+        )
+    elif name == "manual":
+        problems.extend(_boundary_problems(list(boundaries or ()), stages, num_layers))
+    return problems
+
+
+def uniform(num_layers: int, stages: int) -> Partition:
+    """As many layers in each stage, up to one; the first stages take the extra ones.
+
+    The last stage has the loss and usually the widest layer besides, the first usually the cheapest (an
+    embedding), so the extra layers go to the front, as with ``tensor_split``.
+    """
+    return _from_ends(list(accumulate(split_sizes(num_layers, stages))))
+
+
+def min_max(costs: Sequence[float], stages: int, *, limit: StageLimit | None = None) -> Partition | None:
+    """The contiguous partition with the least largest stage cost, then the least sum of squares.
+
+    Args:
+        costs: non-negative cost of each layer.
+        stages: number of stages, at most ``len(costs)``; none is empty.
+        limit: which layers a stage may hold.
+
+    Returns:
+        the partition, or None where no partition keeps to the limit.
+    """
+    prefix = list(accumulate(costs, initial=0.0))
+
+    def cost(begin: int, end: int) -> float:
+        return prefix[end] - prefix[begin]
+
+    def largest(layers: Partition) -> float:
+        return max(cost(first, last + 1) for first, last in layers)
+
+    # Most often something at least as good as the uniform cut fits; with its maximum the search is short.
+    ceilings = (largest(uniform(len(costs), stages)), math.inf)
+    searches = (_search(len(costs), stages, cost, max, ceiling, limit) for ceiling in ceilings)
+    found = next((layers for layers in searches if layers is not None), None)
+    if found is None:
+        return None
+    least = largest(found)
+    return _search(len(costs), stages, lambda i, j: cost(i, j) ** 2, lambda a, b: a + b, least**2, limit)
+
+
+def least_peak(seconds: Sequence[float], stages: int, peaks: StagePeaks) -> Partition | None:
+    """The partition whose largest stage peak is least and, of these, the one with the fastest slowest stage.
+
+    Exact over the stages' peaks. Where ranks hold several stages, those stand for their ranks.
+
+    Args:
+        seconds: of each layer.
+        stages: number of stages, at most ``len(seconds)``.
+        peaks: of any layers in any stage.
+    """
+    spare = len(seconds) - stages
+    best = {0: 0}
+    for stage in range(stages):
+        found: dict[int, int] = {}
+        for end in range(stage + 1, stage + 2 + spare):
+            least: int | None = None
+            for begin in range(min(end - 1, max(best)), stage - 1, -1):
+                if least is not None and peaks.floor_bytes(begin, end - 1, stage) >= least:
+                    break
+                peak = max(best[begin], peaks.peak_bytes(begin, end - 1, stage))
+                least = peak if least is None else min(least, peak)
+            if least is not None:
+                found[end] = least
+        best = found
+    return min_max(seconds, stages, limit=_Under(peaks, best[len(seconds)]))
+
+
+@dataclass(frozen=True)
+class _Under:
+    """Stages of at most ``limit_bytes``, which may be less than what is there."""
+
+    peaks: StagePeaks
+    limit_bytes: int
+
+    def fits(self, first: int, last: int, stage: int) -> bool:
+        return self.peaks.peak_bytes(first, last, stage) <= self.limit_bytes
+
+    def hopeless(self, first: int, last: int, stage: int) -> bool:
+        return self.peaks.floor_bytes(first, last, stage) > self.limit_bytes
+
+
+def _search(
+    num_layers: int,
+    stages: int,
+    cost: Callable[[int, int], float],
+    join: Callable[[float, float], float],
+    ceiling: float,
+    limit: StageLimit | None,
+) -> Partition | None:
+    """Dynamic programming over (stages, layers so far), each stage's cost at most ``ceiling``.
+
+    ``cost(begin, end)`` of layers begin .. end-1 grows as ``begin`` falls, and ``join`` is never below
+    either argument: a begin that already costs more than the best found ends the inner loop, which leaves it
+    about as long as a stage.
+    """
+    spare = num_layers - stages
+    best = {0: 0.0}
+    choices: list[dict[int, int]] = []
+    for stage in range(stages):
+        found: dict[int, float] = {}
+        choice: dict[int, int] = {}
+        furthest = max(best, default=-1)
+        for end in range(stage + 1, stage + 2 + spare):
+            least = math.inf
+            for begin in range(min(end - 1, furthest), stage - 1, -1):
+                own = cost(begin, end)
+                if own > ceiling or own >= least:
+                    break
+                total = join(best.get(begin, math.inf), own)
+                if total >= least:
+                    continue
+                if limit is None or limit.fits(begin, end - 1, stage):
+                    least, choice[end] = total, begin
+                elif limit.hopeless(begin, end - 1, stage):
+                    break
+            if end in choice:
+                found[end] = least
+        best = found
+        choices.append(choice)
+    if num_layers not in best:
+        return None
+    ends = [num_layers]
+    for choice in reversed(choices[1:]):
+        ends.append(choice[ends[-1]])
+    return _from_ends(ends[::-1])
+
+
+def _seconds(profile: ModelProfile) -> list[float]:
+    seconds = [layer.forward_seconds + layer.backward_seconds for layer in profile.layers]
+    seconds[-1] += profile.loss.forward_seconds + profile.loss.backward_seconds
+    return seconds
+
+
+def _from_ends(ends: Sequence[int]) -> Partition:
+    return tuple((begin, end - 1) for begin, end in zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _boundary_problems(boundaries: list[int], stages: int, num_layers: int) -> list[Problem]:
+    even = [first for first, _ in uniform(num_layers, stages)[1:]]
+    fix = f"partition.boundaries=[{','.join(map(str, even))}]"
+    shown = f"[{','.join(map(str, boundaries))}]"
+    problems = []
+    if len(boundaries) != stages - 1:
+        rule = f"{stages} stages need {stages - 1} boundaries, the first layer of each stage after the first"
+        problems.append(Problem("partition.boundaries", shown, rule, fix=fix))
+    if any(not 0 < boundary < num_layers for boundary in boundaries):
+        rule = f"each boundary must lie in 1 .. {num_layers - 1}"
+        problems.append(Problem("partition.boundaries", shown, rule, f"the model has {num_layers} layers", fix))
+    if any(after <= before for before, after in zip(boundaries, boundaries[1:], strict=False)):
+        rule = "boundaries must rise"
+        problems.append(Problem("partition.boundaries", shown, rule, "each stage needs at least one layer", fix))
+    return problems
+
+
+def _nothing_fits(name: str, stages: int) -> Problem:
+    return Problem(
+        "partition",
+        name,
+        f"no contiguous partition into {stages} stages keeps every stage under the memory limit",
+        "a stage holds its weights, gradients, optimizer states and its schedule's in-flight micro-batches",
+        "partition=uniform",
+    )

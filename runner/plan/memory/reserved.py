@@ -1,0 +1,320 @@
+"""What torch's allocator reserves of a device under ZeRO: a few steps of one rank, allocation by allocation.
+
+The forward and backward are those of the profile's trace; around them come the runner's and DeepSpeed 0.19.8's own
+buffers: flat partitions, buckets and their flat copies, gathered weights. What is reserved is more than what is
+allocated at once, because a freed block serves only requests that fit it.
+
+Simplified: a layer's weights are gathered in one block; one stream; nothing of CUDA's own context or of NCCL's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+
+from runner.config.deepspeed import MOST_PREFETCHED
+from runner.config.optimizers import ERROR_WIDTH, OPTIMIZERS
+from runner.config.schema import RunConfig
+from runner.plan.memory.caching_allocator import CachingAllocator
+from runner.plan.memory.limits import on_accelerator
+from runner.plan.memory.zero import FLATTENED, MOST_GATHERED, weight_widths
+from runner.profile import MemoryTrace
+
+__all__ = ["predict_reserved", "predicts_reserved"]
+
+_STEPS = 3  # the second has the optimizer's states; from the third on nothing new is reserved
+_WIDE = 4
+
+
+def predicts_reserved(config: RunConfig) -> bool:
+    """Whether a request is simulated: ZeRO, one stage on a device, one micro-batch, nothing recomputed."""
+    plain = config.activation_checkpoint.name == "none" and config.offload.activations == "none"
+    whole = config.parallelism.pipeline * config.parallelism.tensor * config.schedule.microbatches == 1
+    there = config.offload.parameters == "none" and config.offload.delay_from is None and not config.compile
+    return config.zero.stage is not None and plain and whole and there and on_accelerator(config)
+
+
+def predict_reserved(config: RunConfig, trace: MemoryTrace | None, *, temporaries: int) -> int | None:
+    """Bytes at the peak; None where the request is none that is simulated.
+
+    Args:
+        config: the request.
+        trace: of the step's one micro-batch.
+        temporaries: tensors as large as what it updates that one update makes and drops.
+    """
+    if trace is None or not predicts_reserved(config):
+        return None
+    assert config.zero.stage is not None
+    rank = (_Replicated, _SharedStates, _SharedStates, _SharedWeights)[config.zero.stage](config, trace, temporaries)
+    for _ in range(_STEPS):
+        rank.step()
+    return rank.memory.most_reserved
+
+
+class _Rank:
+    """One rank's allocations. Subclasses say what is there besides the trace."""
+
+    def __init__(self, config: RunConfig, trace: MemoryTrace, temporaries: int) -> None:
+        self.memory = CachingAllocator()
+        self.trace = trace
+        self.stage = config.zero.stage
+        self.replicas = config.parallelism.data
+        self.width, self.master = weight_widths(config)
+        self.elements = sum(trace.parameters)
+        self.bucket = min(config.zero.bucket_elements, self.elements)
+        self.offloaded = config.offload.optimizer != "none"
+        self.temporaries = temporaries
+        self.kind = OPTIMIZERS[config.optimizer.name]
+        self._momentum = config.optimizer.momentum > 0 and "momentum" in self.kind.reads
+        self._names = itertools.count()
+        self._steps = 0
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Allocate what is there before the first step."""
+
+    def layer_done(self, layer: int) -> None:
+        """A layer's forward has ended."""
+
+    def backward_begins(self) -> None:
+        """The loss is there."""
+
+    def gradient(self, name: Hashable, parameter: int) -> None:
+        """A parameter's gradient is complete."""
+
+    def backward_ends(self) -> None:
+        """All gradients are."""
+
+    def update(self, *, first: bool) -> None:
+        """The optimizer's."""
+
+    def step(self) -> None:
+        """One optimizer step."""
+        for kind, number, value in self.trace.events:
+            name = ("trace", self._steps, number)
+            if kind == "+":
+                self.memory.allocate(name, value)
+            elif kind == "-":
+                self._end(name)
+            elif kind == "layer":
+                self.layer_done(number)
+            elif kind == "backward":
+                self.backward_begins()
+            else:
+                self.gradient(name, value)
+        self.backward_ends()
+        self.update(first=self._steps == 0)
+        for _, number, _ in self.trace.events:
+            self._end(("trace", self._steps, number))
+        self._steps += 1
+
+    def _end(self, name: Hashable) -> None:
+        """Of something of the trace, unless it went before: gradients do."""
+        if self.memory.holds(name):
+            self.memory.release(name)
+
+    def hold(self, num_bytes: float) -> Hashable:
+        name = ("own", next(self._names))
+        self.memory.allocate(name, round(num_bytes))
+        return name
+
+    def pass_by(self, num_bytes: float) -> None:
+        """Hold it for a moment."""
+        self.memory.release(self.hold(num_bytes))
+
+    def hold_states(self, elements: int) -> None:
+        """The optimizer's, of one tensor of so many elements: its values one by one."""
+        known = self.kind.state_bytes
+        values = self.kind.values + self._momentum
+        total = known(elements) if known is not None else values * self.master * elements
+        count = max(1, round(values))
+        for _ in range(count if total else 0):
+            self.hold(total / count)
+
+
+class _Replicated(_Rank):
+    """Stage 0: everything is whole, gradients in one buffer; DeepSpeed copies them together to sum them."""
+
+    def prepare(self) -> None:
+        for elements in self.trace.parameters:
+            self.hold(elements * self.width)
+            if self.master > self.width:
+                self.hold(elements * self.master)
+        self.hold(self.elements * self.width)
+
+    def gradient(self, name: Hashable, parameter: int) -> None:
+        self.memory.release(name)
+
+    def backward_ends(self) -> None:
+        copied = 0
+        for elements in self.trace.parameters:
+            copied += elements
+            if copied > FLATTENED:
+                self.pass_by(copied * self.width)
+                copied = 0
+        self.pass_by(copied * self.width)
+
+    def update(self, *, first: bool) -> None:
+        wide = self.hold(self.elements * self.master) if self.master > self.width else None
+        if first and self.kind.compresses:
+            self.hold(ERROR_WIDTH * self.elements)
+            self.hold(ERROR_WIDTH * self.elements / self.replicas)
+        for elements in self.trace.parameters:
+            if first:
+                self.hold_states(elements)
+            for name in [self.hold(elements * self.master) for _ in range(self.temporaries)]:
+                self.memory.release(name)
+        if wide is not None:
+            self.memory.release(wide)
+
+
+class _Shared(_Rank):
+    """Stages 1 to 3: a partition of the weights, which the optimizer updates, and buckets."""
+
+    @property
+    def part(self) -> int:
+        """Elements of a partition, padded."""
+        aligned = 2 * self.replicas
+        return -(-self.elements // aligned) * aligned // self.replicas
+
+    def prepare(self) -> None:
+        if self.offloaded:
+            self.hold(max(self.trace.parameters) * self.width)
+            return
+        self.hold(self.part * self.master)
+        gradient = self.hold(self.part * self.master)
+        self.hold_states(self.part)
+        self.memory.release(gradient)
+
+    def update(self, *, first: bool) -> None:
+        if not self.offloaded:
+            for name in [self.hold(self.part * self.master) for _ in range(1 + self.temporaries)]:
+                self.memory.release(name)
+
+
+class _SharedStates(_Shared):
+    """Stages 1 and 2: weights are whole, in one buffer. Stage 1 reduces after the backward, stage 2 in it."""
+
+    _filled = 0  # elements of the bucket
+    _own: Hashable | None = None  # this rank's partition of the gradients
+
+    def __init__(self, config: RunConfig, trace: MemoryTrace, temporaries: int) -> None:
+        self._waiting: dict[int, Hashable] = {}  # gradients that are to be reduced after the backward, by parameter
+        super().__init__(config, trace, temporaries)
+
+    def prepare(self) -> None:
+        self.hold(self.part * self.replicas * self.width)
+        super().prepare()
+
+    def backward_begins(self) -> None:
+        self._bucket = self.hold(self.bucket * self.width)
+        self._filled = 0
+        self._own = None
+
+    def gradient(self, name: Hashable, parameter: int) -> None:
+        if self.stage == 1:
+            self._waiting[parameter] = name
+        else:
+            self._put(name, parameter)
+
+    def backward_ends(self) -> None:
+        for parameter in sorted(self._waiting):
+            self._put(self._waiting.pop(parameter), parameter)
+        self._reduce()
+        self.memory.release(self._bucket)
+
+    def update(self, *, first: bool) -> None:
+        super().update(first=first)
+        if self._own is not None:
+            self.memory.release(self._own)
+
+    def _put(self, name: Hashable, parameter: int) -> None:
+        """Copy a gradient into the bucket, which goes first where it is full."""
+        elements = self.trace.parameters[parameter]
+        if self._filled + elements > self.bucket:
+            self._reduce()
+        self._filled += elements
+        self.memory.release(name)
+
+    def _reduce(self) -> None:
+        if self._filled:
+            copied = self.hold(self._filled * self.width)
+            if self._own is None and not self.offloaded:
+                self._own = self.hold(self.part * self.width)
+            self.memory.release(copied)
+        self._filled = 0
+
+
+class _SharedWeights(_Shared):
+    """Stage 3: weights are gathered for a layer's forward and backward, the next ones ahead, and kept if used soon."""
+
+    _filled = 0  # elements of the bucket
+    _place = 0  # in the order of layers
+    _left: dict[int, int]  # of each layer: parameters without a gradient yet
+
+    def prepare(self) -> None:
+        self.hold(self.part * self.width)
+        super().prepare()
+        if not self.offloaded:
+            self.hold(self.part * self.width)  # of gradients
+        self.hold(self.bucket * self.width)
+        sizes: dict[int, int] = {}
+        for elements, layer in zip(self.trace.parameters, self.trace.layers, strict=True):
+            sizes[layer] = sizes.get(layer, 0) + elements
+        self._sizes = sizes
+        forward = sorted(sizes)
+        self._order = [*forward, *reversed(forward)]
+        self._gathered: dict[int, Hashable] = {}
+        self._begin()
+
+    def layer_done(self, layer: int) -> None:
+        if layer in self._sizes:
+            self._move()
+
+    def gradient(self, name: Hashable, parameter: int) -> None:
+        elements, layer = self.trace.parameters[parameter], self.trace.layers[parameter]
+        if self._filled and self._filled + elements > self.bucket:
+            self.pass_by(self._filled * self.width)
+            self._filled = 0
+        self._filled += elements
+        self.memory.release(name)
+        self._left[layer] -= 1
+        if not self._left[layer]:
+            self._move()
+
+    def backward_ends(self) -> None:
+        if self._filled:
+            self.pass_by(self._filled * self.width)
+        for name in self._gathered.values():
+            self.memory.release(name)
+        self._gathered.clear()
+
+    def update(self, *, first: bool) -> None:
+        super().update(first=first)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._filled = self._place = 0
+        self._left = {layer: self.trace.layers.count(layer) for layer in self._sizes}
+        self._gather()
+
+    def _move(self) -> None:
+        """On to the next layer: drop this one unless it is used again soon, gather what comes."""
+        done = self._order[self._place]
+        self._place += 1
+        coming = self._order[self._place :]
+        totals = itertools.accumulate(self._sizes[layer] for layer in coming)
+        soon = {layer for layer, total in zip(coming, totals, strict=True) if total <= MOST_GATHERED}
+        if done not in soon:
+            self.memory.release(self._gathered.pop(done))
+        self._gather()
+
+    def _gather(self) -> None:
+        """The next layer's weights, and ahead of their use those that come after and are not there."""
+        ahead = 0
+        for place, layer in enumerate(self._order[self._place :]):
+            if ahead >= MOST_PREFETCHED:
+                break
+            if layer not in self._gathered:
+                self._gathered[layer] = self.hold(self._sizes[layer] * self.width)
+                ahead += self._sizes[layer] if place else 0

@@ -1,0 +1,239 @@
+"""Bytes of one stage's weights, gradients and optimizer states under ZeRO, on the device, in the host, on the drive.
+
+The formulas follow what DeepSpeed 0.19.8 allocates: flat buffers padded for the partitions, a partition of the weights
+that the optimizer updates (a copy also where it has their format), buckets that gradients are reduced in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from runner.config.optimizers import OPTIMIZERS
+from runner.config.precision import PRECISIONS
+from runner.config.schema import RunConfig
+from runner.plan.stages.figures import StageFigures
+from runner.profile import ModelProfile
+
+__all__ = ["FLATTENED", "MOST_GATHERED", "StateBytes", "ZeroSharing", "flattened_bytes", "sharing_of", "weight_widths"]
+
+_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ALIGNED = 2  # elements: stage_1_and_2.py, nccl_start_alignment_factor
+MOST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
+FLATTENED = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
+_SWAP_BUFFERS = 4  # offload_config.py, buffer_count
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """What is held from one step to the next.
+
+    Args:
+        weights, gradients, optimizer, buffers: on the device.
+        host: what was offloaded to the host, with the copies that travel; on a device that is the CPU it is the same
+            memory.
+        drive: in swap files.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    host: int = 0
+    drive: int = 0
+
+    @property
+    def device(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.buffers
+
+    def __add__(self, other: StateBytes) -> StateBytes:
+        return StateBytes(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroSharing:
+    """How a stage's replicas share out its states.
+
+    Args:
+        stage: 1, 2 or 3.
+        replicas: that hold the stage.
+        optimizer, parameters: where states and weights wait: none, cpu, nvme.
+        weight_width, master_width: bytes of an element of the weights, and of what the optimizer updates.
+        states: the optimizer's values per element.
+        masters: where each parameter has states of its own size (in blocks), and not ``states`` values per element: how
+            much of a profile's states are master weights, per byte of gradient.
+        constant_bytes: tables of the optimizer, whatever it updates.
+        bucket_elements: gradients reduced at once, at most.
+        temporaries: tensors as large as a partition that one update makes and drops.
+        accumulates: a step has several micro-batches.
+        delayed: the update works on copies of the weights and gradients.
+        ratio: the part of offloaded states that leaves the device.
+    """
+
+    stage: int
+    replicas: int
+    optimizer: str
+    parameters: str
+    weight_width: int
+    master_width: int
+    states: float
+    bucket_elements: int
+    temporaries: int
+    accumulates: bool = False
+    delayed: bool = False
+    ratio: float = 1.0
+    masters: float | None = None
+    constant_bytes: int = 0
+
+    def held(self, figures: StageFigures) -> StateBytes:
+        """Between steps."""
+        part = self._partition(figures)
+        kept = figures.weight_bytes - figures.gradient_bytes  # buffers and frozen weights
+        copies = 2 if self.delayed else 0
+        states = part * self.master_width * self.states
+        if self.masters is not None:
+            states = (figures.optimizer_bytes - self.masters * figures.gradient_bytes) / self.replicas
+        updated = round(part * self.master_width * (1 + copies) + states) + self.constant_bytes
+        if self.stage < 3:
+            flat = part * self.replicas * self.weight_width
+            bytes_of = StateBytes(weights=kept + flat, gradients=0, optimizer=updated, buffers=0)
+            return bytes_of if self.optimizer == "none" else self._offloaded_12(bytes_of, figures, part)
+        shares = part * self.weight_width
+        bytes_of = StateBytes(
+            weights=kept + shares,
+            gradients=shares,
+            optimizer=updated,
+            buffers=self._bucket(figures) * self.weight_width,
+        )
+        return self._offloaded_3(bytes_of, part)
+
+    def between_backwards(self, figures: StageFigures) -> StateBytes:
+        """What is held, with the gradients that are there between two backwards, or before a reduction; no bucket."""
+        held = self.held(figures)
+        gradients = held.gradients
+        if self.stage < 3 and self.optimizer == "none":
+            kept_wide = self.weight_width != self.master_width  # each is added to an fp32 one as soon as it is there
+            whole = self.stage == 1 and (self.accumulates or not kept_wide)
+            gradients = figures.gradient_bytes if whole else self._partition(figures) * self.weight_width
+        return replace(held, gradients=gradients, buffers=0)
+
+    def backward_extra(self, figures: StageFigures) -> StateBytes:
+        """On top of that in the last backward, beside its activations."""
+        last = self.reduction_extra(figures)
+        bucket = self._bucket(figures) * self.weight_width
+        if self.stage == 3 or bucket < figures.gradient_bytes:
+            return last  # the first bucket is copied and reduced while activations are held
+        if self.stage == 1 and self.accumulates:
+            return last  # and so many gradients are held from the start
+        earlier = self._earlier(figures)
+        if self.stage == 1:
+            earlier = figures.largest_parameter_bytes  # gradients grow while activations go; the first may be large
+        return StateBytes(0, min(earlier, last.gradients + bucket), 0, bucket)
+
+    def reduction_extra(self, figures: StageFigures) -> StateBytes:
+        """The same at its end, when gradients are there and none is updated."""
+        bucket = self._bucket(figures) * self.weight_width
+        part = self._partition(figures) * self.weight_width
+        if self.stage < 3:
+            # The last bucket and its flat copy, beside what was reduced of the others and of earlier micro-batches.
+            own = 0 if self.optimizer != "none" else part - bucket // self.replicas
+            unreduced = figures.gradient_bytes if self.stage == 1 and self.accumulates else 0
+            return StateBytes(0, max(unreduced - bucket, own + self._earlier(figures)), 0, 2 * bucket)
+        elements = figures.gradient_bytes // self.weight_width
+        return StateBytes(min(elements, MOST_GATHERED) * self.weight_width, 0, 0, bucket)
+
+    def _earlier(self, figures: StageFigures) -> int:
+        """Gradients of earlier micro-batches that stage 2 has reduced."""
+        kept = self.stage == 2 and self.accumulates and self.optimizer == "none"
+        return self._partition(figures) * self.weight_width if kept else 0
+
+    def update_extra(self, figures: StageFigures) -> int:
+        """On top of what is held, on the device, while the optimizer updates."""
+        part = self._partition(figures)
+        if self.optimizer != "none":
+            return self._temporary_bytes(figures) if self.ratio < 1 else 0
+        gradients = part * (self.weight_width if self.stage < 3 else 0)
+        return max(gradients, part * self.master_width) + self.temporaries * part * self.master_width
+
+    def update_extra_host(self, figures: StageFigures) -> int:
+        """The same in the host's memory, where the update runs there."""
+        return 0 if self.optimizer == "none" else self._temporary_bytes(figures)
+
+    def _temporary_bytes(self, figures: StageFigures) -> int:
+        """What one call of the optimizer makes and drops: for a partition; of a twin flow, for a weight's part."""
+        largest = -(-figures.largest_parameter_bytes // (self.weight_width * self.replicas))
+        return self.temporaries * (self._partition(figures) if self.ratio == 1 else largest) * self.master_width
+
+    def _partition(self, figures: StageFigures) -> int:
+        """Elements of one replica's part, padded."""
+        elements = figures.gradient_bytes // self.weight_width
+        aligned = self.replicas * (_ALIGNED if self.stage < 3 else 1)
+        return -(-elements // aligned) * aligned // self.replicas
+
+    def _bucket(self, figures: StageFigures) -> int:
+        return min(self.bucket_elements, figures.gradient_bytes // self.weight_width)
+
+    def _offloaded_12(self, held: StateBytes, figures: StageFigures, part: int) -> StateBytes:
+        """States, their gradients, the weights on their way and gradients as they come in lie in the host's memory."""
+        largest = figures.largest_parameter_bytes
+        coming = min(figures.gradient_bytes, part * self.weight_width + largest)  # parameters at its ends come whole
+        host = held.optimizer + part * (self.master_width + self.weight_width) + coming + largest
+        return StateBytes(held.weights, 0, 0, largest, host=host)
+
+    def _offloaded_3(self, held: StateBytes, part: int) -> StateBytes:
+        weights, gradients, optimizer, host, drive = held.weights, held.gradients, held.optimizer, 0, 0
+        if self.optimizer != "none":
+            stays = 1 - self.ratio
+            host += gradients + round(part * self.master_width * self.ratio)
+            moved = round(optimizer * self.ratio)
+            gradients, optimizer = round(part * self.master_width * stays), optimizer - moved
+            if self.optimizer == "nvme":
+                drive = moved + part * self.master_width
+                host += _SWAP_BUFFERS * part * self.master_width
+            else:
+                host += moved
+        if self.parameters != "none":
+            shares = part * self.weight_width
+            weights -= shares
+            if self.parameters == "nvme":
+                drive += shares
+            else:
+                host += shares
+        return StateBytes(weights, gradients, optimizer, held.buffers, host=host, drive=drive)
+
+
+def flattened_bytes(config: RunConfig) -> int:
+    """Bytes of gradients that stage 0 copies together to reduce them, at most; 0 for the other stages."""
+    return FLATTENED * weight_widths(config)[0] if config.zero.stage == 0 else 0
+
+
+def weight_widths(config: RunConfig) -> tuple[int, int]:
+    """Bytes of an element of the weights, and of what the optimizer updates."""
+    precision = PRECISIONS[config.precision.name]
+    width = _WIDTHS[precision.weights]
+    return width, 4 if precision.master_weights else width
+
+
+def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> ZeroSharing | None:
+    """How a request shares out; None where each replica holds all."""
+    if not config.zero.stage:
+        return None
+    width, master = weight_widths(config)
+    kind = OPTIMIZERS[config.optimizer.name]
+    # The profile counts masters among the states, and states as wide as what they belong to.
+    values = profile.optimizer_bytes_per_gradient_byte - profile.master_bytes_per_gradient_byte
+    return ZeroSharing(
+        stage=config.zero.stage,
+        replicas=config.parallelism.data,
+        optimizer=config.offload.optimizer,
+        parameters=config.offload.parameters,
+        weight_width=width,
+        master_width=master,
+        states=values * width / master,
+        bucket_elements=config.zero.bucket_elements,
+        temporaries=temporaries,
+        accumulates=config.schedule.microbatches > 1,
+        delayed=config.offload.delay_from is not None,
+        ratio=config.offload.ratio,
+        masters=profile.master_bytes_per_gradient_byte if kind.state_bytes is not None else None,
+        constant_bytes=kind.constant_bytes,
+    )

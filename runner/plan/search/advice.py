@@ -1,0 +1,207 @@
+"""What to do about a plan, each proposal tried by planning it: advice that does not help is not given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from runner.config.rules.sections import rules
+from runner.config.schema import RunConfig
+from runner.config.units import format_bytes, format_seconds
+from runner.errors import Problem, RequestError
+from runner.plan.values import RunPlan, TimePrediction
+from runner.schedule.catalogue import registry
+
+__all__ = ["compare_without_pipeline", "misfit"]
+
+Replan = Callable[[RunConfig], RunPlan]
+Overrides = Mapping[str, str | int]
+
+# Keys that belong to one option of a group and have no meaning for the others.
+_OPTIONS_OF_OTHERS = {
+    "schedule": ("chunks", "file", "memory_limit"),
+    "partition": ("boundaries",),
+    "activation_checkpoint": ("every", "save_ops", "layers"),
+}
+
+# Actions that all trials of one plan may replay together: keeps advice within a second or two.
+_BUDGET = 300_000
+
+
+def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions: bool = False) -> Problem:
+    """Why a plan does not fit: the rank, its largest part, and each override found that makes it fit.
+
+    Args:
+        plan: one that does not fit.
+        config: its request.
+        replan: plans a changed request; RequestError where there is no such plan.
+        other_precisions: whether ``replan`` knows the sizes in other precisions.
+    """
+    if not plan.fits_host:
+        return _host_misfit(plan)
+    peaks = plan.peak_memory_bytes
+    rank = peaks.index(max(peaks))
+    parts = plan.rank_parts[rank]
+    largest = parts.largest()
+    stages = ", ".join(map(str, plan.topology.stages_of(rank)))
+    rule = f"rank {rank} (stage {stages}) needs {format_bytes(peaks[rank])}"
+    why = f"the largest part is {largest}, {format_bytes(getattr(parts, largest))}"
+    found = [_spelled(overrides) for overrides in _remedies(plan, config, replan, other_precisions)]
+    if not found:
+        why += (
+            "; no other schedule, micro-batch count, partition, activation checkpoint, pipeline degree or batch tried "
+            "makes it fit"
+        )
+    return Problem("memory_limit", format_bytes(plan.memory_limit_bytes), rule, why, " or ".join(found))
+
+
+def _host_misfit(plan: RunPlan) -> Problem:
+    """What is offloaded finds no room."""
+    offloaded, limit = plan.host_memory_bytes, plan.host_limit_bytes
+    assert limit is not None
+    rank = offloaded.index(max(offloaded))
+    rule = f"rank {rank} offloads {format_bytes(offloaded[rank])}"
+    why = f"Its part of the host's memory is {format_bytes(limit)}"
+    return Problem("hardware.host_memory_bytes", format_bytes(limit), rule, why, "more replicas or offload=nvme")
+
+
+def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Replan) -> tuple[str, ...]:
+    """The same request on the same devices without a pipeline, and on one device; one line, with the numbers.
+
+    Args:
+        own: the plan's time, from the layer profile that ``replan`` uses: like is compared with like.
+        config: its request.
+        replan: see :func:`misfit`.
+    """
+    degrees = config.parallelism
+    if degrees.pipeline == 1:
+        return ()
+    devices = degrees.pipeline * degrees.data
+    others: list[tuple[str, str, float | None]] = []
+    for count in sorted({devices, 1}, reverse=True):
+        name = f"data parallelism over {count} devices" if count > 1 else "one device"
+        best = _without_pipeline(config, replan, count) if count <= config.data.batch_size else None
+        others.append((name, *best) if best else (name, "", None))
+    quickest = min((other for other in others if other[2] is not None), key=lambda o: o[2] or 0.0, default=None)
+    told = "; ".join(f"{name} {format_seconds(s) if s is not None else 'does not fit'}" for name, _, s in others)
+    numbers = f"{format_seconds(own.step_seconds)} a step with a bubble of {own.bubble_ratio:.0%}; {told}"
+    if quickest is not None and quickest[2] is not None and quickest[2] <= own.step_seconds:
+        return (f"pipelining does not pay here: {numbers}. Try {quickest[1]}.",)
+    return (f"pipelining pays here: {numbers}.",)
+
+
+def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[str, float] | None:
+    """The fewest micro-batches with which data parallelism over so many devices fits, and its step's seconds."""
+    share = -(-config.data.batch_size // devices)
+    for microbatches in _doubled(1, share):
+        overrides: dict[str, str | int] = {
+            "parallelism.pipeline": 1,
+            "parallelism.data": devices,
+            "schedule.microbatches": microbatches,
+        }
+        if not _spec(config).one_rank:
+            overrides |= {"schedule": "1f1b"}
+        if config.partition.name == "manual":
+            overrides |= {"partition": "uniform"}
+        plan = _tried(config, overrides, replan)
+        if plan is not None and plan.fits:
+            return _spelled(overrides), plan.time.step_seconds
+    return None
+
+
+def _spec(config: RunConfig) -> registry.ScheduleSpec:
+    name = config.schedule.name
+    return registry.SPECS[registry.ALIASES.get(name, name)]
+
+
+def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions: bool) -> Iterator[Overrides]:
+    """Of each kind of change, the smallest that fits; together with 1f1b where the schedule holds more."""
+    budget = _BUDGET
+    base: dict[str, str | int] = {}
+    for kind in _kinds(config, len(plan.profile.layers), other_precisions):
+        for change in kind:
+            overrides = {**base, **change}
+            cost = 6 * int(overrides.get("parallelism.pipeline", config.parallelism.pipeline))
+            cost *= int(overrides.get("schedule.microbatches", config.schedule.microbatches))
+            if cost > budget:
+                break
+            budget -= cost
+            tried = _tried(config, overrides, replan)
+            if tried is not None and tried.fits:
+                yield overrides
+                break
+        else:
+            if kind and kind[-1].get("schedule") == "1f1b":
+                base = {"schedule": "1f1b"}
+
+
+def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[list[Overrides]]:
+    """Changes to try, the least intrusive kind first, within a kind the smallest first."""
+    schedule, degrees = config.schedule, config.parallelism
+    kinds: list[list[Overrides]] = []
+    if schedule.name not in ("1f1b", "dapple", "naive") and degrees.pipeline > 1:
+        kinds.append([{"schedule": "1f1b"}])
+    share = -(-config.data.batch_size // degrees.data)
+    if schedule.name != "from_file":
+        more = [n for n in _doubled(schedule.microbatches, share) if n > schedule.microbatches]
+        kinds.append([{"schedule.microbatches": n} for n in more])
+    if config.partition.name != "profile" and degrees.pipeline > 1:
+        kinds.append([{"partition": "profile"}])
+    kinds.append(_sharing(config))
+    if config.activation_checkpoint.name == "none":
+        kinds.append([{"activation_checkpoint": "full"}])
+    if other_precisions and config.precision.name == "fp32":
+        kinds.append([{"precision": "bf16"}])
+    if schedule.name != "from_file" and config.partition.name != "manual":
+        deeper = [n for n in _doubled(degrees.pipeline, num_layers) if n > degrees.pipeline]
+        kinds.append([{"parallelism.pipeline": n} for n in deeper])
+    halves = (config.data.batch_size >> k for k in range(1, config.data.batch_size.bit_length()))
+    kinds.append([{"data.batch_size": n} for n in halves if n >= degrees.data * schedule.microbatches])
+    return kinds
+
+
+def _sharing(config: RunConfig) -> list[Overrides]:
+    """ZeRO, and the states in the host's memory."""
+    if config.offload.optimizer != "none" or config.schedule.name == "from_file":
+        return []
+    stage = config.zero.stage or 0
+    stages = [number for number in (1, 2) if number > stage] if config.parallelism.data > 1 else []
+    more: list[Overrides] = [{"zero.stage": number} for number in stages]
+    return [*more, {"zero.stage": max(stage, 2), "offload.optimizer": "cpu"}]
+
+
+def _tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | None:
+    changed, known = _changed(config, overrides), rules(config)
+    if any(problem not in known for problem in rules(changed)):
+        return None
+    try:
+        return replan(changed)
+    except RequestError:
+        return None
+
+
+def _changed(config: RunConfig, overrides: Overrides) -> RunConfig:
+    """A copy of the request with these overrides; one without a dot chooses a group's option by name."""
+    changed = copy.deepcopy(config)
+    for path, value in overrides.items():
+        section, _, key = path.partition(".")
+        target: Any = getattr(changed, section)
+        setattr(target, key or "name", value)
+        if not key:
+            for name in _OPTIONS_OF_OTHERS.get(section, ()):
+                setattr(target, name, None)
+    return changed
+
+
+def _spelled(overrides: Overrides) -> str:
+    return " ".join(f"{path}={value}" for path, value in overrides.items())
+
+
+def _doubled(start: int, end: int) -> list[int]:
+    """start, 2 start, 4 start, … and end itself."""
+    values = []
+    while start < end:
+        values.append(start)
+        start *= 2
+    return [*values, end]

@@ -1,0 +1,112 @@
+"""``schedule=auto`` in a plan: the search sees the stages' seconds and bytes, and what each order would need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from runner.config.schema import RunConfig
+from runner.errors import RequestError
+from runner.plan.requested_schedule import is_chosen_by_plan
+from runner.plan.values import RunPlan
+from runner.schedule.catalogue.kinds import ScheduleRequest
+from runner.schedule.catalogue.one_directional import SEARCHED
+from runner.schedule.lowering.fuse import fuse_backwards
+from runner.schedule.search import FOUND, Choice, Rated, search
+from runner.schedule.simulation.clock import StageCosts
+from runner.schedule.values import Action, Move, Op, Schedule
+
+__all__ = ["CHOSEN_FILE", "choose", "chosen_to_json", "read_chosen"]
+
+CHOSEN_FILE = "schedule.json"
+
+
+def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPlan:
+    """The plan of the schedule with the shortest predicted step that fits; its advice begins with the reason.
+
+    Args:
+        config: asks for ``schedule=auto``.
+        assemble: a schedule to its plan.
+
+    Raises:
+        RequestError: from ``assemble``, where it refuses every schedule.
+    """
+    plans: dict[Schedule, RunPlan] = {}
+    costs: dict[tuple[int, ...], StageCosts] = {}
+    refusals: list[RequestError] = []
+
+    def rate(schedule: Schedule) -> tuple[float, bool] | None:
+        try:
+            plan = assemble(fuse_backwards(schedule))
+        except RequestError as refusal:
+            refusals.append(refusal)
+            return None
+        plans[schedule] = plan
+        costs.setdefault(schedule.placement[0], plan.time.costs)
+        return plan.time.step_seconds, plan.fits
+
+    asked = config.schedule
+    request = ScheduleRequest(
+        config.parallelism.pipeline, asked.microbatches, asked.chunks, memory_limit=asked.memory_limit
+    )
+    try:
+        choice = search(request, SEARCHED, costs.__getitem__, rate)
+    except ValueError:
+        raise refusals[0] from None
+    plan = plans[choice.best.schedule]
+    return replace(plan, advice=(_reason(choice, plans), *plan.advice))
+
+
+def _reason(choice: Choice, plans: dict[Schedule, RunPlan]) -> str:
+    best = choice.best
+    told = f"schedule=auto takes {_name(best)}: {_milliseconds(best)} a step, {choice.over_bound:.3f} of the least"
+    told += " time that any order of these stages takes"
+    if choice.beaten is not None:
+        longer = choice.beaten.seconds / best.seconds - 1
+        told += f"; next is {_name(choice.beaten)}, {_milliseconds(choice.beaten)} ({longer:.1%} longer)"
+    if choice.too_large is not None:
+        peak = max(plans[choice.too_large.schedule].peak_memory_bytes) / 1e6
+        limit = plans[best.schedule].memory_limit_bytes / 1e6
+        name, seconds = _name(choice.too_large), _milliseconds(choice.too_large)
+        told += f"; {name} would take {seconds}, but {peak:.0f} MB of {limit:.0f} MB"
+    return told
+
+
+def _name(rated: Rated) -> str:
+    schedule = rated.schedule
+    name = "an order of its own" if schedule.name == FOUND else schedule.name
+    if len(schedule.placement) > 1:
+        joined = " and forwards of two micro-batches" if schedule.joined > 1 else ""
+        return f"{name} with {len(schedule.placement)} pipelines{joined}"
+    return f"{name} with {schedule.chunks} chunks per rank" if schedule.chunks > 1 else name
+
+
+def _milliseconds(rated: Rated) -> str:
+    return f"{rated.seconds * 1e3:.3g} ms"
+
+
+def chosen_to_json(schedule: Schedule) -> str:
+    """What the ranks of a run need, so that they need not search again: the schedule's fields, actions as lists."""
+    return json.dumps(asdict(schedule))
+
+
+def read_chosen(run_dir: Path, config: RunConfig) -> Schedule | None:
+    """What the plan of this run chose, as :func:`chosen_to_json` wrote it; None where the request names a schedule."""
+    if not is_chosen_by_plan(config):
+        return None
+    fields = json.loads((run_dir / CHOSEN_FILE).read_text(encoding="utf-8"))
+    actions = tuple(tuple(map(_action, row)) for row in fields.pop("actions"))
+    moves = tuple(Move(*move[:3], *map(_action, move[3:])) for move in fields.pop("moves"))
+    return Schedule(**{name: _tuples(value) for name, value in fields.items()}, actions=actions, moves=moves)
+
+
+def _action(fields: list[Any]) -> Action:
+    op, stage, microbatch, *others = fields
+    return Action(Op(op), stage, microbatch, *others)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

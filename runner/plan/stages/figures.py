@@ -1,0 +1,185 @@
+"""A stage's numbers: what its layers add up to for one micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from runner.plan.stages.curvature import CurvatureRanges, StageCurvature
+from runner.plan.stages.ranges import RangeMaximum, prefix
+from runner.plan.stages.split import SplitRanges
+from runner.profile import LayerProfile, ModelProfile, SharedWeight
+
+__all__ = ["LayerRanges", "StageFigures", "stage_figures", "state_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """Layers first .. last (inclusive), and the loss on the last stage. Bytes and seconds of one micro-batch.
+
+    Args:
+        first, last: its layers.
+        weight_bytes, gradient_bytes: of all its layers.
+        largest_parameter_bytes: gradient of its largest parameter, or layer where that is not known.
+        saved_bytes: kept from the end of F to B, the stage's output included, its input excluded.
+        input_bytes: the boundary tensor it receives; 0 on the first stage, whose input is a slice of the batch.
+        output_bytes: the boundary tensor it sends; 0 on the last stage.
+        forward_peak_bytes: most above what was alive at the start of F.
+        backward_peak_bytes: most above what was alive at the start of B, which contains ``saved_bytes`` and
+            the gradient of the output.
+        forward_seconds, backward_seconds: sums over its layers.
+        input_gradient_seconds, weight_gradient_seconds: of its I and W; likewise.
+        unsaved_forward_peak_bytes: like ``forward_peak_bytes``, of a forward that keeps nothing but its output.
+        input_backward_peak_bytes: most above what was alive at the start of I, like ``backward_peak_bytes``.
+        deferred_bytes: kept from the end of I to W, the gradient of its output included, its input excluded.
+        deferred_input_bytes: of its input, kept from the end of I to W.
+        input_gradient_bytes, output_gradient_bytes: gradients of the two boundary tensors.
+        optimizer_bytes: states of all its layers, where no replica shares them out.
+        curvature: what K-FAC does for it.
+    """
+
+    first: int
+    last: int
+    weight_bytes: int
+    gradient_bytes: int
+    largest_parameter_bytes: int
+    saved_bytes: int
+    input_bytes: int
+    output_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
+    forward_seconds: float
+    backward_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
+    unsaved_forward_peak_bytes: int = 0
+    input_backward_peak_bytes: int = 0
+    deferred_bytes: int = 0
+    deferred_input_bytes: int = 0
+    input_gradient_bytes: int = 0
+    output_gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    curvature: StageCurvature = StageCurvature()
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward of one micro-batch."""
+        return self.forward_seconds + self.backward_seconds
+
+
+class LayerRanges:
+    """Figures of any contiguous range of a profile's layers in constant time: sums by prefix, peaks by range maximum.
+
+    A partition's search asks for many ranges of the same profile.
+    """
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self._chain = chain = (*profile.layers, profile.loss)
+        self._num_layers = len(profile.layers)
+        self._weights = prefix(layer.weight_bytes for layer in chain)
+        self._gradients = prefix(layer.gradient_bytes for layer in chain)
+        ratio = profile.optimizer_bytes_per_gradient_byte
+        self._states = list(accumulate((state_bytes(layer, ratio) for layer in chain), initial=0.0))
+        self._saved = saved = prefix(layer.saved_bytes for layer in chain)
+        self._forward_seconds = _sums(layer.forward_seconds for layer in chain)
+        self._backward_seconds = _sums(layer.backward_seconds for layer in chain)
+        self._input_gradient_seconds = _sums(layer.split_seconds[0] for layer in chain)
+        self._weight_gradient_seconds = _sums(layer.split_seconds[1] for layer in chain)
+        self._largest = RangeMaximum([layer.largest_parameter_bytes or layer.gradient_bytes for layer in chain])
+        self._forward = RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
+        self._backward = RangeMaximum(
+            [
+                saved[at + 1] + layer.gradient_of_output_bytes + layer.inner_backward_bytes
+                for at, layer in enumerate(chain)
+            ]
+        )
+        self._unsaved = _UnsavedForwards(chain)
+        self._split = SplitRanges(chain, saved)
+        self._curvature = CurvatureRanges(chain, saved)
+
+    def figures(self, first: int, last: int) -> StageFigures:
+        """The figures of a stage with layers first .. last."""
+        layers = self._chain
+        is_last = last == self._num_layers - 1
+        end = last + 2 if is_last else last + 1  # the loss is one more layer
+        output_bytes = 0 if is_last else layers[last].output_bytes
+        input_bytes = 0 if first == 0 else layers[first - 1].output_bytes
+        pending = layers[end - 1].pending_output_bytes  # no layer of this stage counts it
+        held = 0 if is_last else _held_output(layers[last])
+        return StageFigures(
+            first=first,
+            last=last,
+            weight_bytes=self._weights[end] - self._weights[first],
+            gradient_bytes=self._gradients[end] - self._gradients[first],
+            largest_parameter_bytes=self._largest.over(first, end),
+            saved_bytes=self._saved[end] - self._saved[first] + pending,
+            input_bytes=input_bytes,
+            output_bytes=output_bytes,
+            forward_peak_bytes=self._forward.over(first, end) - self._saved[first],
+            backward_peak_bytes=self._backward_peak(first, end, held),
+            forward_seconds=self._forward_seconds[end] - self._forward_seconds[first],
+            backward_seconds=self._backward_seconds[end] - self._backward_seconds[first],
+            input_gradient_seconds=self._input_gradient_seconds[end] - self._input_gradient_seconds[first],
+            weight_gradient_seconds=self._weight_gradient_seconds[end] - self._weight_gradient_seconds[first],
+            unsaved_forward_peak_bytes=self._unsaved.over(first, end),
+            input_backward_peak_bytes=self._split.peak(first, end, held),
+            deferred_bytes=self._split.deferred(first, end),
+            deferred_input_bytes=min(self._split.of_input(first), input_bytes),
+            input_gradient_bytes=0 if first == 0 else layers[first - 1].gradient_of_output_bytes,
+            output_gradient_bytes=0 if is_last else layers[last].gradient_of_output_bytes,
+            optimizer_bytes=round(self._states[end] - self._states[first]),
+            curvature=self._curvature.of(first, end, held),
+        )
+
+    def _backward_peak(self, first: int, end: int, held_output_bytes: int) -> int:
+        """Layer by layer from the last: what later layers have freed counts against a transient to come.
+
+        The stage's output and its gradient stay until B ends, because the caller of autograd holds both; so
+        the last layer's gradient is not its own, and its output is not freed with the rest.
+        """
+        peak = self._chain[end - 1].backward_transient_bytes
+        if end - 1 > first:
+            peak = max(peak, self._backward.over(first, end - 1) - self._saved[end] + held_output_bytes)
+        return max(peak, 0)
+
+
+def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -> tuple[StageFigures, ...]:
+    """The figures of each stage of a partition: first and last layer, inclusive."""
+    ranges = LayerRanges(profile)
+    return tuple(ranges.figures(first, last) for first, last in partition)
+
+
+def state_bytes(held: LayerProfile | SharedWeight, ratio: float) -> float:
+    """Of the optimizer's states of a layer or a weight."""
+    return ratio * held.gradient_bytes if held.optimizer_bytes is None else held.optimizer_bytes
+
+
+class _UnsavedForwards:
+    """Peaks of forwards that drop what they save: of each layer, its input besides where a layer before made it."""
+
+    def __init__(self, chain: Sequence[LayerProfile]) -> None:
+        self._alone = [_unsaved(layer) for layer in chain]
+        inputs = [0, *(layer.output_bytes for layer in chain[:-1])]
+        self._following = RangeMaximum([sum(pair) for pair in zip(self._alone, inputs, strict=True)])
+
+    def over(self, first: int, end: int) -> int:
+        """Of layers first .. end-1."""
+        rest = self._following.over(first + 1, end) if end - first > 1 else 0
+        return max(self._alone[first], rest)
+
+
+def _sums(seconds: Iterable[float]) -> list[float]:
+    """Prefix sums."""
+    return list(accumulate(seconds, initial=0.0))
+
+
+def _held_output(layer: LayerProfile) -> int:
+    """Of a stage's output, what the stage's saved bytes count."""
+    held = layer.output_bytes if layer.held_output_bytes is None else layer.held_output_bytes
+    return held + layer.pending_output_bytes
+
+
+def _unsaved(layer: LayerProfile) -> int:
+    known = layer.unsaved_forward_bytes
+    return layer.saved_bytes + layer.forward_transient_bytes if known is None else known

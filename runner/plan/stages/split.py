@@ -1,0 +1,61 @@
+"""What I leaves to W in a stage, and the most that is alive while I runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.plan.stages.ranges import RangeMaximum, prefix
+from runner.profile import LayerProfile, SplitBackward
+
+__all__ = ["SplitRanges"]
+
+
+class SplitRanges:
+    """Figures of the split backward of any contiguous range of layers.
+
+    Args:
+        chain: the model's layers and the loss.
+        saved: prefix sums of their saved bytes.
+    """
+
+    def __init__(self, chain: Sequence[LayerProfile], saved: Sequence[int]) -> None:
+        split = [_split(layer) for layer in chain]
+        self._saved = saved
+        self._gradients = [each.gradient_bytes for each in split]
+        self._inputs = [each.input_bytes for each in split]
+        self._transients = [each.transient_bytes for each in split]
+        self._kept = prefix(each.deferred_bytes + each.gradient_bytes for each in split)
+        self._kept_inputs = prefix(self._inputs)
+        # While layer k runs, those behind it have left what W needs; the input of layer k + 1 still counts as saved,
+        # but for what layer k + 1 or a later one counts.
+        last = len(chain)
+        self._running = RangeMaximum(
+            [
+                saved[at + 1] + layer.gradient_of_output_bytes + each.transient_bytes
+                - self._kept[at + 1] - self._kept_inputs[min(at + 2, last)]
+                + min(layer.pending_output_bytes, self._inputs[min(at + 1, last - 1)])
+                for at, (layer, each) in enumerate(zip(chain, split, strict=True))
+            ]
+        )  # fmt: skip
+
+    def of_input(self, first: int) -> int:
+        """What W needs of the input of a layer."""
+        return self._inputs[first]
+
+    def deferred(self, first: int, end: int) -> int:
+        """What W needs of layers first .. end-1, without the input of the first."""
+        inputs = self._kept_inputs[end] - self._kept_inputs[first + 1]
+        return self._kept[end] - self._kept[first] + inputs
+
+    def peak(self, first: int, end: int, held_output_bytes: int) -> int:
+        """Most above the start of I. The caller holds the stage's output and its gradient, as in a full backward."""
+        peak = self._transients[end - 1]
+        if end - 1 > first:
+            kept = self._kept[end] + self._kept_inputs[end] - self._gradients[end - 1]
+            peak = max(peak, self._running.over(first, end - 1) + kept - self._saved[end] + held_output_bytes)
+        return max(peak, 0)
+
+
+def _split(layer: LayerProfile) -> SplitBackward:
+    """Where it is not known, W needs all that was saved."""
+    return layer.split or SplitBackward(layer.saved_bytes, 0, 0, layer.backward_transient_bytes)

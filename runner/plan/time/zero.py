@@ -1,0 +1,100 @@
+"""Seconds that ZeRO adds to a step on a machine that is described: collectives, the update, what goes to the host.
+
+Counted, in passes of a ring over the replicas (a reduce-scatter or an all-gather is one): stage 0 two over the
+gradients; stages 1 and 2 two over the gradients, whose buckets DeepSpeed 0.19.8 sums on all ranks, and one over the
+weights; stage 3 one over the gradients and, in each forward and backward, one over the weights, a message per layer
+and neighbour. None of it is taken to overlap with the compute, so that it is at most this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from runner.config.optimizers import OPTIMIZERS
+from runner.config.schema import RunConfig
+from runner.plan.memory.zero import weight_widths
+from runner.plan.stages.figures import StageFigures
+from runner.plan.values import Link
+from runner.profile import ModelProfile
+from runner.schedule.simulation.clock import StageCosts
+
+__all__ = ["with_sharing"]
+
+# Of what it updates, an Adam reads weight, gradient and two moments, and writes weight and moments.
+_PASSES_OVER_MEMORY = 7
+
+
+def with_sharing(
+    config: RunConfig, costs: StageCosts, profile: ModelProfile, figures: Sequence[StageFigures], link: Link
+) -> StageCosts:
+    """``costs`` with the reductions and steps of the request's stage of ZeRO; as they are where it has none."""
+    if config.zero.stage is None or profile.seconds_source != "estimated":
+        return costs
+    seconds = _Seconds(config, profile, link)
+    return replace(
+        costs,
+        reduce=[seconds.reduce(stage) for stage in figures],
+        step=[seconds.step(stage) for stage in figures],
+    )
+
+
+class _Seconds:
+    def __init__(self, config: RunConfig, profile: ModelProfile, link: Link) -> None:
+        self._config, self._profile = config, profile
+        self._hardware = config.hardware
+        self._replicas = config.parallelism.data
+        self._stage = config.zero.stage or 0
+        self._link = _between_replicas(config, link)
+        self._width, self._master = weight_widths(config)
+
+    def reduce(self, stage: StageFigures) -> float:
+        passes = 1 if self._stage == 3 else 2
+        gathers = 2 * self._config.schedule.microbatches if self._stage == 3 else 0
+        layers = stage.last - stage.first + 1
+        return passes * self._ring(stage.gradient_bytes) + gathers * self._ring(stage.gradient_bytes, layers)
+
+    def step(self, stage: StageFigures) -> float:
+        gather = self._ring(stage.gradient_bytes) if self._stage in (1, 2) else 0.0
+        shares = self._replicas if self._stage else 1
+        part = stage.gradient_bytes / shares
+        if self._config.offload.optimizer != "none":
+            return gather + self._in_the_host(part)
+        return gather + self._on_the_device(part)
+
+    def _on_the_device(self, part: float) -> float:
+        speed = self._hardware.memory_bytes_per_second
+        if speed is None:
+            return part * self._profile.optimizer_seconds_per_byte
+        return self._moved(part) / speed
+
+    def _in_the_host(self, part: float) -> float:
+        """Gradients go out, weights come back, and the update is bound by the host's memory."""
+        link, memory = self._hardware.host_link_bytes_per_second, self._hardware.host_memory_bytes_per_second
+        neighbours = min(self._config.parallelism.data, self._hardware.devices_per_node or self._replicas)
+        travel = 2 * part / link if link else 0.0
+        return travel + (self._moved(part) * neighbours / memory if memory else 0.0)
+
+    def _moved(self, part: float) -> float:
+        """Bytes that an update of ``part`` bytes of gradients reads and writes."""
+        kind = OPTIMIZERS[self._config.optimizer.name]
+        elements = part / self._width
+        if kind.state_bytes is None:
+            return _PASSES_OVER_MEMORY * self._master * elements
+        return elements * 3 * self._master + 2 * kind.state_bytes(
+            round(elements)
+        )  # weight twice, gradient; states twice
+
+    def _ring(self, num_bytes: int, messages: int = 1) -> float:
+        """One pass of ``num_bytes`` in so many messages to each neighbour."""
+        hops = self._replicas - 1
+        return hops * messages * self._link.seconds(num_bytes / self._replicas / messages)
+
+
+def _between_replicas(config: RunConfig, link: Link) -> Link:
+    """A ring over several nodes is as fast as its slowest hop: the network of a node."""
+    per_node, network = config.hardware.devices_per_node, config.hardware.network_bytes_per_second
+    if per_node is None or network is None or config.parallelism.data <= per_node:
+        return link
+    speed = network if link.bytes_per_second is None else min(network, link.bytes_per_second)
+    return Link(link.latency_seconds, speed)

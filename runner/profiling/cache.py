@@ -1,0 +1,125 @@
+"""Layer profiles on disk, so that planning the same run twice measures once.
+
+A profile is found again by what it depends on: the model, data and loss with their arguments, the micro-batch,
+precision, optimizer, device, threads, the processor, torch, and the source of every module outside the installed
+packages (so an edited model is profiled again). Deleting the folder is always safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import runner
+from runner.config.links import cache_root
+from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
+from runner.model.load import num_stages
+from runner.model.targets import import_target
+from runner.profile import ModelProfile, profile_from_json
+from runner.record import write_atomically
+
+__all__ = ["cached_profile"]
+
+
+def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile]) -> ModelProfile:
+    """The profile of a request: from the cache, else made and kept. A cache that cannot be written is done without."""
+    for section, target in (("model", config.model.target), ("data", config.data.target), ("loss", config.loss.target)):
+        import_target(f"{section}.target", target)  # so that their sources count
+    if config.optimizer.target is not None:
+        import_target("optimizer.target", config.optimizer.target)
+    if config.data.collate is not None:
+        import_target("data.collate", config.data.collate)
+    path = _folder() / f"{_key(config)}.json"
+    try:
+        return profile_from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError):
+        profile = make(config)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, profile.to_json())
+    except OSError:
+        pass
+    return profile
+
+
+def _folder() -> Path:
+    return cache_root() / "profiles"
+
+
+def _key(config: RunConfig) -> str:
+    depends = {
+        "model": [config.model.target, config.model.kwargs, config.model.split_points, _cut(config)],
+        "data": [config.data.target, config.data.kwargs, config.data.collate, config.data.shuffle],
+        "loss": [config.loss.name, config.loss.target, config.loss.kwargs],
+        "own": _beside_its_own(config),
+        "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
+        "precision": config.precision.name,
+        "optimizer": [
+            config.optimizer.name,
+            config.optimizer.momentum,
+            config.optimizer.target,
+            config.optimizer.kwargs,
+            config.trainer.ema_decay is not None,
+        ],
+        "seed": config.seed,
+        "machine": [config.device, config.trainer.threads, _processor(), os.cpu_count(), torch.__version__],
+        "hardware": [config.hardware.name, config.hardware.flops],
+        "sources": _digest_of_sources(),
+    }
+    return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _beside_its_own(config: RunConfig) -> list[object]:
+    """What a LightningModule may be refused for, which is seen when it is profiled."""
+    return [
+        config.optimizer.name == "auto" and config.optimizer != OptimizerConfig(name="auto"),
+        config.optimizer.name == "auto" and config.lr_scheduler != LrSchedulerConfig(name="constant"),
+        config.loss.name == "auto" and (config.compile or config.activation_checkpoint.name != "none"),
+    ]
+
+
+def _cut(config: RunConfig) -> list[int]:
+    """What the cut of a traced model depends on."""
+    return [config.parallelism.pipeline, num_stages(config)]
+
+
+def _processor() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _digest_of_sources() -> str:
+    """Of this package, and of the loaded modules that are neither the standard library's nor installed packages'.
+
+    Of the package all files count, not only what a command has loaded: a plan's profile is the run's.
+    """
+    installed = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    loaded = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+    files = {file for file in loaded if file.endswith(".py") and not file.startswith(installed)}
+    digest = hashlib.sha256()
+    for file in sorted(files | _files_of_package()):
+        digest.update(file.encode())
+        try:
+            digest.update(Path(file).read_bytes())
+        except OSError:
+            continue
+    return digest.hexdigest()
+
+
+def _files_of_package() -> set[str]:
+    """Recipes included, which are a link in a clone."""
+    walked = os.walk(Path(runner.__file__).parent, followlinks=True)
+    return {os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".py")}

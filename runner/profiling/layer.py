@@ -1,0 +1,116 @@
+"""One layer's row of a profile: what a forward and a backward of it keep, make and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.layers import keeps_running_statistics
+from runner.profile import BoundaryTensor, LayerProfile
+from runner.profiling.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
+from runner.profiling.live_tracker import LiveTracker, StorageNumbers
+from runner.profiling.saved_scan import scan_forward
+from runner.profiling.split_scan import split_figures
+
+__all__ = ["num_bytes", "profile_call"]
+
+
+def profile_call(
+    name: str,
+    function: Callable[[Any], Any],
+    value: Any,
+    tracker: LiveTracker,
+    numbers: StorageNumbers,
+    module: nn.Module | None = None,
+) -> tuple[Any, LayerProfile]:
+    """Run ``function`` forward and backward; its detached output, and its row.
+
+    Args:
+        name: of the row.
+        value: what it is given; any nest of tensors.
+        tracker: is active.
+        numbers: tell the storages of all rows apart.
+        module: whose weights and buffers ``function`` uses.
+    """
+    parameters = list(module.parameters()) if module is not None else []
+    buffers = list(module.buffers()) if module is not None else []
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
+    stopped = stopped_forward_bytes(function, value, tracker)
+    chained = chained_backward_bytes(function, value, tracker)
+    given = map_tensors(as_leaf, value)
+    scan = scan_forward(lambda taken: function(enter_graph(taken)), given, [*parameters, *buffers], tracker)
+    output, saved, forward_peak, forward_flops = _forward(function, given, tracker)
+    tensors = [*flatten(given)[0], *flatten(output)[0]]
+    kept = {numbers.of(t) for t, seen in zip(tensors, scan.given + scan.made, strict=True) if seen in scan.kept}
+    roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+    backward_transient, backward_flops = _backward(roots, tracker)
+    row = LayerProfile(
+        name=name,
+        num_parameters=sum(parameter.numel() for parameter in parameters),
+        weight_bytes=num_bytes(parameters) + num_bytes(buffers),
+        gradient_bytes=num_bytes(trained),
+        saved_bytes=saved,
+        output_bytes=num_bytes(output),
+        forward_transient_bytes=max(0, forward_peak - saved),
+        backward_transient_bytes=backward_transient,
+        forward_flops=forward_flops,
+        backward_flops=backward_flops,
+        forward_seconds=0.0,
+        backward_seconds=0.0,
+        largest_parameter_bytes=max((num_bytes(parameter) for parameter in trained), default=0),
+        saves_input=scan.saves_input,
+        saves_output=scan.saves_output,
+        unsaved_forward_bytes=scan.peak_bytes,
+        recomputation=scan.recomputation(forward_flops),
+        split=split_figures(function, value, tracker),
+        output=_boundary(output, tracker, numbers),
+        saves=tuple(sorted(kept)),
+        output_gradient_bytes=num_bytes(roots),
+        chained_backward_bytes=chained,
+        has_running_statistics=module is not None and any(map(keeps_running_statistics, module.modules())),
+        stopped_forward_bytes=stopped,
+    )
+    for parameter in trained:
+        parameter.grad = None
+    return map_tensors(as_leaf, output), row
+
+
+def num_bytes(value: Any) -> int:
+    """Of all tensors in a nest."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in flatten(value)[0])
+
+
+def _forward(function: Callable[[Any], Any], given: Any, tracker: LiveTracker) -> tuple[Any, int, int, float]:
+    """The output, the bytes that are kept after it and at its peak, its FLOPs."""
+    base = tracker.live
+    tracker.reset_peak()
+    with FlopCounterMode(display=False) as flops:
+        output = function(enter_graph(given))
+    return output, tracker.live - base, tracker.peak - base, float(flops.get_total_flops())
+
+
+def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, float]:
+    """The bytes that it makes at its peak on top of what was there, its FLOPs."""
+    gradients = [torch.ones_like(root) for root in roots]
+    before = tracker.live
+    tracker.reset_peak()
+    with FlopCounterMode(display=False) as flops:
+        if roots:
+            torch.autograd.backward(roots, gradients)
+    return max(0, tracker.peak - before), float(flops.get_total_flops())
+
+
+def _boundary(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:
+    found: dict[int, BoundaryTensor] = {}
+    for tensor in flatten(output)[0]:
+        gradient_bytes = tensor.numel() * tensor.element_size() if tensor.requires_grad else 0
+        storage = numbers.of(tensor)
+        found[storage] = BoundaryTensor(storage, tracker.counted_bytes(tensor), gradient_bytes)
+    return tuple(found.values())

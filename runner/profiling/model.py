@@ -1,0 +1,330 @@
+"""Make a :class:`runner.profile.ModelProfile`: bytes and FLOPs from fake tensors, seconds from a clock.
+
+Bytes come from running each layer forward and backward on fake tensors under the live tracker, which sees the same
+allocations as a real run, so that a model of any size is profiled on a laptop. A model whose code cannot run on fake
+tensors is run for real instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from runner.config.optimizers import ERROR_WIDTH, OPTIMIZERS
+from runner.config.precision import PRECISIONS
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError
+from runner.model.boundary import flatten, map_tensors, num_samples, shapes
+from runner.model.data import LossFunction, example_batch, loss_sum
+from runner.model.device import device_is_here, device_memory_bytes
+from runner.model.layers import LayerSource
+from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
+from runner.model.load import LoadedModel, load_model
+from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
+from runner.model.ties import find_ties, tied_parameters
+from runner.optim.kinds.build import observed_state_ratio, state_bytes_per_gradient_byte
+from runner.optim.kinds.kfac import curvature_bytes, preconditioned_layers
+from runner.optim.kinds.named import by_name
+from runner.plan.layout.batches import largest_microbatch
+from runner.plan.memory.limits import on_accelerator
+from runner.plan.memory.reserved import predicts_reserved
+from runner.plan.time.estimate import with_estimated_seconds
+from runner.profile import MemoryTrace, ModelProfile, SharedWeight
+from runner.profiling.cache import cached_profile
+from runner.profiling.factors import factors_of
+from runner.profiling.fused_dropout import FusedDropout
+from runner.profiling.layer import num_bytes, profile_call
+from runner.profiling.live_tracker import LiveTracker, StorageNumbers
+from runner.profiling.memory_trace import trace_memory
+from runner.profiling.timing import can_be_timed, with_measured_seconds
+
+__all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision", "trace_of"]
+
+logger = logging.getLogger(__name__)
+
+
+def profile_model(config: RunConfig) -> ModelProfile:
+    """Profile the model of a request for its largest micro-batch.
+
+    Seconds are measured where this machine is the one planned for and the model is small enough to run here; else
+    they are estimated from FLOPs and ``hardware``.
+
+    Raises:
+        RequestError: the model, data or loss cannot be loaded, or a layer does not take what the one before gives.
+    """
+    return cached_profile(config, _profile_model)
+
+
+def _profile_model(config: RunConfig) -> ModelProfile:
+    if config.hardware.name == "auto" and not device_is_here(config):
+        why = "It is this machine, which has no GPU to measure and to ask for its memory"
+        rule = "must name the machine that the ranks run on"
+        raise RequestError([Problem("hardware", config.hardware.name, rule, why, "hardware=a100_80gb")])
+    samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
+    inputs, targets = example_batch(config.data, samples)
+    try:
+        profile = _on_fake_tensors(config, inputs, targets)
+    except RequestError:
+        raise
+    except Exception as error:  # a user's code may do anything that fake tensors cannot
+        profile = _on_real_tensors(config, inputs, targets)
+        logger.info("profiled on real tensors, because fake ones do not do: %s", error)
+    if not any(row.gradient_bytes for row in profile.layers):
+        why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
+        raise RequestError([Problem("model.target", config.model.target, "must have parameters to train", why)])
+    states, master = _state_ratios(config, dtype_of(config.precision.name))
+    profile = replace(
+        profile,
+        samples=samples,
+        optimizer_bytes_per_gradient_byte=states,
+        master_bytes_per_gradient_byte=master,
+        optimizer_constant_bytes=OPTIMIZERS[config.optimizer.name].constant_bytes,
+    )
+    if can_be_timed(config, profile):
+        return with_measured_seconds(config, profile, inputs, targets)
+    return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
+
+
+def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes per byte of gradient: optimizer states, with masters and the average of weights; masters alone."""
+    wide = torch.float32.itemsize / dtype.itemsize
+    master = wide if PRECISIONS[config.precision.name].master_weights else 0.0
+    average = wide if config.trainer.ema_decay is not None else 0.0
+    if config.optimizer.name == "custom":
+        seen = observed_state_ratio(partial(by_name, config.optimizer))
+        return seen * (master or 1.0) + master + average, master
+    own = _own_state_ratio(config) if config.optimizer.name == "auto" else None
+    states = own if own is not None else state_bytes_per_gradient_byte(config.optimizer, master)
+    return states + average, master
+
+
+def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] | None:
+    """Of a parameter of so many elements, as :func:`_state_ratios` counts them; None where a ratio tells it exactly."""
+    kind = OPTIMIZERS[config.optimizer.name]
+    if kind.curvature:
+        per_byte = _state_ratios(config, dtype)[0]
+        return lambda elements: math.ceil(per_byte * dtype.itemsize * elements)
+    own = kind.state_bytes
+    if own is None:
+        return None
+    wide = torch.float32.itemsize
+    copies = wide * (PRECISIONS[config.precision.name].master_weights + (config.trainer.ema_decay is not None))
+    # What a 1-bit optimizer left over: of all it sends, and of its chunk of what all send.
+    errors = ERROR_WIDTH * (1 + 1 / config.parallelism.data) if kind.compresses else 0.0
+    return lambda elements: own(elements) + math.ceil((copies + errors) * elements)
+
+
+def _has_curvature(config: RunConfig) -> bool:
+    return OPTIMIZERS[config.optimizer.name].curvature
+
+
+def _own_state_ratio(config: RunConfig) -> float | None:
+    """Of what a LightningModule's ``configure_optimizers`` returns; None where it has none or cannot say."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    module = None
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module = load_model(config, cut=False).module
+            if module is None or not brings(module, "configure_optimizers"):
+                return None
+            made = with_one_optimizer(module.configure_optimizers(), config.model.target)
+            (optimizer,) = optimizers_in(made)
+        return observed_state_ratio(lambda given: type(optimizer)(given, **optimizer.defaults))
+    except RequestError:
+        raise
+    except Exception as error:  # it may ask for a Trainer, or be of a class with arguments of its own
+        if module is not None:
+            logger.info("the states of its own optimizer are taken for AdamW's: %s", error)
+        return None
+
+
+@contextmanager
+def _faked(config: RunConfig, inputs: Any, targets: Any) -> Iterator[tuple[LoadedModel, Any, Any]]:
+    """The model and a micro-batch without memory, computing as the device planned for does."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # It prints the traceback of what fails; whether that is a fake tensor's limit or an error, a real run will show.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode, dropout:
+        yield load_model(config), map_tensors(mode.from_tensor, inputs), map_tensors(mode.from_tensor, targets)
+
+
+def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
+    with _faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
+        dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+        states = _state_bytes(config, dtype)
+        profile = profile_layers(
+            model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, _has_curvature(config)
+        )
+    return replace(profile, trace=trace_of(config, inputs, targets)) if predicts_reserved(config) else profile
+
+
+def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
+    """What a micro-batch allocates, on fake tensors. Raises whatever the model's code does where it takes none."""
+    with _faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
+        dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+        return trace_memory(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast)
+
+
+def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
+    """Like the run itself: what fails here would fail there."""
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+    model = load_model(config)
+    try:
+        states = _state_bytes(config, dtype)
+        curvature = _has_curvature(config)
+        return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, curvature)
+    except _LayerError as error:
+        section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
+        raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
+
+
+class _LayerError(Exception):
+    """A layer, or the loss (``index`` None), does not take what it is given."""
+
+    def __init__(self, index: int | None, what: str, given: Any, cause: Exception) -> None:
+        self.index = index
+        self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
+        super().__init__(f"Given {shapes(given)}, it raised {type(cause).__name__}: {cause}")
+
+
+def profile_layers(
+    sources: Sequence[LayerSource],
+    inputs: Any,
+    targets: Any,
+    loss: LossFunction,
+    dtype: torch.dtype,
+    autocast: torch.dtype | None = None,
+    state_bytes: Callable[[int], int] | None = None,
+    curvature: bool = False,
+) -> ModelProfile:
+    """Bytes and FLOPs of each layer for the given batch; the seconds are zero.
+
+    Args:
+        sources: the layers.
+        inputs, targets: one micro-batch, real or fake.
+        loss: the loss function.
+        dtype: of weights and, without ``autocast``, activations.
+        autocast: format of the forwards' matrix products, or None.
+        state_bytes: optimizer states of a parameter of so many elements; None = the profile's ratio tells.
+        curvature: the optimizer keeps factors of layers' curvature besides.
+    """
+    value = to_precision((inputs, targets) if sources[0].step is not None else inputs, dtype)
+    device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
+    samples = num_samples(inputs)
+    rows = []
+    tied = tied_parameters(sources) if curvature else []
+    owners = WeakIdKeyDictionary()
+    numbers = StorageNumbers()
+
+    with LiveTracker() as tracker:
+        for source in sources:
+            module = cast_module(source.build(), dtype)
+            _refuse_hidden_ties(source, module, owners)
+            function = autocasting(source.calling(module), device_type, autocast)
+            name = source.label or source.name or "model"
+            given = value
+            with _named(source.index, f"layer {source.index} ({type(module).__name__})", value):
+                value, row = profile_call(name, function, value, tracker, numbers, module)
+                _refuse_no_tensor(source.index, module, value)
+            states = _states_of(module, state_bytes)
+            if curvature and states is not None:
+                layers = list(preconditioned_layers(module, tied))
+                states += sum(map(curvature_bytes, layers))
+                row = replace(row, factors=factors_of(layers, function, given))
+            rows.append(replace(row, optimizer_bytes=states))
+        lose = partial(_checked_loss, loss, targets, samples)
+        with _named(None, "the loss", (value, targets)):
+            _, loss_row = profile_call("loss", lose, value, tracker, numbers)
+    return ModelProfile(
+        layers=tuple(rows),
+        loss=loss_row,
+        samples=samples,
+        input_bytes=num_bytes(inputs),
+        target_bytes=num_bytes(targets),
+        seconds_source="estimated",
+        optimizer_bytes_per_gradient_byte=0.0,
+        optimizer_seconds_per_byte=0.0,
+        tokens_per_sample=_tokens_per_sample(targets),
+        shared=_shared_weights(sources, dtype, state_bytes),
+    )
+
+
+@contextmanager
+def _named(index: int | None, what: str, given: Any) -> Iterator[None]:
+    """Whatever a user's code raises within it is told of ``what``; a request's problems are as they are."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        raise _LayerError(index, what, given, error) from error
+
+
+def _checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
+    """The loss as a sum over samples, through which there is a gradient."""
+    total = loss_sum(loss(to_precision(output, torch.float32), targets), samples)[0]
+    if not total.requires_grad and any(tensor.requires_grad for tensor in flatten(output)[0]):
+        why = "Its gradient by the output is cut off (detach, no_grad): nothing would be trained"
+        raise RequestError([Problem("loss.target", "no gradient", "must be differentiable", why)])
+    return total
+
+
+def _states_of(module: nn.Module, state_bytes: Callable[[int], int] | None) -> int | None:
+    if state_bytes is None:
+        return None
+    return sum(state_bytes(parameter.numel()) for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _shared_weights(
+    sources: Sequence[LayerSource], dtype: torch.dtype, state_bytes: Callable[[int], int] | None
+) -> tuple[SharedWeight, ...]:
+    given = {source.index: source for source in sources if source.given is not None}
+    found = []
+    for tie in find_ties(sources):
+        source = given[tie.layers[0]]
+        assert source.given is not None
+        weight = next(
+            p for name, p in source.given.named_parameters(remove_duplicate=False) if source.full_name(name) == tie.name
+        )
+        nbytes = weight.numel() * (dtype.itemsize if weight.is_floating_point() else weight.element_size())
+        states = state_bytes(weight.numel() if weight.requires_grad else 0) if state_bytes is not None else None
+        found.append(SharedWeight(tie.layers, nbytes, nbytes if weight.requires_grad else 0, states))
+    return tuple(found)
+
+
+def _refuse_no_tensor(index: int, module: nn.Module, output: Any) -> None:
+    if not flatten(output)[0]:
+        what = f"layer {index} ({type(module).__name__})"
+        raise RequestError([Problem("model.target", what, f"must return tensors, not a {type(output).__name__}")])
+
+
+def _refuse_hidden_ties(source: LayerSource, module: nn.Module, owners: WeakIdKeyDictionary) -> None:
+    """Layers that are built one by one are not seen together on any rank, where they could be kept equal."""
+    for name, parameter in module.named_parameters():
+        full_name = source.full_name(name)
+        index, held = owners.setdefault(parameter, (source.index, full_name))  # type: ignore[no-untyped-call]
+        if source.given is None and index != source.index:
+            shown, rule = f"{held} is {full_name}", "layers() must not give callables that share a weight"
+            why = "Ranks build only their own layers, and would not see it"
+            raise RequestError([Problem("model.target", shown, rule, why, "modules in their place")])
+
+
+def _tokens_per_sample(targets: Any) -> int | None:
+    """Integer targets of two axes are sequences of tokens."""
+    tensors, _ = flatten(targets)
+    if len(tensors) == 1 and tensors[0].dim() == 2 and not tensors[0].is_floating_point():
+        return int(tensors[0].shape[1])
+    return None

@@ -1,0 +1,151 @@
+"""Look at what autograd saves in one forward, and which operators made it.
+
+The forward runs under hooks that drop every saved tensor, as a checkpointed forward does, so that its peak is that of a
+forward that keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from runner.memory.solve.save_ops import PRESETS, SaveChoice
+from runner.model.boundary import flatten
+from runner.profile import Recomputation
+from runner.profiling.live_tracker import LiveTracker, StorageNumbers
+
+__all__ = ["ForwardScan", "operator_name", "scan_forward"]
+
+
+@dataclass
+class _Operator:
+    """One operator that ran: its outputs by storage, and its FLOPs."""
+
+    name: str
+    outputs: dict[int, int]
+    flops: float
+
+
+@dataclass
+class ForwardScan:
+    """What one forward did.
+
+    Args:
+        saved: storage to bytes of what autograd saved; without inputs, parameters and buffers.
+        outputs: storages of the layer's output.
+        operators: those whose outputs a policy may keep, in order.
+        peak_bytes: the most that was alive above what was there before.
+        saves_input: whether the input is saved.
+        given, made: storages of the tensors of its input and its output, in order.
+        kept: storages of them that are saved.
+        needed: how many of the operators had run when autograd saved the last tensor; a second forward stops there.
+    """
+
+    saved: dict[int, int] = field(default_factory=dict)
+    outputs: set[int] = field(default_factory=set)
+    operators: list[_Operator] = field(default_factory=list)
+    peak_bytes: int = 0
+    saves_input: bool = False
+    given: list[int] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
+    needed: int = 0
+
+    @property
+    def saves_output(self) -> bool:
+        """Whether the output is saved, or is the input's own storage and cannot be dropped."""
+        return bool(self.outputs & self.saved.keys()) or not self.outputs
+
+    def recomputation(self, forward_flops: float) -> dict[str, Recomputation]:
+        """For every preset, and ``""`` for none: what is kept and what a second forward makes."""
+        found = {"": Recomputation(0, sum(self.saved.values()), forward_flops)}
+        for preset in PRESETS:
+            choice = SaveChoice(preset)
+            chosen = [operator for operator in self.operators if choice.keeps(operator.name)]
+            kept = {storage: size for operator in chosen for storage, size in operator.outputs.items()}
+            passed = {storage for operator in self.operators[: self.needed] for storage in operator.outputs}
+            inner = {storage: size for storage, size in kept.items() if storage not in self.outputs}
+            found[preset] = Recomputation(
+                kept_bytes=sum(inner.values()),
+                recomputed_bytes=sum(size for storage, size in self.saved.items() if storage not in kept),
+                recomputed_flops=forward_flops - sum(operator.flops for operator in chosen),
+                released_bytes=sum(
+                    size for storage, size in inner.items() if storage in passed and storage not in self.saved
+                ),
+                keeps_output=bool(self.outputs & kept.keys()),
+            )
+        return found
+
+
+def scan_forward(
+    function: Callable[[Any], Any], value: Any, states: Iterable[Tensor], tracker: LiveTracker
+) -> ForwardScan:
+    """Run ``function(value)`` once and drop its graph.
+
+    Args:
+        function: a layer or loss.
+        value: its input: tensors in containers.
+        states: its parameters and buffers, which are alive anyway.
+        tracker: active; its peak is reset.
+    """
+    scanner = _Scanner()
+    scan = ForwardScan(given=[scanner.number(leaf) for leaf in flatten(value)[0]])
+    inputs = set(scan.given)
+    known = inputs | {scanner.number(state) for state in states}
+
+    def drop(tensor: Tensor) -> None:
+        storage = scanner.number(tensor)
+        scan.saves_input |= storage in inputs
+        scan.kept.add(storage)
+        scan.needed = len(scanner.operators)
+        if storage not in known:
+            scan.saved[storage] = tensor.untyped_storage().nbytes()
+
+    base = tracker.live
+    tracker.reset_peak()
+    with torch.autograd.graph.saved_tensors_hooks(drop, _no_backward), scanner:
+        output = function(value)
+    scan.peak_bytes = tracker.peak - base
+    scan.made = [scanner.number(leaf) for leaf in flatten(output)[0]]
+    scan.outputs = set(scan.made) - known
+    scan.operators = scanner.operators
+    return scan
+
+
+def operator_name(operator: Any) -> str:
+    """``namespace::name`` without the overload."""
+    schema = getattr(operator, "_schema", None)
+    return str(schema.name) if schema is not None else str(operator.name())
+
+
+def _no_backward(dropped: None) -> Tensor:
+    raise RuntimeError("a forward that was only looked at has no backward")
+
+
+class _Scanner(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own base is not typed
+    """Numbers storages and notes the operators that a preset may keep."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: list[_Operator] = []
+        self.number = StorageNumbers().of
+        self._names = frozenset[str]().union(*(names for names, _ in PRESETS.values()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = operator_name(func)
+        if name in self._names:
+            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            count = flop_registry.get(getattr(func, "_overloadpacket", None))
+            flops = float(count(*args, **kwargs, out_val=result)) if count is not None else 0.0
+            outputs = {self.number(tensor): tensor.untyped_storage().nbytes() for tensor in made}
+            self.operators.append(_Operator(name, outputs, flops))
+        return result

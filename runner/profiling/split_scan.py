@@ -1,0 +1,54 @@
+"""Measure what a layer's split backward leaves to W."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.split.backward import backward_input
+from runner.profile import SplitBackward
+from runner.profiling.live_tracker import LiveTracker
+
+__all__ = ["split_figures"]
+
+
+def split_figures(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> SplitBackward:
+    """Run ``function`` forward, and I of its backward; weights' gradients are views of buffers that are there.
+
+    Args:
+        function: a layer or loss.
+        value: its input: tensors in containers, whose copies are made and dropped.
+        tracker: active; its peak is reset.
+    """
+    base = tracker.live
+    given = map_tensors(_copied, value)
+    roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
+    gradients = [torch.ones_like(root) for root in roots]
+    leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
+    before = tracker.live
+    tracker.reset_peak()
+    made, pending = backward_input(roots, gradients, leaves)
+    transient = tracker.peak - before
+    del roots, made, leaves
+    gradient_bytes, input_bytes = (_num_bytes(each) for each in (gradients, flatten(given)[0]))
+    live = [tracker.live]
+    del gradients
+    live.append(tracker.live)
+    del given
+    live.append(tracker.live)
+    needed_gradient = gradient_bytes - (live[0] - live[1])
+    needed_input = input_bytes - (live[1] - live[2])
+    del pending
+    return SplitBackward(live[2] - base - needed_gradient - needed_input, needed_input, needed_gradient, transient)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _num_bytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)

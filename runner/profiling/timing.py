@@ -1,0 +1,141 @@
+"""Seconds of a model's layers on this machine, each timed alone."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.config.precision import PRECISIONS
+from runner.config.schema import RunConfig
+from runner.model.boundary import enter_graph, flatten, map_tensors, num_samples
+from runner.model.data import LossFunction, loss_sum
+from runner.model.device import device_type
+from runner.model.load import load_model
+from runner.model.precision import autocast_of, autocasting, dtype_of, to_precision
+from runner.model.split.backward import backward_input, backward_weight
+from runner.optim.kinds.build import measure_step_seconds_per_byte
+from runner.profile import LayerProfile, ModelProfile
+from runner.profiling.backward_scan import as_leaf
+from runner.profiling.factors import factor_timer
+
+__all__ = ["can_be_timed", "with_measured_seconds"]
+
+_TIMED_RUNS = 3
+_MOST_BYTES_TO_TIME = 4 << 30
+_MOST_FLOPS_TO_TIME = 2e11  # a few seconds on two CPU cores
+
+
+def can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
+    """Whether this machine is the one planned for, and the model is small enough to run here."""
+    if config.hardware.name != "auto":
+        return False
+    flops = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers)
+    weights = sum(layer.weight_bytes for layer in profile.layers)
+    largest = max(layer.saved_bytes for layer in profile.layers)
+    return flops <= _MOST_FLOPS_TO_TIME and weights + largest <= _MOST_BYTES_TO_TIME
+
+
+def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any) -> ModelProfile:
+    """Time every layer alone, forward and backward, whole and in two parts: the median of three after a warm-up."""
+    device = torch.device(device_type(config))
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+    model = load_model(config)
+    inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (inputs, targets))
+    value = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
+    samples = num_samples(inputs)
+    rows = []
+    time_factors = factor_timer(device, partial(_now, device))
+    with _threads(config.trainer.threads):
+        for source, row in zip(model.layers, profile.layers, strict=True):
+            module = source.build().to(device=device, dtype=dtype)
+            function = autocasting(source.calling(module), device.type, autocast)
+            value, timed = _time_call(function, value, device, row)
+            module.zero_grad(set_to_none=True)
+            rows.append(replace(timed, factors=time_factors(row.factors)))
+        value = to_precision(value, torch.float32)
+        lose = partial(_summed, model.loss, targets, samples)
+        _, loss = _time_call(lose, value, device, profile.loss)
+        masters = PRECISIONS[config.precision.name].master_weights
+        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
+    gc.collect()
+    return replace(
+        profile,
+        layers=tuple(rows),
+        loss=loss,
+        seconds_source="measured",
+        optimizer_seconds_per_byte=per_byte,
+    )
+
+
+def _summed(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
+    return loss_sum(loss(output, targets), samples)[0]
+
+
+def _time_call(function: Any, value: Any, device: torch.device, row: LayerProfile) -> tuple[Any, LayerProfile]:
+    """The output of ``function``, and its row with seconds."""
+    lists: tuple[list[float], ...] = ([], [], [], [])
+    forward, backward, of_input, of_weights = lists
+    output: Any = None
+    for _ in range(_TIMED_RUNS + 1):
+        _, _, roots = _forward(function, value)
+        with _timed(backward, device):
+            if roots:
+                torch.autograd.backward(roots, _ones(roots))
+        with _timed(forward, device):
+            output, leaves, roots = _forward(function, value)
+        with _timed(of_input, device):
+            _, pending = backward_input(roots, _ones(roots), leaves)
+        with _timed(of_weights, device):
+            backward_weight(pending)
+    medians = [median(seconds[1:]) for seconds in lists]
+    return map_tensors(as_leaf, output), replace(
+        row,
+        forward_seconds=medians[0],
+        backward_seconds=medians[1],
+        input_gradient_seconds=medians[2],
+        weight_gradient_seconds=medians[3],
+    )
+
+
+def _forward(function: Any, value: Any) -> tuple[Any, list[Tensor], list[Tensor]]:
+    """The output, the leaves of the input and the roots of the output that require gradients."""
+    given = map_tensors(as_leaf, value)
+    output = function(enter_graph(given))
+    leaves, roots = ([tensor for tensor in flatten(part)[0] if tensor.requires_grad] for part in (given, output))
+    return output, leaves, roots
+
+
+def _ones(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.ones_like(tensor) for tensor in tensors]
+
+
+@contextlib.contextmanager
+def _timed(seconds: list[float], device: torch.device) -> Iterator[None]:
+    start = _now(device)
+    yield
+    seconds.append(_now(device) - start)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

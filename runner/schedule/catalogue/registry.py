@@ -1,0 +1,183 @@
+"""Schedules by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Concatenate, ParamSpec, TypeVar
+
+from runner.errors import Problem, did_you_mean, raise_problems
+from runner.schedule.catalogue.kinds import Formulas, Legal, ScheduleRequest, ScheduleSpec
+from runner.schedule.catalogue.one_directional import CATALOGUE
+from runner.schedule.values import Schedule
+
+__all__ = [
+    "ALIASES",
+    "NAMES",
+    "NOT_AVAILABLE",
+    "SPECS",
+    "Formulas",
+    "ScheduleRequest",
+    "ScheduleSpec",
+    "build",
+    "generate",
+    "not_available",
+    "problems_of",
+    "request_problems",
+]
+
+SPECS: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for spec in CATALOGUE})
+"""The schedules of this version."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
+"""Other names, each with the schedule it means."""
+
+NOT_AVAILABLE = frozenset(
+    {
+        "ampnet",
+        "pipedream",
+        "pipedream_vsync",
+        "pipedream_2bw",
+        "wpipe",
+        "spectrain",
+        "xpipe",
+        "pipemare",
+        "avgpipe",
+        "hetpipe",
+    }
+)
+"""Schedules that the public contract names and this version does not have."""
+
+NAMES: tuple[str, ...] = (*SPECS, *ALIASES)
+"""What ``schedule=`` accepts."""
+
+
+_Keys = ParamSpec("_Keys")
+_Result = TypeVar("_Result")
+
+
+def _by_keys(
+    use: Callable[[str, ScheduleRequest], _Result], request: Callable[_Keys, ScheduleRequest]
+) -> Callable[Concatenate[str, _Keys], _Result]:
+    """``use``, called with the fields of its request, which stand in :class:`ScheduleRequest` alone."""
+
+    def called(name: str, /, *args: _Keys.args, **keys: _Keys.kwargs) -> _Result:
+        return use(name, request(*args, **keys))
+
+    return called
+
+
+def request_problems(name: str, request: ScheduleRequest) -> list[Problem]:
+    """Everything that is wrong with such a request. Never raises."""
+    spec = SPECS.get(ALIASES.get(name, name))
+    ranges = [
+        Problem(path, value, "must be at least 1", fix=f"{path}=1")
+        for path, value in (
+            ("parallelism.pipeline", request.ranks),
+            ("schedule.microbatches", request.microbatches),
+            ("schedule.chunks", request.chunks),
+            ("schedule.memory_limit", request.memory_limit),
+            ("schedule.pipes", request.pipes),
+        )
+        if value is not None and value < 1
+    ]
+    if spec is None:
+        return [_unknown(name), *ranges]
+    if ranges:
+        return ranges
+    if request.ranks == 1 and not spec.one_rank:
+        return [_one_rank(spec)]
+    return [*_foreign_keys(spec, request), *_illegal(spec, request), *spec.constraint(request)]
+
+
+def generate(name: str, request: ScheduleRequest) -> Schedule:
+    """The schedule of that name; one of ``NAMES``.
+
+    Raises:
+        RequestError: with everything that :func:`request_problems` finds.
+    """
+    raise_problems(request_problems(name, request))
+    return SPECS[ALIASES.get(name, name)].generate(request)
+
+
+problems_of = _by_keys(request_problems, ScheduleRequest)
+build = _by_keys(generate, ScheduleRequest)
+
+
+def _one_rank(spec: ScheduleSpec) -> Problem:
+    accumulating = [name for name, each in SPECS.items() if each.one_rank]
+    why = f"One rank has no pipeline to order; {', '.join(accumulating)} mean accumulation there"
+    rule = f"must be at least 2 for schedule={spec.name}"
+    return Problem("parallelism.pipeline", 1, rule, why, f"schedule={accumulating[-1]}")
+
+
+_OWN_KEYS = {
+    "file": "The order of the other schedules is generated",
+    "memory_limit": "The order of the other schedules is fixed",
+    "variant": "The other schedules have one form",
+    "opportunistic": "The other schedules are run in their order",
+    "base": "The other schedules stand on none",
+    "pipes": "The other schedules have as many pipelines as they need",
+}
+"""Keys that some schedules look at, and why the others do not."""
+
+
+def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
+    """Keys that are set and that this schedule does not look at."""
+    problems = []
+    for key, why in _OWN_KEYS.items():
+        value, path = getattr(request, key), f"schedule.{key}"
+        if value is not None and key not in spec.keys:
+            owners = " or ".join(each.name for each in SPECS.values() if key in each.keys)
+            problems.append(Problem(path, value, f"applies to schedule={owners} only", why, f"{path}=null"))
+    return problems
+
+
+def _illegal(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
+    """Ranks, chunks and micro-batches for which there is no such order, each with the nearest that there is."""
+    if not spec.ranks.holds(request.ranks, request.ranks):
+        near = _nearest(spec.ranks, request.ranks, request.ranks)
+        path, why = "parallelism.pipeline", f"There is no {spec.name} of {request.ranks} ranks; {_choices(near)}"
+        return [Problem(path, request.ranks, f"must be {spec.ranks.rule}", why, f"{path}={near[0]}")]
+    asked = (
+        ("schedule.chunks", spec.default_chunks if request.chunks is None else request.chunks, spec.chunks),
+        ("schedule.microbatches", request.microbatches, spec.microbatches),
+    )
+    problems = []
+    for path, value, legal in asked:
+        if value is None or legal.holds(request.ranks, value):
+            continue
+        near = _nearest(legal, request.ranks, value)
+        ranks = "one rank" if request.ranks == 1 else f"{request.ranks} ranks"
+        why = f"There is no other {spec.name} of {ranks}; {_choices(near)}"
+        problems.append(Problem(path, value, f"must be {legal.rule}", why, f"{path}={near[0]}"))
+    return problems
+
+
+def _choices(near: list[int]) -> str:
+    return f"nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}"
+
+
+def _nearest(legal: Legal, ranks: int, value: int) -> list[int]:
+    """The next legal value below and above, as far as there are any."""
+    below = next((each for each in range(value - 1, 0, -1) if legal.holds(ranks, each)), None)
+    above = next((each for each in range(value + 1, 2 * (value + ranks) + 1) if legal.holds(ranks, each)), None)
+    return [each for each in (below, above) if each is not None]
+
+
+def not_available(name: str) -> Problem:
+    """What stands against one of ``NOT_AVAILABLE``."""
+    why = f"The name is reserved for that published schedule; this version has {', '.join(NAMES)}"
+    return Problem("schedule", name, "is not available in this version", why, "schedule=1f1b")
+
+
+def _unknown(name: str) -> Problem:
+    if name in NOT_AVAILABLE:
+        return not_available(name)
+    choices = ", ".join(NAMES)
+    near = did_you_mean(name, (*NAMES, *sorted(NOT_AVAILABLE)))
+    if near in NOT_AVAILABLE:
+        why = f"Nearest is {near}, which is not available in this version"
+        return Problem("schedule", name, f"must be one of {choices}", why, "schedule=1f1b")
+    why = f"Did you mean {near}" if near else ""
+    return Problem("schedule", name, f"must be one of {choices}", why, f"schedule={near}" if near else "")

@@ -1,0 +1,31 @@
+"""DualPipe: micro-batches enter at both ends, and weight gradients fill what is left of the bubble.
+
+Source: DeepSeek-AI, DualPipe, 2025. The pairs of a forward and a backward that DualPipe computes at once, overlapping
+one's messages with the other, are written one after the other here.
+"""
+
+from __future__ import annotations
+
+from runner.schedule.generators.bidirectional.layout import nearer_pipe, of_pipelines
+from runner.schedule.generators.one_directional.dualpipe_v import fill_dual_row
+from runner.schedule.generators.one_directional.v_row import VRow
+from runner.schedule.values import Schedule
+
+__all__ = ["dualpipe"]
+
+
+def dualpipe(ranks: int, microbatches: int) -> Schedule:
+    """DualPipe: each half of the ranks is a V whose turn is the middle, because both halves mirror each other.
+
+    Args:
+        ranks: D, even.
+        microbatches: even, at least 2 D.
+    """
+    down = tuple(range(ranks))
+    rows = []
+    for rank in down:
+        near = nearer_pipe(ranks, rank)
+        stages = (rank, ranks - 1 - rank)
+        row = VRow((stages[near], stages[1 - near]), first=(near, 1 - near), stride=2)
+        rows.append(fill_dual_row(row, ranks // 2, min(stages), microbatches // 2).actions)
+    return of_pipelines("dualpipe", (down, down[::-1]), rows, microbatches)

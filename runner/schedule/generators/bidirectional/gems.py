@@ -1,0 +1,29 @@
+"""GEMS: two copies of the model in opposite directions, one micro-batch of each alive at a time.
+
+Source: Jain et al., GEMS, 2020. Micro-batches go down and up in turn. Each rank takes them one by one, F and at once B;
+the next one's forward follows the backward of the one before through the ranks, so that at most two are alive.
+"""
+
+from __future__ import annotations
+
+from runner.schedule.generators.bidirectional.layout import of_pipelines
+from runner.schedule.generators.layout import backward, forward
+from runner.schedule.values import Schedule
+
+__all__ = ["gems"]
+
+
+def gems(ranks: int, microbatches: int) -> Schedule:
+    """GEMS.
+
+    Args:
+        ranks: D. With an odd number the middle rank holds its stage once, for both directions.
+        microbatches: at least 2, one for each direction.
+    """
+    down = tuple(range(ranks))
+    rows = [
+        [make(stage, m) for m in range(microbatches) for stage in [(rank, ranks - 1 - rank)[m % 2]] for make in both]
+        for rank in down
+        for both in [(forward, backward)]
+    ]
+    return of_pipelines("gems", (down, down[::-1]), rows, microbatches)

@@ -1,0 +1,59 @@
+"""DualPipeV: DualPipe cut in half, a V of two chunks per rank with one copy of the weights.
+
+Source: DeepSeek-AI, DualPipe, 2025, ``DualPipeV``; torch's ScheduleDualPipeV has the same order. The pairs of a forward
+and a backward that DualPipe computes at once, overlapping one's messages with the other, are written one after the
+other here.
+"""
+
+from __future__ import annotations
+
+from runner.schedule.generators.layout import of_one_pipeline, zigzag
+from runner.schedule.generators.one_directional.v_row import VRow
+from runner.schedule.values import Op, Schedule
+
+__all__ = ["dualpipe_v", "fill_dual_row"]
+
+_F0, _F1, _B0, _B1, _I0, _I1 = (Op.F, 0), (Op.F, 1), (Op.B, 0), (Op.B, 1), (Op.I, 0), (Op.I, 1)
+
+
+def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
+    """DualPipeV.
+
+    Args:
+        ranks: D.
+        microbatches: at least 2 D.
+    """
+    rows = [
+        fill_dual_row(VRow((rank, 2 * ranks - 1 - rank)), ranks, rank, microbatches).actions for rank in range(ranks)
+    ]
+    return of_one_pipeline("dualpipe_v", zigzag(ranks, 2), rows, microbatches)
+
+
+def fill_dual_row(row: VRow, ranks: int, rank: int, microbatches: int) -> VRow:
+    """Write one rank's list.
+
+    Args:
+        row: still empty.
+        ranks, rank: from the end at which chunk 0's micro-batches enter, to the turn or the middle.
+        microbatches: of each chunk.
+    """
+    here, behind = rank + 1, ranks - rank - 1
+    row.add(*[_F0] * (2 * behind), *[_F0, _F1] * here)
+    for _ in range(behind):
+        row.add(_I1)
+        row.pay()
+        row.add(_F1)
+    row.add(*[_F0, _B1, _F1, _B0] * (microbatches - 2 * ranks + here))
+    row.add(*[_B1, _F1, _B0] * behind)
+    row.add(*_drain(here))
+    for _ in range(behind):
+        row.pay()
+        row.add(_I0)
+    for _ in range(here):
+        row.pay()
+    return row
+
+
+def _drain(pairs: int) -> list[tuple[Op, int]]:
+    """Backwards of both chunks in turn, of which the second half owe their weight gradients."""
+    return ([_B1, _B0] * pairs)[:pairs] + ([_I1, _I0] * pairs)[pairs:]

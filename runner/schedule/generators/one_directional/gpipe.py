@@ -1,0 +1,22 @@
+"""GPipe: all forwards, then all backwards.
+
+Source: Huang et al., GPipe, 2019. Backwards run first in, first out, so that gradients are summed in the
+order of one process.
+"""
+
+from __future__ import annotations
+
+from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
+from runner.schedule.generators.one_directional.naive import naive
+from runner.schedule.values import Schedule
+
+__all__ = ["gpipe"]
+
+
+def gpipe(ranks: int, microbatches: int) -> Schedule:
+    """F of every micro-batch, then B of every micro-batch. On one rank: gradient accumulation."""
+    if ranks == 1:
+        return naive(ranks, microbatches, name="gpipe")
+    order = range(microbatches)
+    rows = [[forward(rank, m) for m in order] + [backward(rank, m) for m in order] for rank in range(ranks)]
+    return of_one_pipeline("gpipe", looping(ranks, 1), rows, microbatches)

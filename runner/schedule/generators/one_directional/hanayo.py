@@ -1,0 +1,37 @@
+"""Hanayo: waves. Each wave is a V of two chunks per rank; more waves mean a smaller bubble and more messages.
+
+Source: Liu et al., Hanayo, 2023. Its order has no closed form here: it is made by the rule of going backward first,
+played with a backward of twice the forward. No rank ever keeps more than 2 D - 1 activations that way.
+"""
+
+from __future__ import annotations
+
+from runner.schedule.generators.layout import backward, forward, of_one_pipeline, zigzag
+from runner.schedule.generators.list_scheduling import Clock, list_schedule
+from runner.schedule.simulation.clock import Costs
+from runner.schedule.values import Action, Op, Schedule
+
+__all__ = ["hanayo"]
+
+
+def hanayo(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Hanayo with ``chunks / 2`` waves.
+
+    Args:
+        ranks, microbatches: D and T.
+        chunks: per rank, even.
+    """
+    placement = zigzag(ranks, chunks)
+    rows: list[list[Action]] = [[] for _ in range(ranks)]
+    for stage, rank in enumerate(placement):
+        rows[rank] += [make(stage, m) for m in range(microbatches) for make in (forward, backward)]
+    draft = of_one_pipeline("hanayo", placement, rows, microbatches)
+
+    def urgency(clock: Clock, rank: int, action: Action) -> tuple[float, ...] | None:
+        """Backwards of the earliest stage first, then forwards of the latest; the oldest micro-batch of each."""
+        microbatch = action.microbatch or 0
+        if action.op is Op.B:
+            return 0, action.stage, microbatch
+        return 1, -action.stage, microbatch
+
+    return list_schedule(draft, Costs().per_stage(draft.stages, chunks), urgency)

@@ -1,0 +1,56 @@
+"""Looping placement: several chunks per rank, stage s on rank s mod D."""
+
+from __future__ import annotations
+
+from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
+from runner.schedule.generators.one_directional.one_f_one_b import in_turn
+from runner.schedule.values import Action, Schedule
+
+__all__ = ["group_size", "interleaved_1f1b", "looped_bfs"]
+
+
+def group_size(ranks: int, microbatches: int) -> int | None:
+    """Micro-batches that a rank takes through one chunk before it turns to the next; None where none divides.
+
+    It is the number of ranks where that divides the micro-batches (Narayanan et al., 2021), else the least number
+    above it that leaves as many groups, which is torch.distributed.pipelining's relaxation.
+    """
+    groups = max(1, microbatches // ranks)
+    return None if microbatches % groups else microbatches // groups
+
+
+def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """1F1B over several chunks per rank, group by group of micro-batches.
+
+    Source: Narayanan et al., Megatron-LM, 2021. With one group of all micro-batches the order is the same rule's,
+    as torch has it; Megatron runs all forwards first there.
+
+    Args:
+        ranks, chunks: D and v.
+        microbatches: of which :func:`group_size` knows a group.
+    """
+    group = group_size(ranks, microbatches)
+    assert group is not None  # the registry refuses other requests
+    rows = []
+    for rank in range(ranks):
+        # block after block of one group and one chunk: forwards from the first chunk up, backwards from the last down
+        stages = [rank + chunk * ranks for chunk in range(chunks)]
+        blocks = [range(first, first + group) for first in range(0, microbatches, group)]
+        forwards = [forward(stage, m) for block in blocks for stage in stages for m in block]
+        backwards = [backward(stage, m) for block in blocks for stage in reversed(stages) for m in block]
+        rows.append(in_turn(forwards, backwards, 2 * (ranks - 1 - rank) + (chunks - 1) * group))
+    return of_one_pipeline("interleaved_1f1b", looping(ranks, chunks), rows, microbatches)
+
+
+def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Breadth first: all micro-batches through a chunk before the next one, backwards last in, first out.
+
+    Each chunk's weights are used in one stretch per direction, which suits sharded weights.
+
+    Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023; torch's ScheduleLoopedBFS.
+    """
+    rows: list[list[Action]] = []
+    for rank in range(ranks):
+        row = [forward(rank + chunk * ranks, m) for chunk in range(chunks) for m in range(microbatches)]
+        rows.append(row + [backward(action.stage, action.microbatch or 0) for action in reversed(row)])
+    return of_one_pipeline("looped_bfs", looping(ranks, chunks), rows, microbatches)

@@ -1,0 +1,40 @@
+"""PipeFB: forwards and backwards of a stage on different ranks, so that both flow the same way round the ranks.
+
+Stage s runs forward on rank s and backward on rank D - 1 - s; the last stage turns round on rank 0, with one copy. A
+forward keeps nothing: it sends its output to the next stage's forward and, as the input to compute that stage again
+from, to the rank of that stage's backward. So each rank does the forward of one stage and the backward of another.
+
+Source: the name of the public schedule; no text of it was at hand, and the order is a reconstruction of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runner.schedule.generators.layout import backward, forward, of_one_pipeline
+from runner.schedule.generators.list_scheduling import list_schedule
+from runner.schedule.generators.one_directional.varuna import just_in_time
+from runner.schedule.simulation.clock import Costs
+from runner.schedule.values import Action, Op, Schedule
+
+__all__ = ["pipefb"]
+
+
+def pipefb(ranks: int, microbatches: int) -> Schedule:
+    """Found by list scheduling with B = 2 F: backwards first, recomputation just in time, late stages' forwards first.
+
+    Args:
+        ranks: D, at least 2.
+        microbatches: T.
+    """
+    forwards = (*range(ranks - 1), 0)
+    backwards = tuple(ranks - 1 - stage for stage in range(ranks))
+    rows: list[list[Action]] = [[] for _ in range(ranks)]
+    for microbatch in range(microbatches):
+        for stage in range(ranks):
+            rows[forwards[stage]].append(forward(stage, microbatch))
+            rows[backwards[stage]].append(backward(stage, microbatch))
+            if stage < ranks - 1:
+                rows[backwards[stage]].append(Action(Op.R, stage, microbatch))
+    draft = replace(of_one_pipeline("pipefb", forwards, rows, microbatches), backward_placement=backwards)
+    return list_schedule(draft, Costs().per_stage(ranks, 1), just_in_time)

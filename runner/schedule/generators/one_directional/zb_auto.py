@@ -1,0 +1,45 @@
+"""Zero bubble by list scheduling: the order follows from the costs and from what a rank may keep.
+
+Source: the idea is the automatic scheduler of Qi et al., Zero Bubble Pipeline Parallelism, 2024. As there, a few rules
+are tried and the best result is kept; the hand-written orders that fit the limit compete too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runner.schedule.generators.layout import of_one_pipeline
+from runner.schedule.generators.list_orders import list_orders
+from runner.schedule.generators.one_directional.zero_bubble import zb_h1, zb_h2
+from runner.schedule.simulation.clock import StageCosts, simulate
+from runner.schedule.values import Schedule
+
+__all__ = ["zb_auto"]
+
+
+def zb_auto(ranks: int, microbatches: int, costs: StageCosts, limit: int) -> Schedule:
+    """The order with the shortest step of those that keep at most ``limit`` activations on each rank.
+
+    Of equally long steps the one whose ranks idle least between their first and last action; then the one with the
+    fewest activations.
+
+    Args:
+        ranks, microbatches: D and T.
+        costs: durations of F, I and W per stage, and of messages.
+        limit: micro-batches that a rank may keep between F and W, at least 1. D is ZB-1P's, 2 D ZB-2P's.
+    """
+
+    def quality(schedule: Schedule) -> tuple[float, float, float]:
+        times = simulate(schedule, costs)
+        return times.makespan, max(times.inner_idle), max(times.peak_activations)
+
+    best = min(_candidates(ranks, microbatches, costs, limit), key=quality)
+    return of_one_pipeline("zb_auto", best.placement[0], best.actions, microbatches)
+
+
+def _candidates(ranks: int, microbatches: int, costs: StageCosts, limit: int) -> Iterator[Schedule]:
+    yield from list_orders("zb_auto", zb_h1(ranks, microbatches), costs, limit)
+    if limit >= min(ranks, microbatches):
+        yield zb_h1(ranks, microbatches)
+    if min(microbatches, limit) >= 2 * ranks - 1:
+        yield zb_h2(ranks, microbatches)

@@ -1,0 +1,74 @@
+"""States that DeepSpeed's partitions hold in blocks, which cannot be told apart by weight: saved as they lie.
+
+8-bit moments share a scale among 256 elements of a weight, of which another layout might cut a block. Such a checkpoint
+goes on in the layout that it was written in; in another one it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.errors import Problem, RequestError
+from runner.strategy.zero.stage import DeepSpeedStage
+from runner.strategy.zero.state import flat_weights
+
+__all__ = ["FLAT", "has_blocks", "load_flat_states", "own_flat_states", "place_key"]
+
+FLAT = "flat"
+"""Key of such states in an optimizer's state: by :func:`place_key`, one entry per partition."""
+
+
+def has_blocks(sharding: DeepSpeedStage) -> bool:
+    """Whether a state is no value per element."""
+    states = sharding.optimizer.optimizer.state
+    flats = flat_weights(sharding)
+    return any(
+        isinstance(value, Tensor) and value.dim() > 0 and value.numel() != flat.numel()
+        for flat in flats
+        for value in states.get(flat, {}).values()
+    )
+
+
+def place_key(sharding: DeepSpeedStage, position: int, replica: int) -> str:
+    """Whose states these are, and of which layout."""
+    return f"zero {sharding.stage}, stage {position}, replica {replica} of {sharding.replicas}"
+
+
+def own_flat_states(sharding: DeepSpeedStage) -> list[dict[str, Any]]:
+    """Of every partition of this rank its weights, as they are updated, and its states; on the CPU."""
+    states = sharding.optimizer.optimizer.state
+    return [
+        {"weights": flat.detach().clone().cpu(), "state": {key: _kept(value) for key, value in states[flat].items()}}
+        for flat in flat_weights(sharding)
+    ]
+
+
+@torch.no_grad()
+def load_flat_states(
+    sharding: DeepSpeedStage,
+    saved: Mapping[str, Sequence[Mapping[str, Any]]],
+    settings: Sequence[Mapping[str, Any]],
+    key: str,
+) -> None:
+    """Take this rank's partitions.
+
+    Raises:
+        RequestError: the checkpoint is of another layout.
+    """
+    if key not in saved:
+        why = f"Its 8-bit states lie as they were shared out ({', '.join(sorted(saved))}); this is {key}"
+        raise RequestError([Problem("resume", "checkpoint", "must be of this layout", why, "resume=null")])
+    inner = sharding.optimizer.optimizer
+    for group, own in zip(inner.param_groups, settings, strict=True):
+        group.update({name: value for name, value in own.items() if name != "params"})
+    for flat, one in zip(flat_weights(sharding), saved[key], strict=True):
+        flat.copy_(one["weights"])
+        inner.state[flat] = {name: _kept(value, flat.device) for name, value in one["state"].items()}
+
+
+def _kept(value: Any, device: torch.device | str = "cpu") -> Any:
+    return value.detach().clone().to(device) if isinstance(value, Tensor) else value

@@ -1,0 +1,327 @@
+"""One stage under DeepSpeed's ZeRO optimizer: the engine hands over its backwards and its update.
+
+DeepSpeed's engine is used for what it is: hooks on the weights' gradients, buckets, partitions, offload. Accumulation,
+scaling, the verdict on overflows and the learning rate stay with the runner: ``gradient_accumulation_steps`` is 1, the
+boundary is set by hand, and gradients are divided once, by the loss scale of DeepSpeed's step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from runner.engine.transport.base import Handle, Transport
+from runner.engine.update.gradients import StageGradients
+from runner.model.layers import StageModule
+from runner.optim.operators import load_operators, needed_operators
+from runner.strategy.zero.flat_pieces import pieces
+from runner.strategy.zero.twin_flow import TwinFlow
+
+__all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "import_deepspeed", "start_deepspeed"]
+
+_STAGE_3 = 3
+_MEASURED_BACKWARDS = 8  # after so many, gradients have been as many as they will be
+
+# Attributes of DeepSpeed's optimizers that hold tensors from one step to the next: of stages 1 and 2, then of 3.
+_HELD = (
+    *("bit16_groups_flat", "single_partition_of_fp32_groups", "param_buffer_of_bit16_for_cpu_offload_groups"),
+    *("temp_grad_buffer_for_cpu_offload", "temp_grad_buffer_for_gpu_offload"),
+    *("lp_param_buffer", "param_groups_fp16_flat_cpu_memory", "fp32_partitioned_groups_flat"),
+    "grad_partitions_flat_buffer",
+)
+
+
+class StageGroups:
+    """Process groups in DeepSpeed's words: a stage's replicas are data parallel, its pipeline is model parallel.
+
+    Every rank constructs it with the same arguments (a collective).
+
+    Args:
+        replicas: for every pipe position, the global ranks that hold its stage.
+        pipelines: for every replica, the global ranks of its pipeline.
+    """
+
+    def __init__(self, replicas: Sequence[Sequence[int]], pipelines: Sequence[Sequence[int]]) -> None:
+        self._data = _own_group(replicas)
+        self._model = _own_group(pipelines)
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        return self._data
+
+    def get_data_parallel_world_size(self) -> int:
+        return dist.get_world_size(self._data)
+
+    def get_data_parallel_rank(self) -> int:
+        return dist.get_rank(self._data)
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        return dist.get_process_group_ranks(self._data)
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        return self._model
+
+    def get_model_parallel_world_size(self) -> int:
+        return dist.get_world_size(self._model)
+
+    def get_model_parallel_rank(self) -> int:
+        return dist.get_rank(self._model)
+
+
+def start_deepspeed(device: torch.device, settings: Mapping[str, Any], local_rank: int) -> Any:
+    """DeepSpeed, ready for this device, on top of torch.distributed; a single rank gets its own group.
+
+    Args:
+        settings: DeepSpeed's configuration: what it needs compiled is loaded.
+    """
+    os.environ.setdefault("LOCAL_RANK", str(local_rank))
+    if not dist.is_initialized():
+        from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in its __all__
+
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    deepspeed = import_deepspeed(device.type)
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+    load_operators(needed_operators(settings), accelerator=device.type)
+    return deepspeed
+
+
+def import_deepspeed(device_type: str) -> Any:
+    """Import DeepSpeed (seconds) for ``cpu`` or ``cuda``, and have it say what goes wrong alone."""
+    if device_type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")  # of its collectives
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    # An operator for inference that torch's collectives need not, but that every rank would compile and load.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    _import_muon()
+    return deepspeed
+
+
+def _import_muon() -> None:
+    """Import what every ZeRO optimizer would when it is made, without what that compiles and nobody here calls.
+
+    Its three decorators import torch's whole compiler: two seconds and 45 MB in each rank.
+    """
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    except ImportError:  # of another release: ZeRO asks for it itself, or not
+        pass
+    finally:
+        if before is None:
+            del os.environ["TORCHDYNAMO_DISABLE"]
+        else:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
+
+
+class DeepSpeedGradients(StageGradients):
+    """One stage's gradients in the engine's own buffers, which DeepSpeed sums over the replicas: ZeRO stage 0.
+
+    Until :meth:`attach` nothing is summed.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, Parameter]]) -> None:
+        super().__init__(parameters)
+        self._engine: Any = None
+
+    def attach(
+        self, deepspeed: Any, module: StageModule, optimizer: Optimizer, settings: Any, groups: StageGroups | None
+    ) -> None:
+        self._engine = _initialize(deepspeed, module, optimizer, settings, groups)
+
+    def _sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
+        if self._engine is not None:
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.allreduce_gradients()
+        return []
+
+
+class DeepSpeedStage:
+    """A :class:`runner.engine.update.sharding.Sharding` by DeepSpeed's ZeRO 1, 2 or 3.
+
+    Until :meth:`attach` it is the plain stage.
+
+    Args:
+        module: the stage.
+        settings: DeepSpeed's configuration.
+        replicas: how many hold this stage.
+    """
+
+    def __init__(self, module: StageModule, settings: Mapping[str, Any], replicas: int) -> None:
+        self.module = module
+        self.settings = dict(settings)
+        self.stage: int = settings["zero_optimization"]["stage"]
+        self.engine: Any = None
+        self.replicas = replicas
+        self.twin = self._twin_flow()
+        self.most_gradient_bytes = 0
+        self._left = 0
+        self._unmeasured = _MEASURED_BACKWARDS
+
+    def attach(self, deepspeed: Any, optimizer: Optimizer, groups: StageGroups | None) -> None:
+        """Hand the stage's weights and their optimizer over. Every rank calls it (a collective).
+
+        Args:
+            optimizer: over the stage's weights; its groups stay, so that whoever sets their learning rate goes on.
+        """
+        if groups is not None:
+            for parameter in self.module.parameters():
+                parameter.model_parallel = True  # type: ignore[attr-defined]  # so that every stage counts in the norm
+        self._limit_bucket()
+        self.engine = _initialize(deepspeed, self.module, optimizer, self.settings, groups)
+        if self.twin is not None:
+            self.twin.attach(self.optimizer)
+        if self.stage == 1:
+            self._count_before_reduction()
+        if hasattr(optimizer, "follow"):  # blocks of 8 bits are to be those of the whole parameters
+            for flat, parts in pieces(self.optimizer, self.stage):
+                optimizer.follow(flat, parts)
+
+    def _twin_flow(self) -> TwinFlow | None:
+        zero = self.settings["zero_optimization"]
+        offload = zero.get("offload_optimizer", {})
+        if "ratio" not in offload:
+            return None
+        twin = TwinFlow(
+            [parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad], offload["ratio"]
+        )
+        self.settings["zero_optimization"] = zero | {"offload_optimizer": offload | {"ratio": twin.ratio_of_groups}}
+        return twin
+
+    def _limit_bucket(self) -> None:
+        """A bucket is allocated whole: it need not be larger than all gradients."""
+        zero = dict(self.settings["zero_optimization"])
+        trained = sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
+        zero["reduce_bucket_size"] = max(1, min(zero.get("reduce_bucket_size", 500_000_000), trained))
+        self.settings["zero_optimization"] = zero
+
+    def tensors(self) -> list[Tensor]:
+        """What DeepSpeed holds from one step to the next, optimizer states left out."""
+        found = [getattr(self.optimizer, name, None) for name in _HELD]
+        listed = [tensor for value in found for tensor in (value if isinstance(value, list) else [value])]
+        buckets = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]  # stage 3's are there for ever
+        shards = [getattr(parameter, "ds_tensor", None) for parameter in self.module.parameters()]
+        held = [tensor for tensor in (*listed, *shards, *buckets) if isinstance(tensor, Tensor)]
+        return held + [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
+
+    @property
+    def optimizer(self) -> Any:
+        """DeepSpeed's."""
+        return self.engine.optimizer
+
+    def forward(self, value: Any, before_layer: Callable[[int], None] | None) -> Any:
+        if self.engine is None:
+            return self.module(value, before_layer)
+        return self.engine(value, before_layer)
+
+    def begin(self, backwards: int) -> None:
+        self._left = backwards
+
+    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor] | None) -> None:
+        self._left -= 1
+        self.optimizer.clear_backward_seen_flag()  # forwards of other micro-batches may lie in between
+        self.engine.set_gradient_accumulation_boundary(self._left == 0)
+        torch.autograd.backward(roots, gradients)
+        if self._unmeasured and (self._left or not self.most_gradient_bytes):  # after the last, some are there twice
+            self._unmeasured -= 1
+            held = sum(tensor.nbytes for tensor in self.gradient_tensors())
+            self.most_gradient_bytes = max(self.most_gradient_bytes, held)
+
+    def _count_before_reduction(self) -> None:
+        """Stage 1 reduces at the end of the last backward, where gradients are whole for the last time."""
+        reduce = self.optimizer.reduce_gradients
+
+        def counting(*args: Any, **keys: Any) -> None:
+            held = sum(tensor.nbytes for tensor in self._whole_gradients())
+            self.most_gradient_bytes = max(self.most_gradient_bytes, held)
+            reduce(*args, **keys)
+
+        self.optimizer.reduce_gradients = counting
+
+    def _own_gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+
+    def _whole_gradients(self) -> list[Tensor]:
+        """The weights' own, but for those that are views of a bucket."""
+        return [one for one in self._own_gradients() if one.untyped_storage().nbytes() == one.nbytes]
+
+    def gradient_tensors(self) -> list[Tensor]:
+        """Gradients that are there now: the weights' own, and partitions of them; buckets left out."""
+        optimizer = self.optimizer
+        if self.stage == _STAGE_3:
+            return [*self._own_gradients(), optimizer.grad_partitions_flat_buffer]
+        whole = self._whole_gradients()
+        if self.stage == 1 and self._left:  # it reduces after the last backward: partitions are those of a step before
+            return whole
+        partitions = [part for group in optimizer.averaged_gradients.values() for part in group or ()]
+        return [*whole, *(part for part in partitions if part is not None)]
+
+    def bucket_tensors(self) -> list[Tensor]:
+        """What gradients are gathered in for their reduction."""
+        buffers = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]
+        listed = [tensor for value in buffers for tensor in (value if isinstance(value, list) else [value])]
+        return [tensor for tensor in listed if isinstance(tensor, Tensor)]
+
+    def are_finite(self) -> bool:
+        return not self.optimizer.has_overflow(partition_gradients=True)
+
+    def divide_at_update(self, divisor: float) -> None:
+        # DeepSpeed's gradients are means over the replicas; what is left of the division is its loss scale.
+        self.optimizer.override_loss_scale(divisor / self.replicas)
+
+    def step(self) -> None:
+        """Update the stage's weights."""
+        if self.twin is not None:
+            self.twin.follow()
+        self.optimizer.step()
+        self.optimizer.custom_loss_scaler = False  # backwards are not to be scaled by it
+
+    def norm(self) -> float | None:
+        if not self.settings["gradient_clipping"]:
+            return None
+        return float(self.optimizer._global_grad_norm)
+
+    def discard(self) -> None:
+        optimizer = self.optimizer
+        optimizer.clear_backward_seen_flag()
+        optimizer.zero_grad(set_to_none=True)
+        if self.stage == _STAGE_3:
+            optimizer.micro_step_id = 0
+            return
+        optimizer.micro_step_id = -1
+        for gradients in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+            for group in gradients:
+                gradients[group] = None
+        if optimizer.cpu_offload:
+            optimizer.reset_cpu_buffers()
+
+
+def _initialize(
+    deepspeed: Any, module: StageModule, optimizer: Optimizer, settings: Any, groups: StageGroups | None
+) -> Any:
+    """DeepSpeed's engine around a stage."""
+    deepspeed.utils.groups.mpu = groups  # which would otherwise stay what an earlier engine of this process said
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer, config=dict(settings), mpu=groups, dist_init_required=False
+    )
+    return engine
+
+
+def _own_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    made = [dist.new_group(list(ranks)) for ranks in groups]
+    own: dist.ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
+    return own

@@ -1,0 +1,214 @@
+"""The engine with ZeRO on each stage's data axis: gradients, optimizer states and weights shared out by DeepSpeed.
+
+A :class:`runner.strategy.pipeline.PipelineStrategy` that hands its one stage to a
+:class:`runner.strategy.zero.stage.DeepSpeedStage`. Losses, micro-batches, clipping, learning rates, precision and
+records are the runner's, as without ZeRO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.options import EngineOptions
+from runner.engine.update.gradients import StageGradients
+from runner.engine.update.sharding import KeptElsewhere, Sharding
+from runner.errors import Problem, RequestError
+from runner.model.layers import StageModule
+from runner.model.ties import Tie
+from runner.optim.states.delayed import DelayedUpdate
+from runner.strategy.held_bytes import held_bytes
+from runner.strategy.pipeline import Layout, PipelineStrategy
+from runner.strategy.zero.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
+from runner.strategy.zero.stage import DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
+from runner.strategy.zero.state import gathered_weights, load_states, whole_states
+from runner.strategy.zero.traffic import Traffic
+
+__all__ = ["ZeroStrategy"]
+
+
+class ZeroStrategy(PipelineStrategy):
+    """ZeRO 1, 2 or 3; or stage 0, where DeepSpeed reduces gradients and nothing is shared out.
+
+    Args:
+        plan, options, device, timeout_seconds: as for every layout; one stage per rank.
+        settings: DeepSpeed's configuration (:func:`runner.config.deepspeed.deepspeed_settings`); whoever knows it only
+            later sets the attribute before :meth:`setup`.
+    """
+
+    strategy_name = "runner_zero"
+
+    def __init__(
+        self,
+        plan: Layout,
+        options: EngineOptions,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        device: str = "cpu",
+        **more: Any,
+    ) -> None:
+        super().__init__(plan, options, device=device, **more)
+        self.settings: Mapping[str, Any] = settings or {}
+        self.sharding: DeepSpeedStage | None = None
+        self._attached = False
+        self._traffic = Traffic()
+
+    @property
+    def _stage(self) -> int:
+        stage: int = self.settings["zero_optimization"]["stage"]
+        return stage
+
+    @override
+    def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
+        if self._stage == 0:
+            return None
+        crossing = [tie.name for tie in self._ties() if len(tie.stages(self.plan.partition)) > 1]
+        if crossing:
+            why = f"{crossing[0]} is on several stages, and each stage's DeepSpeed engine would update its own copy"
+            rule = "must be null for weights that stages share"
+            raise RequestError([Problem("zero.stage", self._stage, rule, why, "zero.stage=null")])
+        (stage,) = stages.values()
+        self.sharding = DeepSpeedStage(stage, self.settings, len(self.view.replicas))
+        return self.sharding
+
+    def _ties(self) -> Sequence[Tie]:
+        module: Any = self.lightning_module
+        ties: Sequence[Tie] = module.ties
+        return ties
+
+    @override
+    def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
+        return DeepSpeedGradients(parameters) if self._stage == 0 else KeptElsewhere(parameters)
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING and not self._attached:
+            self._attach()
+            self._attached = True
+
+    def _attach(self) -> None:
+        """Hand the rank's stage over to DeepSpeed; what is held from now on is measured."""
+        assert self.engine is not None
+        deepspeed = start_deepspeed(self.root_device, self.settings, self.local_rank)
+        self._traffic.watch(deepspeed.comm.comm.cdb)
+        groups = self._groups()
+        if self.sharding is not None:
+            self.sharding.attach(deepspeed, self.optimizers[0], groups)
+            self.meter = MemoryMeter(self.engine, self.sharding.tensors())
+            return
+        for stage, module in self.engine.stages.items():
+            gradients = self.engine.gradients[stage]
+            assert isinstance(gradients, DeepSpeedGradients)
+            gradients.attach(deepspeed, module, self.optimizers[0], self.settings, groups)
+
+    def _groups(self) -> StageGroups | None:
+        topology = self.plan.topology
+        pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
+        positions = range(len(pipelines[0]))
+        if len(positions) == 1:
+            return None
+        return StageGroups([topology.data_group(position) for position in positions], pipelines)
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        assert self.meter is not None
+        with self._traffic.step(settled=self.meter.will_track):
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    @override
+    def bytes_to_replicas(self, steps: int) -> dict[str, float]:
+        momentum = self.exchange.bytes_sent if self.exchange is not None else 0  # the runner's own: not DeepSpeed's
+        return self._traffic.per_step() | {"optimizer_states": momentum / steps}
+
+    @override
+    def _step_optimizer(self) -> None:
+        if self.sharding is None:
+            super()._step_optimizer()
+        else:
+            self.sharding.step()
+
+    @override
+    def held_bytes(self) -> dict[str, int]:
+        assert self.engine is not None
+        return held_bytes(self.engine, self.optimizers[0], self.sharding)
+
+    # Checkpoints: whole, as without ZeRO
+
+    @override
+    def whole_weights(self) -> AbstractContextManager[object]:
+        if self.sharding is None or not self._attached:
+            return super().whole_weights()
+        return gathered_weights(self.sharding)
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        with self.whole_weights():
+            whole = super().lightning_module_state_dict()
+            return {name: value.clone() for name, value in whole.items()}
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        if self.sharding is None or not self._attached:
+            super().load_model_state_dict(checkpoint, strict)
+            return
+        with gathered_weights(self.sharding, write=True):
+            super().load_model_state_dict(checkpoint, strict)
+        self.sharding.optimizer.refresh_fp32_params()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if self.sharding is None:
+            return super().optimizer_state(optimizer)
+        assert self.engine is not None
+        if isinstance(optimizer, DelayedUpdate):
+            optimizer.settle()
+        if has_blocks(self.sharding):
+            return self._flat_state()
+        state = self.saved_optimizer_state(whole_states(self.sharding, masters=self._masters))
+        scale = self.engine.update.scale
+        return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self.sharding is None:
+            super().load_optimizer_state_dict(checkpoint)
+            return
+        assert self.engine is not None
+        (state,) = checkpoint["optimizer_states"]
+        if FLAT in state:
+            load_flat_states(self.sharding, state[FLAT], state["param_groups"], self._place)
+            return
+        load_states(self.sharding, state)
+        if "loss_scale" in state:
+            self.engine.update.scale.load_state_dict(state["loss_scale"])
+
+    def _flat_state(self) -> dict[str, Any]:
+        """Of all ranks, on rank 0; empty elsewhere. In parts, this rank's."""
+        assert self.sharding is not None
+        parts = self.saved_parts((self._place, own_flat_states(self.sharding)))
+        if parts is None:
+            return {}
+        groups = self.sharding.optimizer.optimizer.param_groups
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        return {"state": {}, "param_groups": settings, FLAT: dict(parts)}
+
+    @property
+    def _place(self) -> str:
+        assert self.sharding is not None
+        return place_key(self.sharding, self.view.position, self.replica)
+
+    @property
+    def _masters(self) -> bool:
+        """Weights have 16 bits, and fp32 masters."""
+        settings = self.settings
+        own = settings.get("bf16", {}).get("bf16_master_weights_and_grads", False)
+        return any(settings.get(key, {}).get("enabled", False) for key in ("bf16", "fp16")) and not own

@@ -1,0 +1,134 @@
+"""Batches by optimizer step from an iterable dataset: step k takes the next B samples of its order.
+
+Every rank that loads goes through the whole dataset and takes its own part, so that all agree. The dataset starts again
+where it ends, under another epoch's seed; the last step before may be short. To Lightning this is one endless epoch:
+only ranks with the first or the last stage see the end of the data, and the others need not be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+from runner.engine.window import StepBatch
+from runner.errors import RunFailedError
+from runner.plan.layout.batches import replica_slice
+from runner.training.data.batches import Batches
+from runner.training.random_state import seeded
+
+__all__ = ["EmptySteps", "Share", "SizedStream", "StepStream", "count_samples"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Whose samples: of each step's ``batch_size``, those of ``replica`` of ``data``."""
+
+    batch_size: int
+    data: int
+    replica: int
+
+
+class StepStream(IterableDataset[StepBatch]):
+    """The steps of one replica.
+
+    With several loader workers each goes through the whole dataset and makes every n-th step: the order is the same,
+    and what making a sample costs is paid by each of them.
+
+    Args:
+        dataset: iterable more than once; one that has ``set_epoch`` is told the epoch.
+        batches: samples to batches.
+        share: which samples.
+        seed: with the epoch and a sample's place in it, of the generators that it is drawn under.
+        endless: start again where the dataset ends.
+    """
+
+    def __init__(
+        self, dataset: IterableDataset[Any], batches: Batches, share: Share, *, seed: int, endless: bool
+    ) -> None:
+        self._dataset, self._batches, self._share = dataset, batches, share
+        self._seed, self._endless = seed, endless
+        self._first = 0
+        self._worker = (0, 1)
+
+    def resume_at(self, step: int) -> None:
+        """Start after the first ``step`` steps; their samples are read all the same."""
+        self._first = step
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        number, workers = self._own_worker()
+        share = self._share
+        for step, samples in enumerate(self._steps()):
+            if step < self._first or (step - self._first) % workers != number:
+                continue
+            own = samples[replica_slice(len(samples), share.data, share.replica)]
+            yield self._batches.of(own, lambda first=samples[0]: first)  # type: ignore[misc]
+
+    def _own_worker(self) -> tuple[int, int]:
+        """This worker's number, and how many there are.
+
+        The dataset does not see them from then on: it would leave out what it takes for another worker's part.
+        """
+        info = get_worker_info()
+        if info is not None:  # of this process's first pass; the copy in the main process stays without a number
+            self._worker = info.id, info.num_workers
+            torch_worker._worker_info = None
+        return self._worker
+
+    def _steps(self) -> Iterator[list[Any]]:
+        epoch = 0
+        while True:
+            samples, found = self._epoch(epoch), False
+            while step := list(islice(samples, self._share.batch_size)):
+                yield step
+                found = True
+            if not found:
+                raise RunFailedError(
+                    f"the iterable dataset gave no sample in its epoch {epoch}: it must give its samples anew each "
+                    "time it is iterated"
+                )
+            if not self._endless:
+                return
+            epoch += 1
+
+    def _epoch(self, epoch: int) -> Iterator[Any]:
+        set_epoch = getattr(self._dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        samples, number = iter(self._dataset), 0
+        while True:
+            with seeded(self._seed, epoch, number):
+                try:
+                    sample = next(samples)
+                except StopIteration:
+                    return
+            yield sample
+            number += 1
+
+
+class SizedStream(StepStream):
+    """One pass through a dataset whose length is known: Lightning's loops of all ranks must agree on having lengths."""
+
+    def __init__(self, *args: Any, length: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, endless=False)
+        self._length = length
+
+    def __len__(self) -> int:
+        return -(-self._length // self._share.batch_size)
+
+
+class EmptySteps(IterableDataset[StepBatch]):
+    """For a rank that loads nothing: endless steps that know nothing of themselves."""
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        while True:
+            yield StepBatch()
+
+
+def count_samples(dataset: Any) -> int:
+    """Of a dataset that ends; an iterable one without a length is gone through once."""
+    return len(dataset) if hasattr(dataset, "__len__") else sum(1 for _ in dataset)

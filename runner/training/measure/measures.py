@@ -1,0 +1,94 @@
+"""From every rank's times to the figures of a record: pure arithmetic over numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from runner.engine.measure.timeline import Event, StepTimes
+
+__all__ = ["RankMeasures", "bubble_ratio", "compute_seconds", "seconds_of_median_step", "timed_events"]
+
+
+@dataclass(frozen=True)
+class RankMeasures:
+    """What one rank saw of a run.
+
+    Args:
+        steps: the times of each step.
+        events: compute events of some steps, by step.
+        replica: its place on the data axis.
+        peak_memory_bytes: the most its tensors took.
+        bytes_per_step: kind to bytes that it sent in one step.
+        state_bytes: weights, gradients and optimizer states between steps.
+    """
+
+    steps: tuple[StepTimes, ...]
+    events: Mapping[int, Sequence[Event]]
+    replica: int
+    peak_memory_bytes: int
+    bytes_per_step: Mapping[str, float]
+    state_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int], interval: int = 1) -> float | None:
+    """Idle / total rank time over the flushed span (first compute to last compute of a step), the median step.
+
+    Args:
+        ranks: all ranks; each replica's pipeline has a span of its own.
+        timed: indices of the steps to look at.
+        interval: steps after which the schedule repeats itself: so many in a row are looked at as one.
+    """
+    ratios = []
+    for replica in sorted({rank.replica for rank in ranks}):
+        pipeline = [rank for rank in ranks if rank.replica == replica]
+        for several in zip(*(timed[number:] for number in range(min(interval, len(timed)))), strict=False):
+            steps = [[rank.steps[index] for rank in pipeline] for index in several]
+            span = sum(max(s.last_compute for s in row) - min(s.first_compute for s in row) for row in steps)
+            if span > 0:
+                ratios.append(1.0 - sum(s.compute for row in steps for s in row) / (len(pipeline) * span))
+    return median(ratios) if ratios else None
+
+
+def compute_seconds(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> list[float]:
+    """Of every rank, its compute in a median step; empty where no step was timed."""
+    return [median(rank.steps[index].compute for index in timed) for rank in ranks] if timed else []
+
+
+def seconds_of_median_step(
+    ranks: Sequence[RankMeasures], timed: Sequence[int], walls: Mapping[int, float]
+) -> dict[str, float] | None:
+    """Where the seconds of a median step went, mean over ranks; the parts add up to the step.
+
+    Waiting for activations, gradients and the step's header is the bubble, and so is waiting at STEP for ranks that are
+    later: all but what the last of them, who waits for nobody, spends there on the exchange itself. What is left of the
+    engine's time after compute, bubble and the optimizer is communication; what is left of the step is the loop
+    around the engine: loading data, callbacks, logging.
+    """
+    if not timed:
+        return None
+    ordered = sorted(timed, key=lambda index: walls[index])
+    index = ordered[len(ordered) // 2]
+    steps = [rank.steps[index] for rank in ranks]
+    exchange = min(s.waited_at_step for s in steps)
+    compute = fmean(s.compute for s in steps)
+    bubble = fmean(s.waiting + s.waited_at_step - exchange for s in steps)
+    optimizer = fmean(s.optimizer for s in steps)
+    inside = min(fmean(s.end - s.start for s in steps), walls[index])
+    communication = max(0.0, inside - compute - bubble - optimizer)
+    parts = {"compute": compute, "communication": communication, "bubble": bubble, "optimizer": optimizer}
+    return {"data": walls[index] - sum(parts.values()), **parts, "offload": 0.0}
+
+
+def timed_events(
+    ranks: Sequence[RankMeasures], timed: Sequence[int], walls: Mapping[int, float]
+) -> tuple[int, dict[int, Sequence[Event]]] | None:
+    """The events of all ranks in the step nearest to the median one, of those whose events were kept."""
+    numbers = [index for index in timed if all(rank.steps[index].step in rank.events for rank in ranks)]
+    if not numbers:
+        return None
+    middle = median(walls[index] for index in timed)
+    index = min(numbers, key=lambda number: abs(walls[number] - middle))
+    step = ranks[0].steps[index].step
+    return step, {number: rank.events[step] for number, rank in enumerate(ranks)}

@@ -1,0 +1,152 @@
+"""The prediction that a run is compared with: made before its first step, from stages measured with all ranks busy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.config.precision import PRECISIONS
+from runner.config.schema import RunConfig
+from runner.engine.engine import Engine
+from runner.engine.measure.probe import message_seconds, seconds_per_action, update_seconds
+from runner.engine.update.gradients import StageGradients
+from runner.engine.update.update import Update
+from runner.engine.window import StepBatch
+from runner.model.device import device_memory_bytes
+from runner.model.layers import StageModule
+from runner.optim.kinds.build import build_optimizer, measure_step_seconds_per_byte
+from runner.optim.kinds.kfac import KFAC, preconditioned_layers
+from runner.optim.states.master import MasterWeights
+from runner.plan.make import make_plan
+from runner.plan.requested_schedule import is_chosen_by_plan
+from runner.plan.values import RunPlan, StageSeconds
+from runner.profile import ModelProfile
+from runner.strategy.curvature import preconditioning
+from runner.strategy.pipeline import PipelineStrategy
+
+__all__ = ["measured_plan"]
+
+_REHEARSED_WINDOWS = 4
+_MOST_BYTES_TO_COPY = 256 << 20
+
+
+def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelProfile, batch: StepBatch) -> RunPlan:
+    """The plan with this machine's seconds in it; every rank calls this and gets the same.
+
+    Forwards and backwards are rehearsed in the run's own schedule, so that ranks compete for the machine as they
+    will; weights, buffers, gradients and random state stay as they were.
+
+    Args:
+        batch: this rank's part of a first batch.
+    """
+    engine = strategy.engine
+    assert engine is not None
+    measured = engine.rehearse(batch, _REHEARSED_WINDOWS)
+    plan = strategy.plan
+    assert isinstance(plan, RunPlan)
+    crossing = max((row.output_bytes for row in plan.profile.layers), default=0)
+    own: dict[str, Any] = {
+        "stages": {
+            stage: {
+                **{op: seconds_per_action(measured, op, stage) for op in "FBIW"},
+                "step": _update_seconds(config, module, engine),
+            }
+            for stage, module in engine.stages.items()
+        },
+        "message": message_seconds(engine.transport, strategy.view.pipeline, crossing),
+        "reduce": {stage: _reduce_seconds(engine, stage) for stage in sorted(engine.stages)},
+    }
+    ranks = strategy.all_gather_objects(own)
+    seconds = _combine(ranks, plan.schedule.stages)
+    return make_plan(
+        config,
+        profile,
+        schedule=plan.schedule if is_chosen_by_plan(config) else None,
+        stage_seconds=seconds,
+        device_memory_bytes=device_memory_bytes(config),
+    )
+
+
+def _combine(ranks: list[dict[str, Any]], num_stages: int) -> StageSeconds:
+    """Per stage, the slowest replica's seconds: a step waits for it. What the schedule has nowhere takes none."""
+    stages = range(num_stages)
+
+    def slowest(what: str) -> tuple[float, ...]:
+        return tuple(
+            max(float(rank["stages"][stage][what]) for rank in ranks if stage in rank["stages"]) for stage in stages
+        )
+
+    return StageSeconds(
+        forward=slowest("F"),
+        backward=slowest("B"),
+        input_gradient=slowest("I"),
+        weight_gradient=slowest("W"),
+        step=slowest("step"),
+        message=max(float(rank["message"]) for rank in ranks),
+        reduce=tuple(max(rank["reduce"][stage] for rank in ranks if stage in rank["reduce"]) for stage in stages),
+    )
+
+
+def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> float:
+    """Seconds of scaling, clipping, update and clearing of one stage, on a copy where that is small."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    masters = PRECISIONS[config.precision.name].master_weights
+    if not trained:
+        return 0.0
+    if num_bytes > _MOST_BYTES_TO_COPY:
+        dtype, device = engine.options.dtype, engine.transport.device
+        per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
+        return per_byte * num_bytes
+    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in trained]
+    gradients = {0: StageGradients((str(number), copy) for number, copy in enumerate(copies))}
+    optimizer = build_optimizer(config.optimizer, copies, master_weights=masters)
+    trainer = config.trainer
+    update = Update(
+        gradients=gradients,
+        pipeline=(0,),
+        transport=engine.transport,
+        clip_norm=trainer.grad_clip_norm,
+        clip_value=trainer.grad_clip_value,
+        scaling=None,
+    )
+    kfac = preconditioning(optimizer)
+    if kfac is not None:
+        copy_of = {id(parameter): copy for parameter, copy in zip(trained, copies, strict=True)}
+        for layer in preconditioned_layers(module):
+            kfac.track(copy_of[id(layer.weight)], copy_of.get(id(layer.bias)))
+        _invert_all(kfac)
+    update.attach(optimizer.step, optimizer.master_of if isinstance(optimizer, MasterWeights) else None)
+
+    def step() -> None:
+        update.open(1.0)
+        update.apply(update.verdict().factor)
+        update.close()
+
+    inversions = 0.0
+    if kfac is not None and kfac.refresh_every and engine.curvature is None:
+        inversions = update_seconds(lambda: _invert_all(kfac)) / kfac.refresh_every
+    return update_seconds(step) + inversions
+
+
+def _invert_all(kfac: KFAC) -> None:
+    """Take inverses, of sums that are zero."""
+    for factors in kfac.tracked:
+        for factor in factors:
+            factor.rows = 1
+    kfac.refresh()
+
+
+def _reduce_seconds(engine: Engine, stage: int) -> float:
+    holders = engine.view.holders[stage]
+    if len(holders) == 1:
+        return 0.0
+
+    def reduce() -> None:
+        buffers: list[Tensor] = [torch.zeros_like(flat) for flat in engine.gradients[stage].flats]
+        for handle in [engine.transport.all_reduce(buffer, holders) for buffer in buffers]:
+            handle.wait()
+
+    return update_seconds(reduce)

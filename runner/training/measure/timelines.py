@@ -1,0 +1,48 @@
+"""A step's predicted and measured timeline, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runner.plan.values import RunPlan
+from runner.schedule.render.events import Event, events_of
+from runner.schedule.render.svg import Panel, panels_svg
+from runner.schedule.render.trace import timelines_trace
+from runner.training.measure.measures import RankMeasures, timed_events
+
+__all__ = ["draw_timelines"]
+
+
+def draw_timelines(
+    run_dir: Path, plan: RunPlan, measures: Sequence[RankMeasures], walls: Mapping[int, float]
+) -> dict[str, str]:
+    """Write the timelines of the first replica's pipeline: a picture on one time axis, and a Chrome trace.
+
+    Args:
+        run_dir: where to.
+        plan: the prediction.
+        measures: all ranks'.
+        walls: seconds of every step that was timed, by its index; drawn is the step nearest to the median one.
+
+    Returns:
+        the artifacts by name; none where no timed step's events were kept.
+    """
+    pipeline = [rank for rank in measures if rank.replica == 0]
+    found = timed_events(pipeline, list(walls), walls)
+    if found is None:
+        return {}
+    step, by_rank = found
+    origin = min(event.start for events in by_rank.values() for event in events)
+    measured = [
+        Event(rank, event.op, event.stage, event.microbatch, event.start - origin, event.end - origin)
+        for rank, own in by_rank.items()
+        for event in own
+    ]
+    predicted = events_of(plan.schedule, plan.time.costs)
+    panels = [Panel(f"{plan.schedule.name}, predicted", predicted), Panel(f"step {step + 1}, measured", measured)]
+    (run_dir / "timeline.svg").write_text(panels_svg(panels), encoding="utf-8")
+    trace = timelines_trace({"predicted": predicted, "measured": measured})
+    (run_dir / "timeline.json").write_text(json.dumps(trace), encoding="utf-8")
+    return {"timeline": "timeline.svg", "trace": "timeline.json"}

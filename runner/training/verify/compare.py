@@ -1,0 +1,171 @@
+"""Two traces side by side: are they equal, and where do they part?
+
+Losses, gradients and weights are compared. Gradients are, because an optimizer may hide what is wrong with them: Adam
+makes the same step of any multiple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from runner.record import read_steps
+from runner.training.verify.trace_files import read_trace
+
+__all__ = ["Comparison", "Difference", "Promise", "compare_runs"]
+
+Promise = Literal["bitwise", "rounding"]
+
+_RELATIVE = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+_OF_LARGEST_GRADIENT = 1e-3
+_NOISE = 1e-5  # of a step's largest gradient
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two runs part.
+
+    Args:
+        step: the first step, from 1, that differs.
+        quantity: what does: ``gradient``, ``weight``, or ``loss`` where the loss alone does.
+        parameter: the first one in the order of the model; None of a loss.
+    """
+
+    step: int
+    quantity: str
+    parameter: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of a layout with one process.
+
+    Args:
+        equal: as equal as promised.
+        bitwise: the same bits.
+        promise: what the layout must be: the same bits, or the same up to the order of sums.
+        steps: optimizer steps compared.
+        loss, gradients, weights: largest absolute differences.
+        first_difference: None where the runs are equal.
+    """
+
+    equal: bool
+    bitwise: bool
+    promise: Promise
+    steps: int
+    loss: float
+    gradients: float
+    weights: float
+    first_difference: Difference | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``runner verify --json``."""
+        first = self.first_difference
+        return {
+            "equal": self.equal,
+            "bitwise": self.bitwise,
+            "promise": self.promise,
+            "steps": self.steps,
+            "max_abs_difference": {"loss": self.loss, "weights": self.weights, "gradients": self.gradients},
+            "first_difference": None
+            if first is None
+            else {"step": first.step, "parameter": first.parameter, "quantity": first.quantity},
+        }
+
+
+def compare_runs(layout: Path, reference: Path, promise: Promise, *, with_gradients: bool = True) -> Comparison:
+    """Compare the traces in two run directories.
+
+    Without gradients where none can be seen: replicas share them out, or an update was taken back to clip them.
+
+    With ``rounding``, a gradient may differ by a small part of its tensor's and of the model's largest one; a weight
+    likewise, where its gradient is more than noise (a zero gradient's rounding is a whole step of Adam's).
+    """
+    losses = _losses(layout), _losses(reference)
+    state = _State(promise, with_gradients)
+    for step, (own, theirs) in enumerate(zip(*losses, strict=True), 1):
+        state.compare_loss(step, own, theirs)
+        ranks = read_trace(layout, step)
+        if ranks:
+            (expected,) = read_trace(reference, step)
+            state.compare_tensors(step, ranks, expected)
+    return Comparison(
+        equal=state.first is None,
+        bitwise=state.bitwise,
+        promise=promise,
+        steps=len(losses[0]),
+        loss=state.largest["loss"],
+        gradients=state.largest["gradient"],
+        weights=state.largest["weight"],
+        first_difference=state.first,
+    )
+
+
+class _State:
+    """What has been found so far."""
+
+    def __init__(self, promise: Promise, with_gradients: bool) -> None:
+        self.promise = promise
+        self._with_gradients = with_gradients
+        self.bitwise = True
+        self.first: Difference | None = None
+        self.largest = {"loss": 0.0, "gradient": 0.0, "weight": 0.0}
+        self._clear: dict[str, Tensor] = {}  # by parameter: entries whose gradients have never been noise
+
+    def compare_loss(self, step: int, own: float, expected: float) -> None:
+        self.bitwise &= own == expected
+        self.largest["loss"] = max(self.largest["loss"], abs(own - expected))
+        limit = 0.0 if self.promise == "bitwise" else 1e-4 * abs(expected)
+        if not abs(own - expected) <= limit:
+            self._differs(step, "loss", None)
+
+    def compare_tensors(self, step: int, ranks: Sequence[dict[str, Tensor]], expected: dict[str, Tensor]) -> None:
+        gradients = {name: tensor for name, tensor in expected.items() if name.startswith("gradient/")}
+        peak = max((float(tensor.abs().max()) for tensor in gradients.values() if tensor.numel()), default=0.0)
+        for name, tensor in gradients.items():
+            parameter = name.partition("/")[2]
+            clear = tensor.abs() > _NOISE * peak
+            self._clear[parameter] = self._clear[parameter] & clear if parameter in self._clear else clear
+        compared = list(gradients) if self._with_gradients else []
+        for name in [*compared, *(name for name in expected if name not in gradients)]:
+            found = [rank[name] for rank in ranks if name in rank]
+            quantity, _, parameter = name.partition("/")
+            if not found:
+                self.bitwise = False
+                self._differs(step, quantity, parameter)
+            for tensor in found:
+                self._compare(step, quantity, parameter, tensor, expected[name], peak)
+
+    def _compare(self, step: int, quantity: str, parameter: str, own: Tensor, expected: Tensor, peak: float) -> None:
+        if own.shape == expected.shape and torch.equal(own, expected):
+            return
+        self.bitwise = False
+        if own.shape != expected.shape:
+            self._differs(step, quantity, parameter)
+            return
+        distance = (own.double() - expected.double()).abs()
+        self.largest[quantity] = max(self.largest[quantity], float(distance.nan_to_num(torch.inf).max()))
+        if self.promise == "bitwise" or not self._within(quantity, parameter, distance, expected, peak):
+            self._differs(step, quantity, parameter)
+
+    def _within(self, quantity: str, parameter: str, distance: Tensor, expected: Tensor, peak: float) -> bool:
+        scale = float(expected.abs().max())
+        if quantity == "gradient":
+            scale += _OF_LARGEST_GRADIENT * peak
+        elif parameter in self._clear:
+            distance = torch.where(self._clear[parameter], distance, torch.zeros_like(distance))
+        return bool((distance <= _RELATIVE.get(expected.dtype, 0.0) * scale).all())
+
+    def _differs(self, step: int, quantity: str, parameter: str | None) -> None:
+        """Note the first step's difference; a parameter tells more than the loss of the same step."""
+        if self.first is None or (self.first.step == step and self.first.parameter is None):
+            self.first = Difference(step, quantity, parameter)
+
+
+def _losses(run_dir: Path) -> list[float]:
+    return [float(line["loss"]) for line in read_steps(run_dir)]

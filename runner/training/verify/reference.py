@@ -1,0 +1,232 @@
+"""One process, a plain loop, no engine: what every layout is compared with.
+
+It takes the layout's own micro-batches, T per replica, in their order; sums their gradients, replica by replica as
+replicas do; divides once by the step's weight; clips by the exact norm; and steps. Buffers that a forward changes, such
+as running statistics, are kept for each replica; those of the first are traced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from runner.config.precision import PRECISIONS
+from runner.config.schema import RunConfig
+from runner.engine.update.loss_scale import LossScale
+from runner.engine.window import StepBatch, split_microbatches
+from runner.errors import RunFailedError
+from runner.model.boundary import map_tensors
+from runner.model.data import LossFunction, load_datasets, loss_sum
+from runner.model.device import device_type
+from runner.model.layers import StageModule, build_stage, mix_seed
+from runner.model.load import load_model
+from runner.model.precision import autocast_of, dtype_of, to_precision
+from runner.model.ties import find_ties
+from runner.optim.kinds.build import build_optimizer
+from runner.optim.learning_rate import build_scheduler
+from runner.optim.states.master import MasterWeights
+from runner.plan.layout.batches import replica_slice
+from runner.profile import read_profile
+from runner.record import RunRecord, StepLog
+from runner.training.data.loading import make_loader
+from runner.training.lightning_module import own_optimizer
+from runner.training.scaling import loss_scaling
+from runner.training.verify.reference_curvature import ReferenceCurvature
+from runner.training.verify.trace_files import gradients_of, traced_steps, weights_of, write_trace
+
+__all__ = ["run_reference"]
+
+
+def run_reference(config: RunConfig, run_dir: Path) -> None:
+    """Train in this process as ``config`` says, whatever its degrees, and leave the trace of every step."""
+    device = torch.device(device_type(config))
+    dtype = dtype_of(config.precision.name)
+    loaded = load_model(config, cut=False)
+    model = build_stage(loaded.layers, 0, len(loaded.layers) - 1).to(device=device, dtype=dtype)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    precision = PRECISIONS[config.precision.name]
+    scale = LossScale(loss_scaling(config))
+    own = own_optimizer(loaded.module, config.model.target) if loaded.module is not None else None
+    masters, delay_from = precision.master_weights, config.offload.delay_from
+    optimizer = own or build_optimizer(config.optimizer, trained, master_weights=masters, delay_from=delay_from)
+    scheduler = None
+    if own is None:
+        scheduler = build_scheduler(config, optimizer)
+    traced = traced_steps(config, read_profile(run_dir))
+    curvature = ReferenceCurvature(config, run_dir, optimizer, model, find_ties(loaded.layers))
+    buffers = _ReplicaBuffers(model, config.parallelism.data)
+    with StepLog(run_dir) as log:
+        for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
+            batches = _microbatches(config, batch)
+            curvature.begin(step)
+            total, weight = _accumulate(
+                config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, curvature
+            )
+            finite = _all_finite(total, trained)
+            if finite:
+                _scale_and_clip(config, optimizer, trained, weight * scale.of_sum)
+            gradients = {name: value.clone() for name, value in gradients_of(model).items() if step + 1 in traced}
+            curvature.end()
+            if finite:
+                optimizer.step()
+                scale.succeeded()
+            elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
+                raise RunFailedError(f"step {step}: the loss or a gradient is not finite")
+            if scheduler is not None:
+                scheduler.step()
+            log.write(step=step + 1, loss=total / weight, seconds=0.0)
+            if step + 1 in traced:
+                write_trace(run_dir, step + 1, 0, gradients, weights_of(model))
+    RunRecord.load(run_dir).replace(status="ok").save(run_dir)
+
+
+class _ReplicaBuffers:
+    """The buffers of one model as each replica has changed them."""
+
+    def __init__(self, model: StageModule, replicas: int) -> None:
+        self._buffers = list(model.buffers())
+        self._kept = [[buffer.clone() for buffer in self._buffers] for _ in range(replicas)]
+        self._in_use = 0
+
+    @torch.no_grad()
+    def use(self, replica: int) -> None:
+        """Put another replica's into the model; those in it go back to theirs."""
+        if replica == self._in_use:
+            return
+        for buffer, old, new in zip(self._buffers, self._kept[self._in_use], self._kept[replica], strict=True):
+            old.copy_(buffer)
+            buffer.copy_(new)
+        self._in_use = replica
+
+
+def _batches(config: RunConfig, device: torch.device) -> Iterator[StepBatch]:
+    """Every step's whole batch, epoch after epoch."""
+    datasets = load_datasets(config.data)
+    loader = make_loader(
+        datasets.train,
+        None if datasets.streams else len(datasets.train),
+        batch_size=config.data.batch_size,
+        data=1,
+        replica=0,
+        inputs=True,
+        targets=True,
+        shuffle=config.data.shuffle is not False,
+        seed=config.seed,
+        collate=datasets.collate,
+    )
+    sampler: Any = loader.batch_sampler
+    epoch = 0
+    while True:
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        for batch in loader:
+            inputs, targets = (map_tensors(lambda t: t.to(device), part) for part in (batch.inputs, batch.targets))
+            yield StepBatch(inputs, targets, batch.samples)
+        epoch += 1
+
+
+def _microbatches(config: RunConfig, batch: StepBatch) -> list[list[tuple[Any, Any, int]]]:
+    """Of each replica: ``(input, target, samples)`` of its micro-batches."""
+    assert batch.samples is not None
+    found = []
+    for replica in range(config.parallelism.data):
+        place = replica_slice(batch.samples, config.parallelism.data, replica)
+        samples = len(range(batch.samples)[place])
+        inputs, targets = (
+            split_microbatches(_part(value, place), samples, config.schedule.computed_microbatches)
+            for value in (batch.inputs, batch.targets)
+        )
+        bounds = [len(part) for part in torch.empty(samples).tensor_split(config.schedule.computed_microbatches)]
+        found.append(list(zip(inputs, targets, bounds, strict=True)))
+    return found
+
+
+def _part(value: Any, place: slice) -> Any:
+    """A replica's samples in memory of their own, as the replica has them: kernels may sum by alignment."""
+    return map_tensors(lambda tensor: tensor[place].clone(), value)
+
+
+def _accumulate(
+    config: RunConfig,
+    model: StageModule,
+    buffers: _ReplicaBuffers,
+    loss: LossFunction,
+    trained: Sequence[Parameter],
+    replicas: Sequence[Sequence[tuple[Any, Any, int]]],
+    step: int,
+    loss_scale: float,
+    curvature: ReferenceCurvature,
+) -> tuple[float, float]:
+    """``(loss sum, weight)`` of a step; its summed gradients, scaled like the loss, are in the parameters."""
+    dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
+    device = device_type(config)
+    totals: list[list[float]] = []
+    gradients: list[list[Tensor | None]] = []
+    for replica, microbatches in enumerate(replicas):
+        for parameter in trained:
+            parameter.grad = None
+        totals.append([0.0, 0.0])
+        buffers.use(replica)
+        for number, (inputs, targets, samples) in enumerate(microbatches, replica * len(microbatches)):
+            if not samples:
+                continue
+            with torch.autocast(device, autocast, enabled=autocast is not None), curvature.seeing(number):
+                given = (inputs, targets) if model.takes_targets else inputs
+                output = model(to_precision(given, dtype), _seeding(config.seed, step, number))
+            total, weight = loss_sum(loss(to_precision(output, torch.float32), targets), samples)
+            (total * loss_scale).backward()  # type: ignore[no-untyped-call]
+            totals[-1][0] += float(total.detach().double())
+            totals[-1][1] += float(weight)
+        gradients.append([parameter.grad for parameter in trained])
+    buffers.use(0)
+    for index, parameter in enumerate(trained):
+        parts = [part for part in (replica[index] for replica in gradients) if part is not None]
+        parameter.grad = sum(parts[1:], parts[0]) if parts else None
+    return sum(part[0] for part in totals), sum(part[1] for part in totals)
+
+
+def _seeding(seed: int, step: int, microbatch: int) -> Callable[[int], None]:
+    """Random layers depend on (step, micro-batch over all replicas, layer)."""
+
+    def before(layer: int) -> None:
+        torch.manual_seed(mix_seed(seed, step, microbatch, layer))
+
+    return before
+
+
+def _all_finite(loss: float, trained: Sequence[Parameter]) -> bool:
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    return math.isfinite(loss) and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+
+def _scale_and_clip(config: RunConfig, optimizer: Optimizer, trained: Sequence[Parameter], divisor: float) -> None:
+    """Means out of sums, clipped: of fp32 masters in fp32, where the weights have them."""
+    updated = list(trained)
+    if isinstance(optimizer, MasterWeights):
+        updated = [optimizer.master_of(parameter) for parameter in trained]
+        for parameter, master in zip(trained, updated, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+    for parameter in updated:
+        if parameter.grad is not None:
+            parameter.grad.div_(divisor)
+            if config.trainer.grad_clip_value is not None:
+                parameter.grad.clamp_(-config.trainer.grad_clip_value, config.trainer.grad_clip_value)
+    if config.trainer.grad_clip_norm is not None:
+        _clip(updated, config.trainer.grad_clip_norm)
+
+
+def _clip(trained: Sequence[Parameter], most: float) -> None:
+    """By the global norm: the exact sum of per-parameter squares in float64."""
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    norm = math.sqrt(math.fsum(float(gradient.double().pow(2).sum()) for gradient in gradients))
+    factor = min(1.0, most / (norm + 1e-6))
+    if factor < 1.0:
+        for gradient in gradients:
+            gradient.mul_(factor)

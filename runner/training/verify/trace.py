@@ -1,0 +1,68 @@
+"""A training rank that leaves its trace: see :mod:`runner.training.verify.trace_files`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runner.config.schema import RunConfig
+from runner.model.layers import StageModule
+from runner.profile import read_profile
+from runner.strategy.pipeline import PipelineStrategy
+from runner.training.run import run_rank
+from runner.training.verify.trace_files import gradients_of, traced_steps, weights_of, write_trace
+
+__all__ = ["run_traced_rank"]
+
+
+def run_traced_rank(config: RunConfig, run_dir: Path) -> None:
+    """One rank of a training run, without validation, that leaves its trace."""
+    steps = traced_steps(config, read_profile(run_dir))
+    run_rank(config, run_dir, watchers=[_Trace(run_dir, steps)], validate=False)
+
+
+class _Trace(Callback):
+    def __init__(self, run_dir: Path, steps: range) -> None:
+        self._run_dir = run_dir
+        self._steps = steps
+        self._gradients: dict[str, Tensor] = {}
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """The engine clears them after the update."""
+        found = [pair for stage in _stages(trainer) for pair in gradients_of(stage).items()]
+        self._gradients = {name: gradient.detach().clone() for name, gradient in found}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        if trainer.global_step in self._steps:
+            strategy = trainer.strategy
+            assert isinstance(strategy, PipelineStrategy)
+            with torch.no_grad(), strategy.whole_weights():
+                weights = {name: tensor for stage in _stages(trainer) for name, tensor in _compared(trainer, stage)}
+                write_trace(self._run_dir, trainer.global_step, trainer.global_rank, self._gradients, weights)
+
+
+def _compared(trainer: pl.Trainer, stage: StageModule) -> Iterable[tuple[str, Tensor]]:
+    """What all replicas have alike, and the first one's buffers."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, PipelineStrategy)
+    state = weights_of(stage)
+    if not strategy.replica:
+        return state.items()
+    parameters = {stage.global_name(name) for name, _ in stage.named_parameters(remove_duplicate=False)}
+    return [(name, tensor) for name, tensor in state.items() if name in parameters]
+
+
+def _stages(trainer: pl.Trainer) -> list[StageModule]:
+    strategy = trainer.strategy
+    assert isinstance(strategy, PipelineStrategy)
+    assert strategy.engine is not None
+    return [strategy.engine.stages[stage] for stage in sorted(strategy.engine.stages)]
