@@ -17,8 +17,7 @@ from runner.model.layers import layers_of
 from runner.plan.memory.predict import held_microbatches, predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_layers
-from runner.schedule import build
-from runner.schedule.lowering import program as lower
+from runner.schedule import build, lower
 from runner.schedule.values import Op, Payload
 
 adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)

@@ -10,11 +10,7 @@ from plan_profiles import layer, model
 
 from runner.plan.memory.predict import in_flight_microbatches, predict_memory
 from runner.plan.stages.figures import stage_figures
-from runner.schedule import Costs, Op, Schedule, build, problems_of
-from runner.schedule.checking import program as check_program
-from runner.schedule.checking import schedule as check
-from runner.schedule.lowering import program as lower
-from runner.schedule.simulation import clock as simulate
+from runner.schedule import Costs, Op, Schedule, build, check, check_program, lower, problems_of, simulate
 from runner.schedule.simulation.clock import Jitter
 from runner.schedule.simulation.opportunistic import hurried, realised, take_forward
 from runner.schedule.values import COMPUTE, Program

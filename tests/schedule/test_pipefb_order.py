@@ -10,13 +10,9 @@ from plan_profiles import layer, model
 from runner.plan.memory.predict import Held, held_microbatches, in_flight_microbatches, predict_memory
 from runner.plan.requested_schedule import post_validation_problems, resolve_request
 from runner.plan.stages.figures import stage_figures
-from runner.schedule import Costs, Op, build, problems_of
+from runner.schedule import Costs, Op, build, check, check_program, lower, problems_of, simulate
 from runner.schedule.catalogue.one_directional import SEARCHED
-from runner.schedule.checking import program as check_program
-from runner.schedule.checking import schedule as check
-from runner.schedule.lowering import program as lower
 from runner.schedule.render import to_json, to_text
-from runner.schedule.simulation import clock as simulate
 from runner.schedule.stream import weight_versions
 from runner.schedule.values import Payload
 

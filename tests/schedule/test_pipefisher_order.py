@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.schedule import build
-from runner.schedule.checking import schedule as check
+from runner.schedule import build, check, lower, simulate
 from runner.schedule.checking.program import check_program
 from runner.schedule.generators.one_directional.pipefisher import Gap, fill
-from runner.schedule.lowering import program as lower
 from runner.schedule.render import to_json, to_text
-from runner.schedule.simulation import clock as simulate
 from runner.schedule.simulation.clock import Costs, StageCosts
 from runner.schedule.values import CURVATURE, Action, Op, Schedule, parse_action
 

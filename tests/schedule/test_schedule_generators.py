@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from orders import assert_figures
 
-from runner.schedule import SPECS, Costs, Op, Schedule, build, forward_only
-from runner.schedule.checking import schedule as check
+from runner.schedule import SPECS, Costs, Op, Schedule, build, check, forward_only, simulate
 from runner.schedule.render import to_text
-from runner.schedule.simulation import clock as simulate
 
 GRIDS = {
     ("naive", 1): """

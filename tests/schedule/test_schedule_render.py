@@ -5,8 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from runner.schedule import SPECS, Costs, Schedule, StageCosts, build, parse_action
-from runner.schedule.lowering import program as lower
+from runner.schedule import SPECS, Costs, Schedule, StageCosts, build, lower, parse_action, simulate
 from runner.schedule.render import (
     Event,
     Panel,
@@ -21,7 +20,6 @@ from runner.schedule.render import (
     to_trace,
 )
 from runner.schedule.render.catalogue import catalogue_json, catalogue_text
-from runner.schedule.simulation import clock as simulate
 from runner.schedule.stream import period, repeat
 
 SVG = "{http://www.w3.org/2000/svg}"

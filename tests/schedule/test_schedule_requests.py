@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RequestError
-from runner.schedule import ALIASES, NAMES, SPECS, Costs, build, problems_of
+from runner.schedule import ALIASES, NAMES, SPECS, Costs, build, check, problems_of, simulate
 from runner.schedule.catalogue.registry import NOT_AVAILABLE
-from runner.schedule.checking import schedule as check
 from runner.schedule.render import to_csv
-from runner.schedule.simulation import clock as simulate
 
 
 def test_alias() -> None:
