@@ -39,7 +39,7 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
         return () if stage == 0 else (_input(schedule, action, lowered),)
     if op is Op.B or op is Op.I:
         saved = Action(Op.R if schedule.is_recomputed(stage, microbatch) else Op.F, stage, microbatch)
-        back = _returned(schedule, stage, microbatch) if lowered else ()
+        back = _returned(schedule, stage, microbatch, lowered)
         if stage == schedule.stages - 1:
             return (saved, *back)
         return (saved, *back, _output_gradient(schedule, stage, microbatch, lowered))
@@ -49,6 +49,10 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
         if not schedule.has_other_backward(stage):
             return (Action(Op.F, stage, microbatch),)
         return () if stage == 0 else (_input(schedule, action, lowered),)
+    if op is Op.OUT:
+        return (Action(Op.F, stage, microbatch),)
+    if op is Op.IN:
+        return (action._replace(op=Op.OUT),)
     if action.payload is Payload.STASH:
         return (_before_stash(schedule, action, microbatch),)
     if op is Op.SEND:
@@ -58,10 +62,14 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
     return (Action(Op.SEND, source, microbatch, action.payload, here),)
 
 
-def _returned(schedule: Schedule, stage: int, microbatch: int) -> tuple[Action, ...]:
+def _returned(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> tuple[Action, ...]:
     """What brings back what the backward needs, if another rank keeps it."""
     host = schedule.host_of(stage, microbatch)
-    return () if host is None else (Action(Op.RECV, stage, microbatch, Payload.STASH, host),)
+    if host is None:
+        return ()
+    if lowered:
+        return (Action(Op.RECV, stage, microbatch, Payload.STASH, host),)
+    return (Action(Op.IN, stage, microbatch, peer=host),)
 
 
 def _before_stash(schedule: Schedule, action: Action, microbatch: int) -> Action:

@@ -32,15 +32,6 @@ def repeat(schedule: Schedule, windows: int) -> Schedule:
             tuple(shifted(action, window * size) for window in range(windows) for action in row)
             for row in schedule.actions
         ),
-        moves=tuple(
-            move._replace(
-                microbatch=move.microbatch + window * size,
-                leaves=shifted(move.leaves, window * size),
-                returns=shifted(move.returns, window * size),
-            )
-            for window in range(windows)
-            for move in schedule.moves
-        ),
     )
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["COMPUTE", "CURVATURE", "Action", "Move", "Op", "Payload", "Program", "Schedule", "parse_action", "shifted"]
+__all__ = ["COMPUTE", "CURVATURE", "MOVES", "Action", "Op", "Payload", "Program", "Schedule", "parse_action", "shifted"]
 
 
 class Op(StrEnum):
@@ -27,6 +27,8 @@ class Op(StrEnum):
     CURV_B = "CURV_B"  # the same of a backward and the gradients of the layers' outputs
     INV_A = "INV_A"  # invert the factors of a stage's inputs
     INV_B = "INV_B"  # those of the gradients of its outputs
+    OUT = "OUT"  # what a stage keeps of a micro-batch for its backward leaves its rank
+    IN = "IN"  # it comes back
     SEND = "SEND"
     RECV = "RECV"
     REDUCE = "REDUCE"  # sum the gradients of one stage over its replicas
@@ -48,10 +50,14 @@ CURVATURE = frozenset({Op.CURV_A, Op.CURV_B, Op.INV_A, Op.INV_B})
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R}) | CURVATURE
 """The ops that generators emit and that occupy a rank."""
 
+MOVES = frozenset({Op.OUT, Op.IN})
+"""The ops that generators emit and that occupy no rank: something is moved beside the compute."""
+
 _NUMBER = "(0|[1-9][0-9]*)"
 _COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
 _MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FBRS]){_NUMBER}>{_NUMBER}|(RECV)_([FBRS]){_NUMBER}<{_NUMBER})")
 _WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?::([1-9][0-9]*))?(?:@([1-9][0-9]*))?")
+_MOVE_FORM = re.compile(f"{_NUMBER}(?:(OUT){_NUMBER}>{_NUMBER}|(IN){_NUMBER}<{_NUMBER})")
 _CURVATURE_FORM = re.compile(f"{_NUMBER}(?:(CURV_[AB]){_NUMBER}|(INV_[AB]))(?:@([1-9][0-9]*))?")
 
 
@@ -66,7 +72,8 @@ class Action(NamedTuple):
             A stash is the stage's, on whichever rank.
         microbatch: number over the whole stream; None for REDUCE, STEP and inversions.
         payload: of SEND and RECV, else None.
-        peer: pipeline rank on the other side of a SEND or RECV, else None.
+        peer: pipeline rank on the other side of a SEND or RECV; of OUT and IN, the rank that keeps it meanwhile. Else
+            None.
         window: of REDUCE and STEP: the optimizer step of the stream, from 0. Of K-FAC's work: the one that it is done
             in, which may come after its micro-batch's. Otherwise 0: the window of other actions is their micro-batch's.
         row: of REDUCE and STEP: the first pipeline that gives the stage to this rank; otherwise 0. It tells the
@@ -84,11 +91,12 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         """``2F0``, ``2SEND_F0>3``, ``2RECV_B0<3``, ``3REDUCE``, ``3STEP`` (``3STEP:1@2``: row 1, window 2).
 
-        And ``2CURV_A0``, ``2INV_A``; ``2INV_A@1`` in window 1.
+        And ``0OUT3>4``, ``0IN3<4``; ``2CURV_A0``, ``2INV_A``; ``2INV_A@1`` in window 1.
         """
-        if self.payload is not None:
-            arrow = ">" if self.op is Op.SEND else "<"
-            return f"{self.stage}{self.op}_{self.payload}{self.microbatch}{arrow}{self.peer}"
+        if self.peer is not None:
+            arrow = ">" if self.op in (Op.SEND, Op.OUT) else "<"
+            payload = "" if self.payload is None else f"_{self.payload}"
+            return f"{self.stage}{self.op}{payload}{self.microbatch}{arrow}{self.peer}"
         window = f"@{self.window}" if self.window else ""
         if self.microbatch is not None:
             return f"{self.stage}{self.op}{self.microbatch}{window}"
@@ -114,6 +122,9 @@ def parse_action(text: str) -> Action:
     if found := _MESSAGE_FORM.fullmatch(text):
         stage, op, payload, microbatch, peer = (group for group in found.groups() if group is not None)
         return Action(Op(op), int(stage), int(microbatch), Payload(payload), int(peer))
+    if found := _MOVE_FORM.fullmatch(text):
+        stage, op, microbatch, peer = (group for group in found.groups() if group is not None)
+        return Action(Op(op), int(stage), int(microbatch), peer=int(peer))
     if found := _WINDOW_FORM.fullmatch(text):
         stage, op, copy, window = found.groups()
         return Action(Op(op), int(stage), window=int(window or 0), row=int(copy or 0))
@@ -121,24 +132,8 @@ def parse_action(text: str) -> Action:
         stage, curvature, number, inversion, window = found.groups()
         microbatch = None if number is None else int(number)
         return Action(Op(curvature or inversion), int(stage), microbatch, window=int(window or 0))
-    forms = "2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE, 3STEP, 2CURV_A0 and 2INV_A"
+    forms = "2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE, 3STEP, 0OUT3>4, 0IN3<4, 2CURV_A0 and 2INV_A"
     raise ValueError(f"{text!r} is no action; the forms are {forms}")
-
-
-class Move(NamedTuple):
-    """What a stage keeps of a micro-batch is on another rank for a while.
-
-    Args:
-        stage, microbatch: whose.
-        host: the rank that keeps it meanwhile.
-        leaves, returns: compute of the stage's own rank, directly after which it is sent and taken back.
-    """
-
-    stage: int
-    microbatch: int
-    host: int
-    leaves: Action
-    returns: Action
 
 
 @dataclass(frozen=True)
@@ -149,7 +144,7 @@ class Schedule:
         name: of the generator.
         placement: one row per pipeline, each stage -> pipeline rank.
         pipeline_of_microbatch: micro-batch -> row of ``placement``.
-        actions: per pipeline rank, compute actions in the order of execution.
+        actions: per pipeline rank, compute actions and moves in the order of execution.
         chunks: model chunks per rank and pipeline.
         window_of_microbatch: micro-batch -> optimizer step of the stream; empty means that all are of
             window 0.
@@ -162,7 +157,6 @@ class Schedule:
         joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
             hands all of its outputs on together. Their backwards are each their own.
         parts: so many neighbouring micro-batches are the parts of one that was asked for.
-        moves: what is kept for a backward on another rank, and when.
     """
 
     name: str
@@ -176,7 +170,6 @@ class Schedule:
     joined: int = 1
     parts: int = 1
     ahead: int = 0
-    moves: tuple[Move, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -202,6 +195,13 @@ class Schedule:
     def rows(self) -> tuple[tuple[int, ...], ...]:
         """All ways in which stages are given to ranks: of each pipeline, and that of the backwards where it differs."""
         return (*self.placement, self.backward_placement) if self.backward_placement else self.placement
+
+    @property
+    def compute(self) -> tuple[tuple[Action, ...], ...]:
+        """Each rank's list without its moves."""
+        if not self.moves:
+            return self.actions
+        return tuple(tuple(action for action in row if action.op not in MOVES) for row in self.actions)
 
     def rank_of(self, stage: int, microbatch: int, op: Op = Op.F) -> int:
         """The pipeline rank that runs ``op`` of ``stage`` and ``microbatch``."""
@@ -292,8 +292,13 @@ class Schedule:
         return tuple(tuple(rows.values()) for rows in first)
 
     @cached_property
-    def _hosts(self) -> dict[tuple[int, int], int]:
-        return {(move.stage, move.microbatch): move.host for move in self.moves}
+    def moves(self) -> tuple[Action, ...]:
+        """The IN actions: of everything that another rank keeps for a while, its return."""
+        return tuple(action for row in self.actions for action in row if action.op is Op.IN)
+
+    @cached_property
+    def _hosts(self) -> dict[tuple[int, int | None], int]:
+        return {(move.stage, move.microbatch): move.peer for move in self.moves if move.peer is not None}
 
     @cached_property
     def _curvature(self) -> dict[tuple[Op, int], tuple[Action, ...]]:

@@ -71,7 +71,10 @@ def _edited(rank: int, edit: Callable[[list[str]], object]) -> Schedule:
         (_edited(0, lambda row: row.append("1F0")), "rank 0, cell 8 (1F0): stage 1 is placed on rank 1"),
         (_edited(0, lambda row: row.append("5F0")), "rank 0, cell 8 (5F0): there are 3 stages only"),
         (_edited(0, lambda row: row.append("0F4")), "rank 0, cell 8 (0F4): there are 4 micro-batches only"),
-        (_edited(0, lambda row: row.append("0STEP")), "rank 0, cell 8 (0STEP): a schedule holds compute only"),
+        (
+            _edited(0, lambda row: row.append("0STEP")),
+            "rank 0, cell 8 (0STEP): a schedule holds compute and moves only",
+        ),
         (
             _edited(2, lambda row: row.__setitem__(slice(0, 2), ["2B0", "2F0"])),
             "rank 2, cell 0 (2B0): must come after 2F0 (cell 1)",

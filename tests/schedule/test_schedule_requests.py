@@ -121,7 +121,7 @@ def test_csv_round_trip(name: str, tmp_path: Path) -> None:
     schedule = build(name, ranks=4, microbatches=8)
     again = build("from_file", ranks=4, microbatches=8, file=_file(tmp_path, to_csv(schedule)))
     assert again.chunks == schedule.chunks
-    assert again.actions == schedule.actions
+    assert again.actions == schedule.compute, "a file says nothing of moves"
     assert again.placement == schedule.placement
     assert again.pipeline_of_microbatch == schedule.pipeline_of_microbatch
     assert to_csv(again) == to_csv(schedule)

@@ -10,7 +10,6 @@ and targets.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -22,7 +21,7 @@ from runner.plan.stages.figures import LayerRanges, StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight
 from runner.schedule.simulation.opportunistic import hurried
-from runner.schedule.values import CURVATURE, Action, Op, Program, Schedule
+from runner.schedule.values import CURVATURE, MOVES, Op, Program, Schedule
 
 __all__ = [
     "StageMemoryLimit",
@@ -129,16 +128,16 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
 
     The one that runs counts as saved. What a rank lends is not there meanwhile; what it hosts is of none of its stages.
     """
-    lent: dict[Action, int] = defaultdict(int)  # after it, micro-batches of its stage more or fewer
-    for move in schedule.moves:
-        lent[move.leaves] -= 1
-        lent[move.returns] += 1
     moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
     for actions in hurried(schedule):
         now = [Held(0, 0, 0)] * schedule.stages
         for action in actions:
             if action.op in CURVATURE:
                 continue  # what waits for it is small beside the rest, and the rank's walk counts it
+            if action.op in MOVES:
+                held = now[action.stage]
+                now[action.stage] = held._replace(saved=held.saved + (1 if action.op is Op.IN else -1))
+                continue
             assert action.microbatch is not None  # other compute has one
             at, (saved, deferred, dropped) = action.stage, now[action.stage]
             moved = schedule.has_other_backward(at)
@@ -155,8 +154,6 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
                 now[at] = Held(saved, deferred - 1, dropped)
             else:
                 now[at] = Held(saved - 1, deferred + (action.op is Op.I), dropped - again)
-            if action in lent:
-                now[at] = now[at]._replace(saved=now[at].saved + lent[action])
     return tuple(tuple(_largest(found)) for found in moments)
 
 

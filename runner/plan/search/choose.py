@@ -17,7 +17,7 @@ from runner.schedule.catalogue.one_directional import SEARCHED
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.search import FOUND, Choice, Rated, search
 from runner.schedule.simulation.clock import StageCosts
-from runner.schedule.values import Action, Move, Op, Schedule
+from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["CHOSEN_FILE", "choose", "chosen_to_json", "read_chosen"]
 
@@ -99,8 +99,7 @@ def read_chosen(run_dir: Path, config: RunConfig) -> Schedule | None:
         return None
     fields = json.loads((run_dir / CHOSEN_FILE).read_text(encoding="utf-8"))
     actions = tuple(tuple(map(_action, row)) for row in fields.pop("actions"))
-    moves = tuple(Move(*move[:3], *map(_action, move[3:])) for move in fields.pop("moves"))
-    return Schedule(**{name: _tuples(value) for name, value in fields.items()}, actions=actions, moves=moves)
+    return Schedule(**{name: _tuples(value) for name, value in fields.items()}, actions=actions)
 
 
 def _action(fields: list[Any]) -> Action:

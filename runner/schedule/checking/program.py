@@ -27,7 +27,7 @@ def check_program(program: Program) -> list[str]:
     schedule = program.schedule
     compute = tuple(tuple(a for a in row if a.op in COMPUTE) for row in program.actions)
     defects = check(schedule)
-    if compute != schedule.actions:
+    if compute != schedule.compute:
         defects.append("the program's compute actions are not its schedule's")
     if defects:
         return defects
@@ -71,8 +71,10 @@ def _receiver(send: Action) -> int:
 
 def _expected_messages(schedule: Schedule) -> Iterator[tuple[int, Action]]:
     for move in schedule.moves:
+        assert move.microbatch is not None  # every move is of one
         owner = schedule.rank_of(move.stage, move.microbatch)
-        for rank, peer in ((owner, move.host), (move.host, owner)):
+        for rank, peer in ((owner, move.peer), (move.peer, owner)):
+            assert rank is not None  # every move has a rank that keeps what leaves
             for op in (Op.SEND, Op.RECV):
                 yield rank, Action(op, move.stage, move.microbatch, Payload.STASH, peer)
     for microbatch, stage in itertools.product(range(schedule.microbatches), range(schedule.stages - 1)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Program, Schedule
+from runner.schedule.values import COMPUTE, CURVATURE, MOVES, Action, Op, Program, Schedule
 from runner.schedule.walk import walk
 
 __all__ = ["cell", "cells", "check", "hangs"]
@@ -64,8 +64,8 @@ def _shape(schedule: Schedule) -> Iterator[str]:
         yield f"window_of_microbatch must have one entry for each of {schedule.microbatches} micro-batches"
         return
     for rank, index, action in cells(schedule):
-        if action.op not in COMPUTE:
-            yield f"{cell(rank, index, action)}: a schedule holds compute only"
+        if action.op not in COMPUTE | MOVES:
+            yield f"{cell(rank, index, action)}: a schedule holds compute and moves only"
         elif not 0 <= action.stage < stages:
             yield f"{cell(rank, index, action)}: there are {stages} stages only"
         elif action.op in CURVATURE:
@@ -165,13 +165,15 @@ def _joined(schedule: Schedule) -> Iterator[str]:
 def _moves(schedule: Schedule) -> Iterator[str]:
     """What leaves is there by then, and is back before its backward."""
     position = {action: index for row in schedule.actions for index, action in enumerate(row)}
-    for move in schedule.moves:
-        rank = schedule.rank_of(move.stage, move.microbatch)
-        forward, backward = (Action(op, move.stage, move.microbatch) for op in (Op.F, Op.B))
-        steps = [position.get(action, -1) for action in (forward, move.leaves, move.returns, backward)]
-        own = all(action in schedule.actions[rank] for action in (move.leaves, move.returns))
-        if move.host == rank or not own or steps != sorted(steps) or steps[2] == steps[3]:
-            yield f"rank {rank}: what {forward} keeps must leave it after that and be back before {backward}"
+    for rank, index, action in cells(schedule):
+        if action.op not in MOVES:
+            continue
+        forward, backward = (Action(op, action.stage, action.microbatch) for op in (Op.F, Op.B))
+        ends = [action._replace(op=op) for op in (Op.OUT, Op.IN)]
+        steps = [position.get(each, -1) for each in (forward, *ends, backward)]
+        if action.peer == rank or -1 in steps or steps != sorted(steps):
+            rule = f"what {forward} keeps must leave its rank after that and be back before {backward}"
+            yield f"{cell(rank, index, action)}: {rule}"
 
 
 def _windows(schedule: Schedule) -> Iterator[str]:

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from runner.schedule.simulation.clock import Costs, StageCosts, play
-from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import CURVATURE, MOVES, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, walk
 
-__all__ = ["Order", "add_moves", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
+__all__ = ["Order", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
 
 Order = tuple[tuple[int, Action], ...]
 """One global order of ``(rank, action)``."""
@@ -33,7 +33,7 @@ def lower(schedule: Schedule, costs: Costs | StageCosts | None = None) -> Progra
     order = simulated_order(schedule, costs or Costs())
     if schedule.backward:
         order = add_reduce(schedule, order)
-    order = add_moves(schedule, add_send_recv(schedule, order))
+    order = add_send_recv(schedule, order)
     if schedule.backward:
         order = add_step(schedule, order)
     lists: list[list[Action]] = [[] for _ in range(schedule.ranks)]
@@ -64,17 +64,28 @@ def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
 def add_send_recv(schedule: Schedule, order: Order) -> Order:
     """After each action whose result another rank needs: the SEND, and at the same moment the peer's RECV.
 
-    Stages that are neighbours on one rank need no message.
+    Stages that are neighbours on one rank need no message. In place of a move stands the message that does it.
 
     Source: the principle is that of torch.distributed.pipelining's lowering.
     """
 
     def extended() -> Iterator[tuple[int, Action]]:
         for rank, action in order:
-            yield rank, action
-            yield from _messages(schedule, rank, action)
+            if action.op in MOVES:
+                yield from _moving(rank, action)
+            else:
+                yield rank, action
+                yield from _messages(schedule, rank, action)
 
     return tuple(extended())
+
+
+def _moving(rank: int, move: Action) -> Iterator[tuple[int, Action]]:
+    """The message by which what a rank keeps goes to the rank that hosts it, or comes back from there."""
+    assert move.peer is not None  # every move has a rank that keeps what leaves
+    source, target = (rank, move.peer) if move.op is Op.OUT else (move.peer, rank)
+    for at, op, peer in ((source, Op.SEND, target), (target, Op.RECV, source)):
+        yield at, Action(op, move.stage, move.microbatch, Payload.STASH, peer)
 
 
 def _messages(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[int, Action]]:
@@ -104,32 +115,6 @@ def _made(schedule: Schedule, action: Action) -> Iterator[tuple[Payload, int, in
         yield Payload.GRADIENT, stage - 1, schedule.rank_of(stage - 1, microbatch, Op.B)
 
 
-def add_moves(schedule: Schedule, order: Order) -> Order:
-    """After the actions that a :class:`Move` names: SEND and RECV of what leaves, then of what comes back."""
-    if not schedule.moves:
-        return order
-    due: dict[Action, list[tuple[int, Action]]] = defaultdict(list)
-    for moment in ("leaves", "returns"):
-        for move in schedule.moves:
-            owner = schedule.rank_of(move.stage, move.microbatch)
-            source, target = (owner, move.host) if moment == "leaves" else (move.host, owner)
-            ends = ((source, Op.SEND, target), (target, Op.RECV, source))
-            due[getattr(move, moment)] += [
-                (rank, Action(op, move.stage, move.microbatch, Payload.STASH, peer)) for rank, op, peer in ends
-            ]
-
-    def extended() -> Iterator[tuple[int, Action]]:
-        after: Sequence[tuple[int, Action]] = ()  # messages of the action itself leave first
-        for rank, action in order:
-            if action.op in COMPUTE:
-                yield from after
-                after = due.get(action, ())
-            yield rank, action
-        yield from after
-
-    return tuple(extended())
-
-
 def add_reduce(schedule: Schedule, order: Order) -> Order:
     """After the last compute of each stage and window, on each rank that holds it: its REDUCE.
 
@@ -139,7 +124,7 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
     """
     last: dict[tuple[int, int, int], int] = {}
     for position, (rank, action) in enumerate(order):
-        if action.op not in CURVATURE:
+        if action.op not in CURVATURE | MOVES:
             last[rank, action.stage, schedule.window_at(action)] = position
     ends: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> when its last copy has its gradients
     for (_, stage, window), position in last.items():

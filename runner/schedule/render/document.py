@@ -41,7 +41,7 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
         "pipeline_of_microbatch": [schedule.pipeline_of_microbatch[m] for m in asked],
         "window_of_microbatch": [schedule.window_of(m) for m in asked],
         "actions": [cells(schedule, row) for row in schedule.actions],
-        **({"moves": [[one.stage, one.microbatch, one.host] for one in schedule.moves]} if schedule.moves else {}),
+        **({"moves": [[one.stage, one.microbatch, one.peer] for one in schedule.moves]} if schedule.moves else {}),
         "costs": _costs(schedule, costs),
         "makespan": times.makespan,
         "bubble_ratio": times.bubble_ratio,

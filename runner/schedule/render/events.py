@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from runner.schedule.render.table import label
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
-from runner.schedule.values import Op, Program, Schedule
+from runner.schedule.values import MOVES, Op, Program, Schedule
 
 __all__ = ["BESIDE", "Event", "events_of"]
 
@@ -53,4 +53,5 @@ def events_of(view: Schedule | Program, costs: Costs | StageCosts) -> tuple[Even
         Event(rank, action.op.value, action.stage, asked(action.microbatch), start, end, label(schedule, action))
         for rank, row in enumerate(view.actions)
         for action, start, end in zip(row, times.start[rank], times.end[rank], strict=True)
+        if action.op not in MOVES
     )

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from runner.schedule.values import Action, Op, Schedule
+from runner.schedule.values import MOVES, Action, Op, Schedule
 
 __all__ = ["cells", "label", "to_csv"]
 
@@ -23,6 +23,8 @@ def cells(schedule: Schedule, row: Sequence[Action]) -> list[str]:
     """A rank's compute; forwards that are one in one cell: ``0F0+1``, or ``0F0`` where these are all parts of it."""
     written = []
     for action in row:
+        if action.op in MOVES:
+            continue
         if action.op is not Op.F or schedule.joined == 1:
             written.append(label(schedule, action))
             continue

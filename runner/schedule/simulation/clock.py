@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, CURVATURE, MOVES, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, Walk, walk
 
 __all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
@@ -172,7 +172,7 @@ def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[flo
         Op.REDUCE: tuple(costs.reduce) or none,
         Op.STEP: tuple(costs.step) or none,
     }
-    used = {action.op for row in view.actions for action in row} - {Op.RECV} | {Op.SEND}
+    used = {action.op for row in view.actions for action in row} - {Op.RECV} - MOVES | {Op.SEND}
     for op in sorted(used):
         needed = schedule.stages - 1 if op is Op.SEND else schedule.stages
         if len(table[op]) != needed:
@@ -209,7 +209,7 @@ class _Clock:
         if op is Op.SEND:
             sent = 0.0 if action.payload is Payload.STASH else self._latency[_edge(action)]
             end = start + sent * self._chance(action)
-        elif op is Op.RECV:
+        elif op is Op.RECV or op in MOVES:
             end = max(start, ready)
         elif op is Op.REDUCE:
             start = max(start, ready, self._reduce_free[rank])
@@ -278,11 +278,14 @@ def _peaks_with_moves(
                 changes[rank].append((begun, 1))
             elif action.op is Op.B:
                 changes[rank].append((done, -1))
-    for move in schedule.moves:
-        owner = schedule.rank_of(move.stage, move.microbatch)
-        leaves, returns = ended[move.leaves], ended[move.returns]
-        changes[owner] += [(leaves, -1), (returns, 1)]
-        changes[move.host] += [(leaves, 1), (returns, -1)]
+    for rank, row in enumerate(view.actions):
+        for action in row:
+            if action.payload is Payload.STASH:  # of a program: each end is an action of its own
+                changes[rank].append((ended[action], 1 if action.op is Op.RECV else -1))
+            elif action.op in MOVES and action.peer is not None:
+                sign = 1 if action.op is Op.IN else -1
+                changes[rank].append((ended[action], sign))
+                changes[action.peer].append((ended[action], -sign))
     return tuple(max(accumulate(step for _, step in sorted(each))) / schedule.chunks for each in changes)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from runner.schedule.generators.one_directional.one_f_one_b import one_f_one_b
-from runner.schedule.values import Action, Move, Op, Schedule
+from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["bpipe", "most_kept"]
 
@@ -27,29 +27,31 @@ def bpipe(ranks: int, microbatches: int) -> Schedule:
         microbatches: any number.
     """
     order = one_f_one_b(ranks, microbatches)
-    rows = order.actions[: ranks // 2]
-    moves = [
-        move for rank, row in enumerate(rows) for move in _moves(row, host=ranks - 1 - rank, most=most_kept(ranks))
+    lending = [
+        tuple(_with_moves(row, host=ranks - 1 - rank, most=most_kept(ranks)))
+        for rank, row in enumerate(order.actions[: ranks // 2])
     ]
-    return replace(order, name="bpipe", moves=tuple(moves))
+    return replace(order, name="bpipe", actions=(*lending, *order.actions[ranks // 2 :]))
 
 
-def _moves(row: Sequence[Action], *, host: int, most: int) -> Iterator[Move]:
-    """What a rank hands over: the youngest it keeps, where there is no room; each is back one action before its B."""
+def _with_moves(row: Sequence[Action], *, host: int, most: int) -> Iterator[Action]:
+    """A lender's list: its youngest micro-batch leaves where there is no room, and is back one action before its B."""
     kept: list[int] = []
-    away: dict[int, Action] = {}  # micro-batch -> the action after which it left
+    away: set[int] = set()
     for index, action in enumerate(row):
         soon = {each.microbatch for each in row[index : index + 2] if each.op is Op.B}
         coming = [microbatch for microbatch in away if microbatch in soon]
         room = most - len(coming) - (action.op is Op.F)
-        before = row[index - 1]
         while len(kept) > room:
             youngest = max(microbatch for microbatch in kept if microbatch not in soon)
             kept.remove(youngest)
-            away[youngest] = before
+            away.add(youngest)
+            yield Action(Op.OUT, action.stage, youngest, peer=host)
         for microbatch in coming:
             kept.append(microbatch)
-            yield Move(action.stage, microbatch, host, leaves=away.pop(microbatch), returns=before)
+            away.remove(microbatch)
+            yield Action(Op.IN, action.stage, microbatch, peer=host)
+        yield action
         assert action.microbatch is not None  # compute always has one
         if action.op is Op.F:
             kept.append(action.microbatch)
