@@ -18,6 +18,7 @@ from runner.schedule.values import Schedule
 __all__ = ["run"]
 
 _FILES = ("csv", "svg", "trace")
+_WINDOWS_DRAWN = 4  # of an asynchronous schedule, unless schedule.steps says otherwise
 
 
 def run(arguments: Arguments) -> int:
@@ -29,11 +30,12 @@ def run(arguments: Arguments) -> int:
     config = checked(arguments.words, [*arguments.problems, *_unwritable(arguments)])
     costs = costs_of(config)
     step = realised(schedule_of(config), costs)
-    schedule = repeat(step, config.schedule.steps or 1)
+    schedule = repeat(step, config.schedule.steps or (_WINDOWS_DRAWN if step.is_asynchronous else 1))
     for flag in _FILES:
         file = arguments.value(flag)
         if file is not None:
-            shown = step if flag == "csv" else schedule  # what schedule=from_file reads is one step
+            # What schedule=from_file reads is one step; an asynchronous schedule has no step of its own.
+            shown = step if flag == "csv" and not step.is_asynchronous else schedule
             _write(flag, Path(file), _content(flag, shown, costs))
     print(_shown(step, schedule, costs, as_json=arguments.switch("json")))
     return EXIT_OK
@@ -67,12 +69,12 @@ def _content(flag: str, schedule: Schedule, costs: Costs) -> str:
 
 
 def _shown(step: Schedule, schedule: Schedule, costs: Costs, *, as_json: bool) -> str:
-    """``schedule`` is one ``step``, or that several times."""
+    """``schedule`` is one ``step``, or that several times; of an asynchronous one, some of its windows."""
     from runner.schedule.render import to_json, to_text
 
     if not as_json:
         return to_text(schedule, costs)
-    is_repeated = schedule.windows > step.windows
+    is_repeated = schedule.windows > step.windows or step.is_asynchronous
     return _document(to_json(schedule, costs, period=period(step, costs) if is_repeated else None))
 
 

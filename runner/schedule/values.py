@@ -154,6 +154,9 @@ class Schedule:
         ahead: where it is not 0, a rank takes its next forward in place of a backward whose gradient is late, as long
             as it holds fewer than so many micro-batches between F and B; see
             :mod:`runner.schedule.simulation.opportunistic`.
+        delays: per stage, in optimizer steps: forward and backward of window w read the weights of version
+            max(0, w - delay); version v is what v optimizer steps have made. Empty: every window waits for the step
+            before it. Otherwise windows overlap, and each stage steps by itself as soon as its gradients are there.
         joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
             hands all of its outputs on together. Their backwards are each their own.
         parts: so many neighbouring micro-batches are the parts of one that was asked for.
@@ -167,6 +170,7 @@ class Schedule:
     window_of_microbatch: tuple[int, ...] = ()
     backward: bool = True
     backward_placement: tuple[int, ...] = ()
+    delays: tuple[int, ...] = ()
     joined: int = 1
     parts: int = 1
     ahead: int = 0
@@ -190,6 +194,20 @@ class Schedule:
     def windows(self) -> int:
         """Optimizer steps of the stream."""
         return max(self.window_of_microbatch, default=0) + 1
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether some weights that a forward reads lack updates of optimizer steps before it."""
+        return bool(self.delays)
+
+    @property
+    def interval(self) -> int:
+        """Optimizer steps after which the stream repeats itself."""
+        return 1 if self.is_asynchronous else self.windows
+
+    def version_read(self, stage: int, window: int) -> int:
+        """The version of the weights of ``stage`` that forwards and backwards of ``window`` read."""
+        return max(0, window - self.delays[stage]) if self.delays else window
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:

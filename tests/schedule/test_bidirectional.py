@@ -22,7 +22,7 @@ from runner.schedule import (
     simulate,
 )
 from runner.schedule.render import to_csv, to_json, to_text
-from runner.schedule.stream import weight_versions
+from runner.schedule.stream import versions_held
 
 GRIDS = {
     ("gems", 4): """
@@ -211,7 +211,7 @@ def test_more_pipelines_leave_less_idle(ranks: int, pipes: int, units: int) -> N
     idle = 2 * ranks // pipes - 2
     assert simulate(schedule, Costs(B=1)).makespan == 2 * units * ranks + idle
     assert simulate(schedule, Costs()).makespan == 3 * units * ranks + (units + 1) * idle
-    assert weight_versions(schedule) == (pipes,) * ranks
+    assert versions_held(schedule) == (pipes,) * ranks
     peaks = simulate(schedule, Costs()).peak_activations
     assert min(peaks) == ranks - ranks // pipes + 1
     assert max(peaks) == ranks
@@ -247,7 +247,7 @@ def test_twins_are_mirrored(name: str) -> None:
     schedule = build(name, ranks=4, microbatches=8)
     assert schedule.pipeline_of_microbatch == (0, 1) * 4
     assert [3 - rank for rank in schedule.placement[0]] == list(schedule.placement[1])
-    assert weight_versions(schedule) == (2, 2, 2, 2)
+    assert versions_held(schedule) == (2, 2, 2, 2)
     program = lower(schedule)
     for row, suffix in enumerate(("", ":1")):
         rank = schedule.placement[row][0]
@@ -273,7 +273,7 @@ def test_reductions_begin_before_the_last_backward() -> None:
 def test_an_odd_middle_rank_holds_its_stage_once() -> None:
     schedule = build("gems", ranks=3, microbatches=4)
     assert schedule.copies_of(1) == (0,)
-    assert weight_versions(schedule) == (2, 1, 2)
+    assert versions_held(schedule) == (2, 1, 2)
     assert [str(action) for action in lower(schedule).actions[1]].count("1STEP") == 1
 
 

@@ -281,4 +281,4 @@ def test_a_limit_defaults_to_the_ranks() -> None:
 
 def test_every_schedule_has_its_formulas_or_none() -> None:
     without = {name for name, spec in SPECS.items() if spec.formulas is None}
-    assert without == {"zb_auto", "auto", "hanayo", "varuna", "pipefb", "pipefisher", "from_file"}
+    assert without == {"zb_auto", "auto", "hanayo", "varuna", "pipefb", "pipefisher", "from_file", "pipedream_2bw"}

@@ -13,7 +13,7 @@ from runner.plan.stages.figures import stage_figures
 from runner.schedule import Costs, Op, build, check, check_program, lower, problems_of, simulate
 from runner.schedule.catalogue.one_directional import SEARCHED
 from runner.schedule.render import to_json, to_text
-from runner.schedule.stream import weight_versions
+from runner.schedule.stream import versions_held
 from runner.schedule.values import Payload
 
 GRID = """
@@ -30,7 +30,7 @@ r3b  |~.........aa~bb~cc~.....dd~ee~ff~gg~hh
 def test_the_grid():
     schedule = build("pipefb", ranks=4, microbatches=8)
     assert to_text(schedule, Costs()).startswith(GRID.strip() + "\n")
-    assert weight_versions(schedule) == (2, 2, 2, 1)
+    assert versions_held(schedule) == (2, 2, 2, 1)
     assert simulate(schedule, Costs()).peak_activations == (1, 1, 1, 1)
     document = to_json(schedule, Costs())
     assert document["placement"] == [[0, 1, 2, 0]]

@@ -73,7 +73,7 @@ def _edited(rank: int, edit: Callable[[list[str]], object]) -> Schedule:
         (_edited(0, lambda row: row.append("0F4")), "rank 0, cell 8 (0F4): there are 4 micro-batches only"),
         (
             _edited(0, lambda row: row.append("0STEP")),
-            "rank 0, cell 8 (0STEP): a schedule holds compute and moves only",
+            "rank 0, cell 8 (0STEP): a schedule holds compute and moves",
         ),
         (
             _edited(2, lambda row: row.__setitem__(slice(0, 2), ["2B0", "2F0"])),

@@ -97,7 +97,9 @@ class ScheduleSpec:
         one_rank: whether it means something on one rank, where it accumulates gradients.
         constraint: what else a request breaks.
         keys: fields of a request, of those that few schedules have, that it looks at.
-        kind: "synchronous": every forward and backward of a step sees the same weights.
+        kind: "synchronous": every forward and backward of a step sees the weights that all steps before it made.
+            "asynchronous": windows overlap, and some weights lack updates; ``generate`` makes as many windows as show
+            the repetition.
         data_unit: what passes through the pipeline as one.
         by_costs: its order follows from the request's costs.
         by_plan: a plan chooses it, by the seconds and bytes of the stages.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from runner.errors import Problem, RequestError
 from runner.schedule.catalogue.bidirectional import BIDIRECTIONAL
 from runner.schedule.catalogue.kinds import Formulas, Legal, ScheduleRequest, ScheduleSpec
+from runner.schedule.generators.asynchronous.pipedream_2bw import SPEC as PIPEDREAM_2BW
 from runner.schedule.generators.one_directional.bpipe import bpipe
 from runner.schedule.generators.one_directional.building_blocks import v_half, v_min
 from runner.schedule.generators.one_directional.dualpipe_v import dualpipe_v
@@ -315,6 +316,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
         searched=False,
     ),
     *BIDIRECTIONAL,
+    PIPEDREAM_2BW,
     ScheduleSpec(
         name="from_file",
         description="the order written in a file (schedule.file), in torch's schedule CSV",

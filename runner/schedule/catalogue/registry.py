@@ -37,7 +37,6 @@ NOT_AVAILABLE = frozenset(
         "ampnet",
         "pipedream",
         "pipedream_vsync",
-        "pipedream_2bw",
         "wpipe",
         "spectrain",
         "xpipe",

@@ -130,8 +130,10 @@ def _update_order(schedule: Schedule, rank: int, row: tuple[Action, ...]) -> Ite
                 yield f"{cell(rank, index, action)}: sees weights that a STEP of its own window has changed"
             elif (action.stage, window) in reduced:
                 yield f"{cell(rank, index, action)}: comes after the REDUCE of its stage and window"
-            elif window and schedule.backward and (action.stage, window - 1) not in stepped:
-                yield f"{cell(rank, index, action)}: comes before the STEP of window {window - 1}"
+                continue
+            version = schedule.version_read(action.stage, window)
+            if version and schedule.backward and (action.stage, version - 1) not in stepped:
+                yield f"{cell(rank, index, action)}: comes before the STEP of window {version - 1}"
 
 
 def _rendezvous(program: Program) -> Iterator[str]:

@@ -65,7 +65,7 @@ def _shape(schedule: Schedule) -> Iterator[str]:
         return
     for rank, index, action in cells(schedule):
         if action.op not in COMPUTE | MOVES:
-            yield f"{cell(rank, index, action)}: a schedule holds compute and moves only"
+            yield f"{cell(rank, index, action)}: a schedule holds compute and moves"
         elif not 0 <= action.stage < stages:
             yield f"{cell(rank, index, action)}: there are {stages} stages only"
         elif action.op in CURVATURE:
@@ -177,7 +177,13 @@ def _moves(schedule: Schedule) -> Iterator[str]:
 
 
 def _windows(schedule: Schedule) -> Iterator[str]:
-    """The optimizer step between two windows must not fall between an F and its B."""
+    """The optimizer step between two windows must not fall between an F and its B.
+
+    Where windows overlap, what a forward reads must have been made, and gradients of one window at a time are summed.
+    """
+    if schedule.is_asynchronous:
+        yield from _overlapping_windows(schedule)
+        return
     for rank, row in enumerate(schedule.actions):
         latest = 0
         for index, action in enumerate(row):
@@ -185,6 +191,23 @@ def _windows(schedule: Schedule) -> Iterator[str]:
             if window < latest:
                 yield f"{cell(rank, index, action)}: of window {window}, after window {latest} has begun"
             latest = max(latest, window)
+
+
+def _overlapping_windows(schedule: Schedule) -> Iterator[str]:
+    for rank, row in enumerate(schedule.actions):
+        left: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> weight gradients to come
+        for action in row:
+            if action.op in (Op.B, Op.W):
+                left[action.stage, schedule.window_at(action)] += 1
+        for index, action in enumerate(row):
+            stage, window = action.stage, schedule.window_at(action)
+            version = schedule.version_read(stage, window)
+            if version and left[stage, version - 1]:
+                yield f"{cell(rank, index, action)}: reads version {version} of its weights before it is made"
+            if action.op in (Op.B, Op.W):
+                left[stage, window] -= 1
+                if window and left[stage, window - 1]:
+                    yield f"{cell(rank, index, action)}: of window {window}, before window {window - 1} has ended"
 
 
 def hangs(view: Schedule | Program) -> Iterator[str]:

@@ -148,9 +148,13 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
 def add_step(schedule: Schedule, order: Order) -> Order:
     """After a rank's last REDUCE of a window, and what it lends or hosts: the STEP of each of its stages, together.
 
+    Of an asynchronous schedule each stage's directly follows its own REDUCE, because others may wait for its weights.
+
     K-FAC's work of the window comes before them, so that its inverses are used at once. They stand together because the
     gradient norm that clips them is known only when all are reduced.
     """
+    if schedule.is_asynchronous:
+        return tuple(_stepping_by_itself(order))
     last: dict[tuple[int, int], int] = {}
     for position, (rank, action) in enumerate(order):
         if action.op is Op.REDUCE or action.op in CURVATURE:
@@ -168,3 +172,10 @@ def add_step(schedule: Schedule, order: Order) -> Order:
                     yield rank, Action(Op.STEP, stage, window=due[position], row=schedule.copy_on(rank, stage))
 
     return tuple(extended())
+
+
+def _stepping_by_itself(order: Order) -> Iterator[tuple[int, Action]]:
+    for rank, action in order:
+        yield rank, action
+        if action.op is Op.REDUCE:
+            yield rank, action._replace(op=Op.STEP)

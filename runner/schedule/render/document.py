@@ -6,7 +6,7 @@ from typing import Any
 
 from runner.schedule.render.table import cells
 from runner.schedule.simulation.clock import Costs, Simulation, simulate
-from runner.schedule.stream import updates, weight_versions
+from runner.schedule.stream import updates, versions_held
 from runner.schedule.values import Schedule
 
 __all__ = ["to_json"]
@@ -29,7 +29,7 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
     times = simulate(schedule, costs)
     busy = sum(times.busy) / schedule.windows
     asked = range(0, schedule.microbatches, schedule.parts)  # the first part of each micro-batch
-    seen = [[schedule.window_of(m)] * schedule.stages for m in asked]
+    seen = [[schedule.version_read(stage, schedule.window_of(m)) for stage in range(schedule.stages)] for m in asked]
     return {
         "schedule": schedule.name,
         "ranks": schedule.ranks,
@@ -49,7 +49,7 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
         "steady_bubble_ratio": 1.0 - busy / (schedule.ranks * period) if period else None,
         "inner_idle": list(times.inner_idle),
         "peak_activations": list(times.peak_activations),
-        "weight_versions": list(weight_versions(schedule)),
+        "weight_versions": list(versions_held(schedule)),
         "updates": [[list(update) for update in row] for row in updates(schedule)],
         "versions": {"F": seen, "B": [list(row) for row in seen] if schedule.backward else []},
     }
