@@ -45,7 +45,7 @@ def compute(row: Row, ranks: int, microbatches: int) -> Computed:
     """Closed forms and simulation of a row."""
     schedule = row.build(ranks, microbatches)
     played = simulate(schedule, COSTS)
-    busy = sum(played.busy) / ranks
+    busy = sum(played.busy) / (ranks * schedule.windows // schedule.interval)
     several = len(schedule.rows) > 1
     return Computed(
         formula=_bubble_of_formula(row, ranks, microbatches),

@@ -158,7 +158,7 @@ def _as_rank(*, microbatches: int, rows: Sequence[Row]) -> dict[str, list[dict[s
         pipeline.engine.drain()
         sent = sum(pipeline.engine.bytes_sent.values()) - before + _reduced_bytes(pipeline)
         own = sum(p.nbytes for stage in pipeline.engine.stages.values() for p in stage.parameters())
-        gradients = sum(gradients.num_bytes for gradients in pipeline.engine.gradients.values())
+        gradients = sum(gradients.num_bytes for gradients in pipeline.engine.all_gradients)
         held = RankBytes(own, meter.peak_bytes - own - gradients - _batch_bytes(schedule, rank))
         gathered: list[Any] = [None] * ranks
         counted = {"flops": counter.get_total_flops(), "sent": sent}

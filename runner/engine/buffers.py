@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from runner.model.boundary import shapes
@@ -54,10 +55,15 @@ class Buffers:
         self._held.clear()
         return values
 
-    def require_empty(self) -> None:
-        """Raise RuntimeError, naming what is left, unless nothing is."""
-        if self._held:
-            left = ", ".join(f"{kind} {stage}/{microbatch}" for kind, stage, microbatch in sorted(self._held))
+    def require_empty(self, numbers: Container[int] | None = None) -> None:
+        """Raise RuntimeError, naming what is left, unless nothing is.
+
+        Args:
+            numbers: of the micro-batches that are looked at; default: all.
+        """
+        held = sorted(key for key in self._held if numbers is None or key[2] in numbers)
+        if held:
+            left = ", ".join(f"{kind} {stage}/{microbatch}" for kind, stage, microbatch in held)
             raise RuntimeError(f"buffers were left at the end of the window (stage/micro-batch): {left}")
 
     def describe(self, stage: int, microbatch: int | None) -> str:

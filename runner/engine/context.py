@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from runner.engine.actions.curvature import ScheduledCurvature
 from runner.engine.buffers import Buffers
 from runner.engine.measure.timeline import Timeline
 from runner.engine.transport.base import Transport
@@ -71,26 +70,39 @@ class RankContext:
         view: where the rank stands.
         stages: its stage modules by stage.
         transport: how messages travel.
+        microbatches: of a window.
         schedules: of a training window (True) and of a validation window: where each micro-batch finds its stages.
         buffers: tensors that wait for their use.
         sharding: keeps the gradients of the rank's stage, where the engine does not.
         timeline: what was done when.
-        curvature: K-FAC's, where the schedule has its work.
+        windows: those under way, by their places; see :class:`runner.engine.stream.RankStream`.
     """
 
     view: RankView
     stages: Mapping[int, StageModule]
     transport: Transport
     schedules: Mapping[bool, Schedule]
+    microbatches: int
     sharding: Sharding | None = None
     buffers: Buffers = field(default_factory=Buffers)
     timeline: Timeline = field(default_factory=Timeline)
-    curvature: ScheduledCurvature | None = None
+    windows: dict[int, Window] = field(default_factory=dict)
+
+    def window_of(self, action: Action) -> Window:
+        """The window that ``action`` is of; K-FAC's inversions are of none.
+
+        Raises:
+            KeyError: it is not under way.
+        """
+        place = action.window if action.microbatch is None else action.microbatch // self.microbatches
+        return self.windows[place]
 
     def holds(self, window: Window, stage: int, microbatch: int, op: Op = Op.F) -> bool:
         """Whether this rank runs ``op`` of ``stage`` and ``microbatch``; of a window without backwards: F alone."""
         schedule = self.schedules[window.training]
-        return 0 <= stage < schedule.stages and schedule.rank_of(stage, microbatch, op) == self.view.position
+        if not 0 <= stage < schedule.stages:
+            return False
+        return schedule.rank_of(stage, window.index(microbatch), op) == self.view.position
 
     def recomputes_elsewhere(self, window: Window, stage: int) -> bool:
         """Whether the backward of a stage is on another rank than its forward."""

@@ -1,8 +1,9 @@
 """One rank of a pipeline: batches in, finished optimizer steps out.
 
-The engine is a stream: :meth:`Engine.submit` takes one step's batch and returns the steps that it finished (for
-flushed schedules, that one), :meth:`Engine.drain` finishes what is under way. Ranks are not synchronised between
-steps: the first stage may work on the next step while the others finish this one.
+The engine is a stream: :meth:`Engine.submit` takes one step's batch and returns the steps that it finished: of a
+flushed schedule that one, of an asynchronous one perhaps an earlier one. :meth:`Engine.drain` finishes what is under
+way. Ranks are not synchronised between steps: the first stage may work on the next step while the others finish this
+one.
 
 A step's loss and gradients are sums over micro-batches and replicas, divided once by the summed weight, at STEP.
 """
@@ -10,33 +11,38 @@ A step's loss and gradients are sums over micro-batches and replicas, divided on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runner.engine.actions.curvature import ScheduledCurvature
-from runner.engine.chains import Chains
-from runner.engine.context import RankView
+from runner.engine.context import RankContext, RankView
 from runner.engine.executor import Executor
 from runner.engine.failure import describe_place, draw_place, explain_failure
+from runner.engine.headers import Headers
 from runner.engine.measure.nonfinite import Finding, Watcher, first_over, replayed
 from runner.engine.measure.timeline import Timeline
-from runner.engine.opening import Opening
+from runner.engine.open_window import WindowOpener
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
-from runner.engine.stream import Stream
+from runner.engine.stream import RankStream
 from runner.engine.transport.base import Transport
 from runner.engine.transport.watched import WatchedTransport
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.sharding import ShardedUpdate, Sharding
-from runner.engine.update.step_end import Backup, StepEnd
+from runner.engine.update.stage_update import Backup, NotFiniteError, StageUpdate
 from runner.engine.update.ties import TiedWeight, group_by_holders
 from runner.engine.update.twins import compare_twins
 from runner.engine.update.update import Update
+from runner.engine.weights.store import WeightStore
 from runner.engine.window import StepBatch, Window, join_microbatches
+from runner.engine.works.lent import Lent
+from runner.engine.works.versioned import Versioned
+from runner.engine.works.work import Filler, Work, Works
+from runner.errors import RunFailedError
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.schedule.lowering.speculate import speculation
@@ -59,6 +65,12 @@ class Engine:
         tied: this rank's copies of weights that several stages hold.
         sharding: keeps and applies the gradients of this rank's one stage together with its other replicas.
         keep: makes the gradients of a stage.
+
+    Attributes:
+        gradients: of each stage.
+        tied_gradients: of the weights that several stages hold, which are in no stage's.
+        stores: of each stage that keeps several versions of its weights.
+        updating: the step whose update is being applied; where windows overlap, not always the last submitted one.
     """
 
     def __init__(
@@ -75,57 +87,78 @@ class Engine:
         sharding: Sharding | None = None,
         keep: Callable[[Sequence[tuple[str, torch.nn.Parameter]]], StageGradients] = StageGradients,
     ) -> None:
+        schedule = training.schedule
         self.view = view
         self.stages = dict(stages)
         self.options = options
-        self.transport = transport = WatchedTransport(transport) if training.schedule.ahead else transport
-        shared = {id(weight.parameter) for weight in tied}
+        self.transport = transport = WatchedTransport(transport) if schedule.ahead else transport
         self._sharding = sharding
+        shared = {id(weight.parameter) for weight in tied}
         self.gradients = {stage: keep(_named_parameters(module, shared)) for stage, module in stages.items()}
         for stage in view.later_copies:
             self.gradients[stage].counted = False
-        self._tied = group_by_holders(tied)
-        self.gradients |= {-1 - number: gradients for number, gradients in enumerate(self._tied)}  # of no stage alone
-        self._stream = Stream(view, training, forward_only, options.microbatches)
-        self.update = self._make_update()
+        self.tied_gradients = group_by_holders(tied)
+        self._stream = RankStream(view, training, forward_only, options.microbatches)
+        self.stores = _stores(self.stages, schedule.delays)
+        self._updates = self._make_updates()
         self._step = 0
+        self._since = 0  # the first step after the pipeline was empty the last time
+        self._stop_after: int | None = None
         self._begin_step: Callable[[], None] | None = None
+        self._filler: Filler | None = None
         self._stop_requested = False
         self._finished: list[FinishedStep] = []
+        self.updating = 0
+        self._is_training = True  # what ran last
+        schedules = {True: schedule, False: forward_only.schedule}
+        self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding)
         self._executor = Executor(
-            view=view,
-            stages=self.stages,
+            self._rank,
+            self._works(),
             gradients=self.gradients,
             loss=loss,
-            transport=transport,
-            schedules={True: training.schedule, False: forward_only.schedule},
             dtype=options.dtype,
             autocast=options.autocast,
             seed=options.seed,
             on_losses=self._losses_known,
-            sharding=sharding,
-            on_step=self._finish_step,
+            on_step=self._stage_is_due,
         )
-        self._chains = Chains(view, training.schedule.placement, transport)
-        self._opening = Opening(
-            view, self._stream, self._chains, microbatches=options.microbatches, all_take_part=sharding is not None
+        self._headers = Headers(view, schedule.placement, transport)
+        self._opener = WindowOpener(
+            view, self._stream, self._headers, microbatches=options.microbatches, all_take_part=sharding is not None
         )
-        self._beginning = speculation(training)
-        self._end = StepEnd(
-            options=options,
-            update=self.update,
-            chains=self._chains,
-            reductions=self._finish_reductions,
-            timeline=lambda: self.timeline,
-            find_nonfinite=self._find_nonfinite,
-        )
+        self._beginning = None if schedule.is_asynchronous else speculation(training)
 
-    def _make_update(self) -> Update:
+    def _works(self) -> Works:
+        works: list[Work] = []
+        if self.stores:
+            works.append(Versioned(self.stores))
+        if self._stream.schedule(training=True).moves:
+            works.append(Lent(self._rank))
+        return Works(works)
+
+    def _make_updates(self) -> list[StageUpdate]:
+        """One for all stages of the rank; where windows overlap, one for each."""
         if self._sharding is not None:
-            return ShardedUpdate(self._sharding, self.transport, self.options.scaling)
+            sharded = ShardedUpdate(self._sharding, self.transport, self.options.scaling)
+            return [StageUpdate(self.stages, self.options, sharded)]
+        if not self._stream.schedule(training=True).is_asynchronous:
+            update = self._make_update([*self.tied_gradients, *self.gradients.values()], self.view.pipeline)
+            return [StageUpdate(self.stages, self.options, update)]
+        return [
+            StageUpdate(
+                [stage],
+                self.options,
+                self._make_update([gradients], ()),
+                [self.stores[stage]] if stage in self.stores else [],
+            )
+            for stage, gradients in self.gradients.items()
+        ]
+
+    def _make_update(self, gradients: Sequence[StageGradients], pipeline: tuple[int, ...]) -> Update:
         return Update(
-            gradients=self.gradients,
-            pipeline=self.view.pipeline,
+            gradients=gradients,
+            pipeline=pipeline,
             transport=self.transport,
             clip_norm=self.options.clip_norm,
             clip_value=self.options.clip_value,
@@ -133,8 +166,18 @@ class Engine:
         )
 
     @property
+    def all_gradients(self) -> list[StageGradients]:
+        """Every set of gradients of this rank: of its stages, and of the weights that several stages hold."""
+        return [*self.tied_gradients, *self.gradients.values()]
+
+    @property
+    def update(self) -> Update:
+        """What scales this rank's losses and gradients."""
+        return self._updates[0].update
+
+    @property
     def timeline(self) -> Timeline:
-        return self._executor.timeline
+        return self._rank.timeline
 
     @property
     def first_copies(self) -> dict[int, StageModule]:
@@ -154,11 +197,12 @@ class Engine:
         master_of: Callable[[Tensor], torch.nn.Parameter] | None = None,
         backup: Backup | None = None,
         begin: Callable[[], None] | None = None,
-        curvature: ScheduledCurvature | None = None,
+        curvature: Filler | None = None,
     ) -> None:
         """Set what updates the weights from ``parameter.grad``.
 
         Args:
+            apply_update: updates every weight that has a gradient; for the step :attr:`updating`.
             master_of: the fp32 master of a weight, whose ``grad`` is set in place of the weight's; None: no masters.
             backup: takes an update back; post-validation needs one.
             begin: called before the first forward of a training step; None: most see nothing of it but its end.
@@ -170,29 +214,53 @@ class Engine:
         schedule = self._stream.schedule(training=True)
         if curvature is None and schedule.has_curvature:
             raise ValueError(f"{schedule.name} needs K-FAC: its schedule has K-FAC's work")
-        self._executor.curvature = curvature
-        self.update.attach(apply_update, master_of)
-        self._end.backup = backup
+        self._filler = curvature
+        if curvature is not None:
+            self._executor.attach(curvature)
+        for update in self._updates:
+            others = [each for stage, each in self.gradients.items() if stage not in update.stages]
+            update.update.attach(partial(_without, others, apply_update) if others else apply_update, master_of)
+            update.backup = backup
         self._begin_step = begin
 
     @property
-    def curvature(self) -> ScheduledCurvature | None:
+    def curvature(self) -> Filler | None:
         """What does K-FAC's work, where that has its place in the schedule."""
-        return self._executor.curvature
+        return self._filler
 
     @property
-    def windows(self) -> int:
+    def step(self) -> int:
+        """The index of the step whose batch is submitted next."""
+        return self._step
+
+    @property
+    def interval(self) -> int:
         """Steps after which the training program repeats itself."""
-        return self._stream.windows
+        return self._stream.interval
+
+    @property
+    def overlap(self) -> int:
+        """How many further batches may be submitted before a step has ended on every rank."""
+        return self._stream.overlap
 
     @property
     def taken_back(self) -> list[TakenBack]:
         """Steps that were reported and then taken back; whoever reads them may clear the list."""
-        return self._end.taken_back
+        return self._updates[0].taken_back
+
+    @property
+    def stops(self) -> bool:
+        """Whether no further batch shall be submitted: some rank asked for it, and all ranks have come equally far."""
+        return self._stop_after is not None and self._step > self._stop_after
 
     def start_at(self, step: int) -> None:
-        """Set the index of the next step, after a resume."""
-        self._step = step
+        """Set the index of the next step, after a resume. Weights have the version that so many steps have made."""
+        if step != self._step:
+            for store in self.stores.values():
+                if store.newest != step:
+                    store.start_at(step)
+        self._step = self._since = step
+        self._stop_after = None
 
     @property
     def actions_begun(self) -> int:
@@ -204,7 +272,7 @@ class Engine:
         action = self._executor.current
         if action is None:
             return "before its first action", ""
-        program = self._stream.program(self._executor.training)
+        program = self._stream.program(self._is_training)
         picture = draw_place(program, self.view, self._in_program(action))
         return f"in step {self._step + 1}, last at {describe_place(action, self.stages)}", picture
 
@@ -213,7 +281,10 @@ class Engine:
         self._stop_requested = True
 
     def submit(self, batch: StepBatch) -> list[FinishedStep]:
-        """Run one training window.
+        """Run what a rank does from one step's batch to the next one's.
+
+        Returns:
+            the steps that ended on this rank, in order; of a flushed schedule the batch's own.
 
         Raises:
             RunFailedError: an action failed (with the schedule's picture), the loss is not finite, or twins differ.
@@ -221,19 +292,18 @@ class Engine:
         self.timeline.begin(self._step, time.perf_counter())
         if self._begin_step is not None:
             self._begin_step()
-        if self.curvature is not None:
-            self.curvature.begin(self._stream.window(self._step))
+        if self._filler is not None:
+            self._filler.begin(self._stream.window(self._step))
         window = self._open(batch, training=True)
-        actions = self._stream.training(self._step)
-        begun = self._begin_next(window, actions) if self._end.is_pending else 0
-        self._run(window, actions[begun:])
-        self._executor.require_empty()
+        actions = self._stream.training(self._step, self._since)
+        begun = self._begin_next(window, actions) if self._is_pending else 0
+        self._run(actions[begun:])
+        self._close_ended()
         self.timeline.finish(time.perf_counter())
         self._step += 1
         if self.view.has_twins and self._step % self.options.twin_check_every == 0:
             compare_twins(self.view, self.stages, self.transport, self._step)
-        finished, self._finished = self._finished, []
-        return finished
+        return self._take_finished()
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
         """Run one forward-only window; this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
@@ -252,9 +322,10 @@ class Engine:
             module.eval()
         self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
         window = self._open(batch, training=False)
-        self._run(window, self._stream.forward_only())
+        self._run(self._stream.forward_only(), training=False)
         if with_loss:
-            self._chains.totals(window.loss)
+            window.learn(self._headers.totals(window))
+        self._rank.windows.clear()
         self.drain()
         for module in self.stages.values():
             module.train()
@@ -267,45 +338,52 @@ class Engine:
             the times of these windows, which the engine's own timeline does not keep.
         """
         kept = self._copy_buffers()
-        own, self._executor.timeline = self._executor.timeline, Timeline()
+        own, self._rank.timeline = self.timeline, Timeline()
         actions = self._stream.without_update()
         for _ in range(windows):
             self.timeline.begin(-1, time.perf_counter())
-            window = self._open(batch, training=True)
-            self._run(window, actions)
-            self._chains.totals(window.loss)
+            window = self._open(batch, training=True, place=0)
+            self._run(actions)
+            self._headers.totals(window)
+            self._rank.windows.clear()
             self.timeline.finish(time.perf_counter())
         self.drain()
-        self.update.close()
+        for update in self._updates:
+            update.update.close()
         self._load_buffers(kept)
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
-        measured, self._executor.timeline = self._executor.timeline, own
+        measured, self._rank.timeline = self.timeline, own
         return measured
 
-    def drain(self) -> None:
-        """Finish what is under way; afterwards the engine holds no activation and no message."""
+    def drain(self) -> list[FinishedStep]:
+        """Finish what is under way; afterwards the engine holds no activation and no message.
+
+        Returns:
+            the steps that ended by it on this rank.
+        """
         self.settle()
         self._executor.drain()
-        self._chains.drain()
+        self._headers.drain()
+        return self._take_finished()
 
     # One window
 
-    def _run(self, window: Window, actions: Sequence[Action]) -> None:
+    def _run(self, actions: Sequence[Action], *, training: bool = True) -> None:
         def failed(action: Action, error: Exception) -> Exception:
-            program = self._stream.program(window.training)
-            shapes = self._executor.describe(action)
+            program, shapes = self._stream.program(training), self._executor.describe(action)
             return explain_failure(error, program, self.view, self._in_program(action), shapes, self.stages)
 
-        for gradients in self.gradients.values():
+        self._is_training = training
+        for gradients in self.all_gradients:
             gradients.claim()
         with self.transport.exclusive():
             random_state = torch.get_rng_state()
-        self._executor.run(window, actions, failed)
+        self._executor.run(actions, failed, training=training)
         with self.transport.exclusive():  # ranks in threads share the generator: not between another's seed and its use
             torch.set_rng_state(random_state)
 
-    def _open(self, batch: StepBatch, training: bool) -> Window:
-        window = self._opening.open(
+    def _open(self, batch: StepBatch, training: bool, place: int | None = None) -> Window:
+        window = self._opener.open(
             batch,
             step=self._step,
             training=training,
@@ -313,14 +391,28 @@ class Engine:
             loss_scale=self.update.scale.of_sum,
             timeline=self.timeline,
         )
+        if place is not None:
+            window.first = place * self.options.microbatches
+        self._rank.windows[window.first // self.options.microbatches] = window
         if self._sharding is not None and training:
             self._sharding.begin(self.options.microbatches)
         self._losses_known(window)  # where no forward of this replica will say so: it has no sample
         return window
 
     def _in_program(self, action: Action) -> Action:
-        """An action of the window that runs, as its program numbers it."""
-        return self._stream.in_program(action, self._step) if self._executor.training else action
+        """An action of a window under way, as its program numbers it."""
+        return self._stream.in_program(action, self._step, self._since) if self._is_training else action
+
+    def _close_ended(self) -> None:
+        """Nothing is alive of the windows whose stages have all been updated."""
+        for place, window in list(self._rank.windows.items()):
+            if not window.waits_for_step:
+                self._executor.require_empty(window)
+                del self._rank.windows[place]
+
+    def _take_finished(self) -> list[FinishedStep]:
+        finished, self._finished = self._finished, []
+        return finished
 
     def _copy_buffers(self) -> dict[str, Tensor]:
         return {name: value.clone() for module in self.stages.values() for name, value in _named_buffers(module)}
@@ -332,68 +424,135 @@ class Engine:
 
     # STEP
 
-    def _finish_step(self, window: Window) -> None:
-        self._finished.append(self._end.finish(window))
+    def _stage_is_due(self, window: Window, stage: int) -> None:
+        """A stage came to its STEP; the stages that are updated together wait for the last of them."""
+        (update,) = (each for each in self._updates if stage in each.stages)
+        window.waits_for_step.discard(stage)
+        if window.waits_for_step & update.stages:
+            return
+        start = time.perf_counter()
+        self._wait_for_sums(window, update.stages)
+        self.timeline.current.waited_at_step += time.perf_counter() - start
+        self.updating = window.step
+        with self._saying_where():
+            finished = update.finish(window, self.timeline.current)
+        if not window.waits_for_step:
+            self._finished.append(finished)
+            if finished.stop and self._stop_after is None:
+                self._stop_after = window.step + self._stream.overlap
 
-    def _finish_reductions(self, window: Window) -> None:
-        """Wait for the sums over replicas, of the loss too, and over holders of tied weights."""
-        self._executor.reductions += [each for group in self._tied for each in group.start(self.transport)]
-        totals = window.loss.to(self.transport.device)
-        if len(self.view.replicas) > 1:
-            self._executor.reductions.append(self.transport.all_reduce(totals, self.view.replicas))
-        for handle in self._executor.reductions:
+    def _wait_for_sums(self, window: Window, stages: frozenset[int]) -> None:
+        """Wait for the window's loss, over replicas too, and for the sums of the stages' gradients."""
+        reductions = [each for stage in sorted(stages) for each in self._executor.reductions.pop(stage, ())]
+        reductions += [each for group in self.tied_gradients for each in group.start(self.transport)]
+        if not window.knows_totals:
+            totals = self._headers.totals(window).to(self.transport.device)
+            if len(self.view.replicas) > 1:
+                reductions.append(self.transport.all_reduce(totals, self.view.replicas))
+        for handle in reductions:
             handle.wait()
-        self._executor.reductions.clear()
-        window.loss.copy_(totals)
+        if not window.knows_totals:
+            window.learn(totals)
 
     def settle(self) -> None:
-        """Wait until the last step can no longer be taken back: whoever reads the weights comes after this.
+        """Wait until the last step can no longer be taken back, and none is under way: whoever reads the weights comes
+        after this.
 
         What K-FAC keeps of micro-batches is summed, and what it has summed is in the optimizer's states.
         """
-        self._end.settle()
-        if self.curvature is not None:
-            self.curvature.settle()
+        if self._stream.overlap and self._step > self._since:
+            self._run(self._stream.drain(self._step - self._since, self._since))
+            self._close_ended()
+            self._since = self._step
+        with self._saying_where():
+            self._updates[0].settle(self.timeline.current)
+        if self._filler is not None:
+            self._filler.settle()
+
+    @property
+    def _is_pending(self) -> bool:
+        """Whether the last step may yet be taken back; that is of flushed schedules, which have one update."""
+        return self._updates[0].is_pending
 
     def _begin_next(self, window: Window, actions: Sequence[Action]) -> int:
         """What of a window needs no verdict on the last step, then the verdict; how many actions that were."""
+        assert self._beginning is not None  # post-validation is of flushed schedules
         length = self._beginning.lengths[self.view.position]
         own_buffers = self._copy_buffers()
-        self._run(window, actions[:length])
+        self._run(actions[:length])
 
         def drop() -> None:
-            self._executor.abandon(window, self._beginning.in_flight[self.view.position])
+            self._executor.abandon(self._beginning.in_flight[self.view.position] if self._beginning else ())
 
-        if self._end.settle(drop):
+        with self._saying_where():
+            again = self._updates[0].settle(self.timeline.current, drop)
+        if again:
             self._load_buffers(own_buffers)
             window.begin_again(self.update.scale.of_sum)
-            self._run(window, actions[:length])
+            self._run(actions[:length])
         self._losses_known(window)
         return length
 
     def _losses_known(self, window: Window) -> None:
         """Tell the other ranks the loss, unless it may have to be computed again."""
-        if window.targets is not None and not window.losses_to_come and not self._end.is_pending:
-            self._chains.send_totals(window)
-            window.losses_to_come = -1
+        if window.targets is not None and not (window.losses_to_come or window.is_told or self._is_pending):
+            self._headers.send_totals(window)
+            window.is_told = True
+
+    @contextmanager
+    def _saying_where(self) -> Iterator[None]:
+        """A step that is not finite ends the run, and says where the first such value was made."""
+        try:
+            yield
+        except NotFiniteError as error:
+            found = self._find_nonfinite(error.window)
+            where = "; every layer was finite when the step ran again"
+            if found is not None:
+                where = f"; first not finite: {found.what}"
+            elif self._stream.overlap:
+                where = ""
+            step = error.window.step
+            raise RunFailedError(
+                f"step {step}: {error.what}{where}; the weights are those of the step before"
+            ) from error
 
     def _find_nonfinite(self, window: Window) -> Finding | None:
-        """Play the window again, looking at every layer; the first finding of all ranks, on each of them."""
+        """Play the window again, looking at every layer; the first finding of all ranks, on each of them.
+
+        None where windows overlap: messages of other windows are under way.
+        """
+        if self._stream.overlap:
+            return None
 
         def number() -> int:
             action = self._executor.current
             return self.view.first_microbatch + (action.microbatch or 0 if action is not None else 0)
 
-        watcher = Watcher(self.stages, self.gradients, number)
+        watcher = Watcher(self.stages, self.all_gradients, number)
         actions = self._stream.without_update()
         eager = torch.compiler.set_stance("force_eager") if self.options.compile else nullcontext()
         if self._sharding is not None:
             self._sharding.begin(self.options.microbatches)
+        self._rank.windows[0] = replayed(window)
         with watcher.watching(), self._executor.with_loss(watcher.check_loss), eager:
-            self._run(replayed(window), actions)
+            self._run(actions)
         watcher.check_sums()
         self.update.close()
         return first_over(watcher.found, self.transport, (self.view.pipeline, self.view.replicas))
+
+
+def _stores(stages: Mapping[int, StageModule], delays: Sequence[int]) -> dict[int, WeightStore]:
+    """A store for each stage whose windows do not all read its newest weights."""
+    return {stage: WeightStore(module, delays[stage]) for stage, module in stages.items() if delays and delays[stage]}
+
+
+def _without(others: Sequence[StageGradients], apply_update: Callable[[], None]) -> None:
+    """Update the weights that have a gradient, as if those of ``others`` had none."""
+    for gradients in others:
+        gradients.release()
+    apply_update()
+    for gradients in others:
+        gradients.claim()
 
 
 def _named_parameters(module: StageModule, left_out: set[int]) -> list[tuple[str, torch.nn.Parameter]]:

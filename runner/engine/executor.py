@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 
 from runner.engine.actions.compute import Compute
-from runner.engine.actions.curvature import ScheduledCurvature
 from runner.engine.actions.messages import Messages
 from runner.engine.actions.opportunist import Opportunist
-from runner.engine.context import RankContext, RankView
-from runner.engine.measure.timeline import Timeline
-from runner.engine.transport.base import Handle, Transport
+from runner.engine.context import RankContext
+from runner.engine.transport.base import Handle
 from runner.engine.update.gradients import StageGradients
-from runner.engine.update.sharding import Sharding
 from runner.engine.window import Window
+from runner.engine.works.work import Filler, Works
 from runner.model.data import LossFunction
-from runner.model.layers import StageModule
-from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload
 
 __all__ = ["Executor"]
 
@@ -33,80 +31,56 @@ class Executor:
     """Runs compute, messages and reductions; the optimizer's part of STEP is handed to ``on_step``.
 
     Args:
-        view: where this rank stands.
-        stages: this rank's stage modules by stage.
-        gradients: the gradients of each.
+        rank: where this rank stands, and what the parts share.
+        works: what stands around forwards and backwards.
+        gradients: the gradients of each of the rank's stages.
         loss: the loss function, used by the last stage.
-        transport: how messages travel.
-        schedules: see :class:`runner.engine.context.RankContext`.
         dtype: of the model's input.
         autocast: format of the forwards' matrix products; None where it is the weights' own.
         seed: what random layers are seeded from, with step, micro-batch and layer.
         on_losses: called once per window with targets on the last stage's rank, when the last loss is known.
-        sharding: keeps the gradients of the rank's stage, where the engine does not.
-        on_step: called once per window, when every stage of this rank came to its STEP.
+        on_step: called with the window and the stage of every STEP.
     """
 
     def __init__(
         self,
+        rank: RankContext,
+        works: Works,
         *,
-        view: RankView,
-        stages: Mapping[int, StageModule],
         gradients: Mapping[int, StageGradients],
         loss: LossFunction,
-        transport: Transport,
-        schedules: Mapping[bool, Schedule],
         dtype: torch.dtype,
         autocast: torch.dtype | None = None,
         seed: int,
         on_losses: Callable[[Window], None],
-        sharding: Sharding | None = None,
-        on_step: Callable[[Window], None],
+        on_step: Callable[[Window, int], None],
     ) -> None:
-        self.view = view
-        self.stages = stages
-        self.gradients = gradients
-        self.reductions: list[Handle] = []
+        self.reductions: dict[int, list[Handle]] = {}
+        """The sums under way of each stage's gradients."""
         self.current: Action | None = None  # being executed
-        self.training = True  # whether in a training window
         self.begun = 0  # actions so far
-        self._transport = transport
+        self._rank = rank
+        self._gradients = gradients
         self._on_step = on_step
-        self._stepped: set[int] = set()
-        self._rank = RankContext(view, stages, transport, schedules, sharding)
-        self._compute = Compute(self._rank, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=on_losses)
-        self._messages = Messages(self._rank)
-        self._opportunist = Opportunist.of(self._rank, self._messages)
-        self._handlers: dict[Op, Callable[[Window, Action], None]] = {
+        self._compute = Compute(rank, works, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=on_losses)
+        self._messages = Messages(rank)
+        self._opportunist = Opportunist.of(rank, self._messages)
+        self._handlers: dict[Op, Callable[[Action], None]] = {
             Op.F: self._compute.forward,
             Op.R: self._compute.recompute,
             Op.B: self._compute.backward,
             Op.I: self._compute.backward_input,
             Op.W: self._compute.backward_weight,
-            **dict.fromkeys(CURVATURE, self._compute.curvature),
             Op.SEND: self._messages.send,
             Op.RECV: self._messages.receive,
             Op.REDUCE: self._reduce,
             Op.STEP: self._step,
         }
 
-    @property
-    def timeline(self) -> Timeline:
-        """What was done when; it may be replaced between windows."""
-        return self._rank.timeline
-
-    @timeline.setter
-    def timeline(self, timeline: Timeline) -> None:
-        self._rank.timeline = timeline
-
-    @property
-    def curvature(self) -> ScheduledCurvature | None:
-        """Does K-FAC's actions; set with the optimizer."""
-        return self._rank.curvature
-
-    @curvature.setter
-    def curvature(self, curvature: ScheduledCurvature | None) -> None:
-        self._rank.curvature = curvature
+    def attach(self, filler: Filler) -> None:
+        """Let ``filler`` do its actions, and see the forwards and backwards."""
+        self._compute.works = Works([*self._compute.works.all, filler])
+        self._handlers |= dict.fromkeys(filler.ops, partial(self._fill, filler))
 
     @property
     def bytes_sent(self) -> dict[Payload, int]:
@@ -117,44 +91,44 @@ class Executor:
     def bytes_sent(self, counts: dict[Payload, int]) -> None:
         self._messages.bytes_sent = counts
 
-    def run(self, window: Window, actions: Sequence[Action], failed: Callable[[Action, Exception], Exception]) -> None:
-        """Execute ``actions``, a part of a window's, in order, which the schedule's rule may change meanwhile.
+    def run(
+        self, actions: Sequence[Action], failed: Callable[[Action, Exception], Exception], *, training: bool = True
+    ) -> None:
+        """Execute ``actions`` in order, which the schedule's rule may change meanwhile.
 
         Args:
+            actions: of windows that are under way.
             failed: makes the error to raise when an action fails.
+            training: the windows are of training.
         """
         actions = list(actions)
-        self.training = window.training
-        self._compute.recomputed = {(a.stage, a.microbatch) for a in actions if a.op is Op.R}
-        stashes = (a for a in actions if a.payload is Payload.STASH and a.stage in self.stages)
-        self._compute.moved = {(a.stage, a.microbatch) for a in stashes}
-        with torch.set_grad_enabled(window.training):
+        with torch.set_grad_enabled(training):
             for index in range(len(actions)):
                 self.current = action = actions[index]
                 self.begun += 1
                 try:
-                    if self._opportunist is not None and self._opportunist.prefers_forward(window, actions, index):
+                    if self._opportunist is not None and self._opportunist.prefers_forward(actions, index):
                         self.current = action = actions[index]
                     if action.op in COMPUTE:
-                        self._messages.post_ahead(window, actions, index + 1)
+                        self._messages.post_ahead(actions, index + 1)
                     elif action.op is Op.RECV and self._messages.was_posted(action):
                         continue
-                    self._handlers[action.op](window, action)
+                    self._handlers[action.op](action)
                 except Exception as error:
                     raise failed(action, error) from error
 
-    def require_empty(self) -> None:
-        """At the end of a window nothing of it is alive.
+    def require_empty(self, window: Window) -> None:
+        """Nothing of a window that has ended is alive.
 
         Raises:
             RuntimeError: something is.
         """
-        self._rank.buffers.require_empty()
+        self._rank.buffers.require_empty(window.numbers)
 
-    def abandon(self, window: Window, in_flight: Sequence[Action]) -> None:
+    def abandon(self, in_flight: Sequence[Action]) -> None:
         """Drop what the beginning of a window has made, and the messages that are under way because of it."""
         for action in in_flight:
-            self._messages.receive(window, action)
+            self._messages.receive(action)
         self._messages.abandon()
 
     def drain(self) -> None:
@@ -170,15 +144,15 @@ class Executor:
         """Use a wrapped loss function for a while."""
         return self._compute.with_loss(wrap)
 
-    def _reduce(self, window: Window, action: Action) -> None:
+    def _reduce(self, action: Action) -> None:
         """Start summing the stage's gradients over its replicas and twins; STEP waits for it."""
-        holders = self.view.holders[action.stage]
-        if len(holders) > 1:
-            self.reductions += self.gradients[action.stage].reduce(self._transport, holders)
+        holders = self._rank.view.holders[action.stage]
+        started = self._gradients[action.stage].reduce(self._rank.transport, holders) if len(holders) > 1 else []
+        self.reductions[action.stage] = started
 
-    def _step(self, window: Window, action: Action) -> None:
-        """The optimizer steps for all stages of the rank together, at the last one's STEP."""
-        self._stepped.add(action.stage)
-        if len(self._stepped) == len(self.stages):
-            self._stepped.clear()
-            self._on_step(window)
+    def _step(self, action: Action) -> None:
+        self._on_step(self._rank.window_of(action), action.stage)
+
+    def _fill(self, filler: Filler, action: Action) -> None:
+        with self._rank.transport.exclusive():
+            filler.do(action, self._rank.timeline)

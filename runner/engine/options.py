@@ -27,7 +27,7 @@ class EngineOptions:
             run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
         compile: the layers are compiled.
         post_validation: the ranks do not wait for each other before they update; see
-            :mod:`runner.engine.update.step_end`.
+            :mod:`runner.engine.update.stage_update`.
         twin_check_every: steps between two comparisons of the twins of several pipelines.
         link_delay_seconds: added to every message between ranks, for experiments.
         link_bytes_per_second: what messages are slowed down to, for experiments; None: not.

@@ -43,13 +43,19 @@ class Window:
         sizes: samples of each micro-batch.
         signature: number of the input's shape and dtype, counted by the first stage as they appear.
         inputs, targets: one entry per micro-batch, on the ranks that load them.
-        loss: float64 ``[sum, weight, stop]``: of the loss over the micro-batches, on the last stage and, after STEP,
-            everywhere; and how many ranks asked to stop.
+        loss: float64 ``[sum, weight]`` of the loss over the micro-batches, on the last stage and, after STEP,
+            everywhere.
+        stops: how many ranks asked to stop after this step, as far as this rank knows.
         loss_scale: what the loss is multiplied by before its backward.
         own_losses: micro-batches whose loss this rank computes.
         losses_to_come: those of them with samples whose loss is not in ``loss`` yet.
+        knows_totals: ``loss`` and ``stops`` are those of all ranks.
+        is_told: the other ranks know the loss, or shall not be told.
+        waits_for_step: this rank's stages whose optimizer step is still to come.
         stand_ins: micro-batches without samples that are computed all the same, on one sample whose loss does not
             count: replicas that share out their gradients must all take part in each.
+        first: the number that actions give to its first micro-batch. Several windows may be under way, and no two of
+            their micro-batches have one number; everywhere else in the window micro-batches count from 0.
         outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
     """
 
@@ -59,11 +65,16 @@ class Window:
     signature: int
     inputs: Sequence[Any] | None
     targets: Sequence[Any] | None
-    loss: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
+    loss: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    stops: int = 0
     loss_scale: float = 1.0
     own_losses: Sequence[int] = ()
     losses_to_come: int = 0
+    knows_totals: bool = False
+    is_told: bool = False
+    waits_for_step: set[int] = field(default_factory=set)
     stand_ins: frozenset[int] = frozenset()
+    first: int = 0
     outputs: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,13 +82,36 @@ class Window:
 
     def begin_again(self, loss_scale: float) -> None:
         """Forget the losses so far; how many ranks asked to stop is known as before."""
-        self.loss[:2] = 0.0
+        self.loss.zero_()
         self.loss_scale = loss_scale
         self.__post_init__()
 
-    def key(self, microbatch: int) -> tuple[bool, int, int]:
-        """What a boundary's shapes may depend on."""
-        return self.training, self.signature, self.sizes[microbatch]
+    def totals(self) -> Tensor:
+        """``[sum, weight, stops]`` as one message."""
+        return torch.cat([self.loss, torch.tensor([float(self.stops)], dtype=torch.float64)])
+
+    def learn(self, totals: Tensor) -> None:
+        """Take what :meth:`totals` of all ranks together say."""
+        self.loss.copy_(totals[:2])
+        self.stops = round(float(totals[2]))
+        self.knows_totals = True
+
+    @property
+    def numbers(self) -> range:
+        """The numbers that actions give to its micro-batches."""
+        return range(self.first, self.first + len(self.sizes))
+
+    def index(self, number: int) -> int:
+        """The place, from 0, of the micro-batch that actions call ``number``."""
+        return number - self.first
+
+    def size(self, number: int) -> int:
+        """Samples of the micro-batch that actions call ``number``."""
+        return self.sizes[number - self.first]
+
+    def key(self, number: int) -> tuple[bool, int, int]:
+        """What a boundary's shapes may depend on, of the micro-batch that actions call ``number``."""
+        return self.training, self.signature, self.size(number)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from runner.strategy.compressed import OwnErrors, load_errors, own_errors
 __all__ = ["NamedCheckpointStrategy", "num_bytes"]
 
 _REPLICA_BUFFERS = "replica_buffers"
+_OLDER_VERSIONS = "older_weight_versions"
 """Key of the buffers of the replicas after the first, by replica and global name: each has seen other samples."""
 
 _ERRORS = "compression_errors"
@@ -141,12 +142,27 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Rank 0 writes the file, whole or not at all; every rank calls this."""
-        buffers = self._replica_buffers()
+        buffers, versions = self._replica_buffers(), self._older_versions()
         content = checkpoint | ({_REPLICA_BUFFERS: buffers} if buffers else {})
+        content |= {_OLDER_VERSIONS: versions} if versions else {}
         if self._write_part is not None:
             self._write_part(_own_tensors(content))
         elif self.is_global_zero:
             write_checkpoint(content, Path(filepath))
+
+    def _older_versions(self) -> dict[int, dict[str, Tensor]]:
+        """The weights besides the newest that later steps read: by version, then by global name, on rank 0.
+
+        In parts, this rank's. Replicas have the same ones.
+        """
+        assert self.engine is not None
+        found: dict[int, dict[str, Tensor]] = {}
+        own = [store.older() for store in self.engine.stores.values()] if self.replica == 0 else []
+        for versions in self.saved_parts(own) or []:
+            for part in versions:
+                for version, weights in part.items():
+                    found.setdefault(version, {}).update({name: value.cpu() for name, value in weights.items()})
+        return found
 
     def _replica_buffers(self) -> dict[int, dict[str, Tensor]]:
         """By replica after the first, on rank 0; empty elsewhere. In parts, this rank's."""
@@ -178,6 +194,9 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         for module in self.engine.stages.values():
             module.load_global_state(checkpoint["state_dict"])
         load_buffers(self.engine.stages, checkpoint.get(_REPLICA_BUFFERS, {}).get(self.replica, {}))
+        versions = checkpoint.get(_OLDER_VERSIONS, {})
+        for store in self.engine.stores.values():
+            store.load_older(checkpoint["global_step"], versions)
         for optimizer in self.optimizers:
             if isinstance(optimizer, MasterWeights):
                 optimizer.reset_masters()

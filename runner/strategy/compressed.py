@@ -46,7 +46,7 @@ def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]
         why = f"{tied[0]} is on several stages, whose gradients are summed over all of its replicas"
         rule = "must exchange whole gradients for weights that stages share"
         raise RequestError([Problem("optimizer.name", onebit.option, rule, why, "optimizer=adamw")])
-    for gradients in engine.gradients.values():
+    for gradients in engine.all_gradients:
         gradients.stays_local = lambda: onebit.compresses
     if len(engine.view.replicas) == 1:
         return None

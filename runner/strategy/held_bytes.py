@@ -34,7 +34,7 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
     found = {"weights": _new_bytes(weights, seen), "gradients": 0, "optimizer": 0, "host": 0}
     states = list(_states(optimizer))
     if sharding is None:
-        found["gradients"] = sum(gradients.num_bytes for gradients in engine.gradients.values())
+        found["gradients"] = sum(gradients.num_bytes for gradients in engine.all_gradients)
         found["optimizer"] = _new_bytes(states, seen)
         return found
     _new_bytes(sharding.bucket_tensors(), seen)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, cast
 
@@ -82,6 +83,8 @@ class PipelineStrategy(NamedCheckpointStrategy):
         self._device_type = device
         self._timeout = timedelta(seconds=timeout_seconds)
         self._batch: StepBatch | None = None
+        self._finished: list[FinishedStep] = []  # and not yet asked for
+        self._rates: dict[int, list[float]] = {}  # learning rates of the steps under way
 
     # Where this rank stands
 
@@ -256,24 +259,37 @@ class PipelineStrategy(NamedCheckpointStrategy):
             raise RuntimeError("training_step handed no batch over")
         batch, self._batch = self._batch, None
         assert self.meter is not None
+        self._rates[self.engine.step] = [group["lr"] for group in self.optimizers[0].param_groups]
         with self.meter.step(batch):
             finished = self.engine.submit(batch)
+        self._finished += finished
         self.last_step = finished[-1] if finished else None
         if self.last_step is not None:
             _tell_loss(closure, self.last_step.loss)
             if self.last_step.skipped:
                 self.meter.skipped()
-        if any(step.stop for step in finished):
+        if self.engine.stops:
             self.stopped = True
             assert self.lightning_module is not None
             self.lightning_module.trainer.should_stop = True
         return result
 
+    def take_finished(self, *, settled: bool = False) -> list[FinishedStep]:
+        """The steps that ended since the last call, in order.
+
+        Args:
+            settled: first finish what is under way. All ranks must ask for it after the same step.
+        """
+        if settled and self.engine is not None:
+            self._finished += self.engine.drain()
+        finished, self._finished = self._finished, []
+        return finished
+
     @override
     def on_train_end(self) -> None:
         """The last step's weights are final before anybody takes them for the run's result."""
         if self.engine is not None:
-            self.engine.drain()
+            self._finished += self.engine.drain()
 
     def _apply_update(self) -> None:
         """The engine's gradients are final: Lightning's hook, then the optimizer."""
@@ -283,7 +299,24 @@ class PipelineStrategy(NamedCheckpointStrategy):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # it is the Trainer's list
             callback.on_before_optimizer_step(trainer, self.lightning_module, optimizer)
         self.lightning_module.on_before_optimizer_step(optimizer)
-        self._step_optimizer()
+        with self._rates_of_step(optimizer):
+            self._step_optimizer()
+
+    @contextmanager
+    def _rates_of_step(self, optimizer: Optimizer) -> Iterator[None]:
+        """Within it, the learning rates are those of the step that is being applied.
+
+        Lightning's scheduler has gone on where later batches have been submitted.
+        """
+        assert self.engine is not None
+        now = [group["lr"] for group in optimizer.param_groups]
+        for group, rate in zip(optimizer.param_groups, self._rates.get(self.engine.updating, now), strict=True):
+            group["lr"] = rate
+        yield
+        for group, rate in zip(optimizer.param_groups, now, strict=True):
+            group["lr"] = rate
+        for step in [step for step in self._rates if step < self.engine.updating]:
+            del self._rates[step]
 
     def _step_optimizer(self) -> None:
         self.optimizers[0].step()
@@ -300,10 +333,9 @@ class PipelineStrategy(NamedCheckpointStrategy):
         momentum, it sends no gradients.
         """
         assert self.engine is not None
-        reduced = 0.0
-        for stage, gradients in self.engine.gradients.items():
-            ranks = len(self.view.holders.get(stage, self.view.replicas))  # what is tied is of no stage alone
-            reduced += 2 * (ranks - 1) / ranks * gradients.num_bytes
+        sums = [(len(self.view.holders[stage]), each.num_bytes) for stage, each in self.engine.gradients.items()]
+        sums += [(len(tied.holders), tied.num_bytes) for tied in self.engine.tied_gradients]
+        reduced = sum(2 * (ranks - 1) / ranks * num_bytes for ranks, num_bytes in sums)
         rounds, momentum = (self.exchange.rounds, self.exchange.bytes_sent) if self.exchange is not None else (0, 0)
         return {
             "weights": 0.0,

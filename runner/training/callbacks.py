@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
+from runner.engine.engine import Engine, FinishedStep
 from runner.record import StepLog
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.module import LayersModule
@@ -54,7 +55,7 @@ class StepClock(Callback):
 
     def __init__(self, log: StepLog | None, batch_size: int, before: History) -> None:
         self.walls: list[float] = []
-        self._losses: list[float] = []
+        self._losses: list[float] = []  # of the steps that have ended, which may be fewer than those begun
         self._before = before
         self._log = log
         self._batch_size = batch_size
@@ -77,36 +78,53 @@ class StepClock(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         strategy = _strategy(trainer)
-        finished, engine = strategy.last_step, strategy.engine
-        if finished is None or engine is None:
+        engine = strategy.engine
+        if engine is None:
             return
         now = time.perf_counter()
         self.walls.append(now - self._mark)
-        self._losses.append(finished.loss)
         self._mark = now
         times = engine.timeline.steps[-1]
         span = times.last_compute - times.first_compute
-        pl_module.log("loss", finished.loss, prog_bar=True, batch_size=1)
         pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"], batch_size=1)
-        if finished.grad_norm is not None:
-            pl_module.log("grad_norm", finished.grad_norm, batch_size=1)
         pl_module.log("samples_per_second", self._batch_size / self.walls[-1], batch_size=1)
         if span > 0:
             pl_module.log("bubble", 1.0 - times.compute / span, batch_size=1)
-        extra: dict[str, Any] = {"skipped": True} if finished.skipped else {}
-        if engine.taken_back:
-            extra["taken_back"] = [{"step": b.step + 1, "skipped": b.skipped} for b in engine.taken_back]
-            engine.taken_back.clear()
+        finished = self._note(strategy.take_finished(), engine)
+        if finished is None:
+            return
+        pl_module.log("loss", finished.loss, prog_bar=True, batch_size=1)
+        if finished.grad_norm is not None:
+            pl_module.log("grad_norm", finished.grad_norm, batch_size=1)
         if finished.loss_scale is not None:
             pl_module.log("loss_scale", finished.loss_scale, batch_size=1)
-            extra["loss_scale"] = finished.loss_scale
-        if self._log is not None:
-            self._log.write(step=finished.step + 1, loss=finished.loss, seconds=self.walls[-1], **extra)
+
+    def settle(self, strategy: PipelineStrategy) -> None:
+        """Note the steps that are still under way, too. All ranks must call it after the same step."""
+        finished = strategy.take_finished(settled=True)
+        if strategy.engine is not None:
+            self._note(finished, strategy.engine)
+
+    def _note(self, steps: Sequence[FinishedStep], engine: Engine) -> FinishedStep | None:
+        """Write the steps that have ended; the last of them, if there is one."""
+        for finished in steps:
+            extra: dict[str, Any] = {"skipped": True} if finished.skipped else {}
+            if engine.taken_back:
+                extra["taken_back"] = [{"step": b.step + 1, "skipped": b.skipped} for b in engine.taken_back]
+                engine.taken_back.clear()
+            if finished.loss_scale is not None:
+                extra["loss_scale"] = finished.loss_scale
+            seconds = self.walls[len(self._losses)]
+            self._losses.append(finished.loss)
+            if self._log is not None:
+                self._log.write(step=finished.step + 1, loss=finished.loss, seconds=seconds, **extra)
+        return steps[-1] if steps else None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.settle(_strategy(trainer))
         if self._log is not None:
             self._log.close()
 

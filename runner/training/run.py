@@ -161,6 +161,7 @@ def _checkpoints(
     resumed: Progress | None,
 ) -> Checkpoints:
     def progress_of(trainer: pl.Trainer) -> Progress:
+        clock.settle(strategy)
         return Progress.of(
             trainer,
             config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.engine.context import RankView
-from runner.engine.stream import Stream
+from runner.engine.stream import RankStream
 from runner.plan.layout.topology import Topology
 from runner.schedule.catalogue.registry import build
 from runner.schedule.generators.one_directional.forward_only import forward_only
@@ -15,16 +15,16 @@ from runner.schedule.values import CURVATURE, Op
 MICROBATCHES = 4
 
 
-def stream(name: str, rank: int, ranks: int = 2) -> Stream:
+def stream(name: str, rank: int, ranks: int = 2) -> RankStream:
     order = build(name, ranks=ranks, microbatches=MICROBATCHES)
     view = RankView.of(Topology.grid(ranks, 1, placement=order.rows), rank, microbatches=MICROBATCHES)
-    return Stream(view, lower(order), lower(forward_only(order, MICROBATCHES)), MICROBATCHES)
+    return RankStream(view, lower(order), lower(forward_only(order, MICROBATCHES)), MICROBATCHES)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "pipefisher"])
 def test_a_steps_actions_are_counted_from_its_own_first_microbatch(name: str) -> None:
     one = stream(name, rank=0)
-    for step in range(2 * one.windows):
+    for step in range(2 * one.interval):
         window = [action for action in one.training(step) if action.op not in CURVATURE]
         numbers = {action.microbatch for action in window if action.op is Op.F}
         assert numbers == set(range(MICROBATCHES))
@@ -34,8 +34,8 @@ def test_a_steps_actions_are_counted_from_its_own_first_microbatch(name: str) ->
             for action in window
             if action.op is Op.F and action.microbatch == last
         }
-        assert there == (step % one.windows) * MICROBATCHES + last
-    assert one.training(one.windows) is one.training(0)
+        assert there == (step % one.interval) * MICROBATCHES + last
+    assert one.training(one.interval) is one.training(0)
 
 
 def test_without_update_nothing_changes_a_weight() -> None:

@@ -1,10 +1,10 @@
-"""The compute actions of one rank: F, R, B, I and W of its stages, and K-FAC's."""
+"""The compute actions of one rank: F, R, B, I and W of its stages."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from runner.engine.actions.messages import Incoming
-from runner.engine.actions.saved_tensors import Stash
 from runner.engine.context import RankContext, number_of
 from runner.engine.window import Window
+from runner.engine.works.work import NOTHING, Place, Works
 from runner.memory.apply.recompute import ChangedBuffers
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
@@ -26,8 +26,6 @@ from runner.schedule.values import Action, Op
 __all__ = ["Compute"]
 
 
-_AS_IT_IS = nullcontext()
-
 _Backward = Callable[[list[Tensor], list[Tensor], "list[Tensor] | None"], "Sequence[Tensor | None]"]
 """Leaves of the input, roots of the output and their gradients -> the gradients of the leaves."""
 
@@ -37,6 +35,7 @@ class Compute:
 
     Args:
         rank: what the parts of the executor share.
+        works: what stands around the forwards and backwards.
         loss: the loss function, used by the last stage.
         dtype: of the model's input.
         autocast: format of the forwards' matrix products; None where it is the weights' own.
@@ -47,6 +46,7 @@ class Compute:
     def __init__(
         self,
         rank: RankContext,
+        works: Works,
         *,
         loss: LossFunction,
         dtype: torch.dtype,
@@ -54,6 +54,7 @@ class Compute:
         seed: int,
         on_losses: Callable[[Window], None],
     ) -> None:
+        self.works = works
         self._rank = rank
         self._loss = loss
         self._dtype = dtype
@@ -61,8 +62,6 @@ class Compute:
         self._seed = seed
         self._on_losses = on_losses
         self._changed = {stage: ChangedBuffers([module]) for stage, module in rank.stages.items()}
-        self.recomputed: Set[tuple[int, int | None]] = frozenset()  # stages and micro-batches whose graph R makes
-        self.moved: Set[tuple[int, int | None]] = frozenset()  # those whose graph leaves the rank for a while
 
     @contextmanager
     def with_loss(self, wrap: Callable[[LossFunction], LossFunction]) -> Iterator[None]:
@@ -73,52 +72,58 @@ class Compute:
         finally:
             self._loss = own
 
-    def forward(self, window: Window, action: Action) -> None:
+    def forward(self, action: Action) -> None:
         """``output = stage(input)``; on the last stage also the loss. Keeps the graph for the backward, or for R."""
-        stage, microbatch = action.stage, number_of(action)
-        if not window.sizes[microbatch]:
+        place = self._place(action)
+        window, stage, microbatch = place
+        if not place.samples:
             return
-        value = self._input(window, stage, microbatch)
-        again = window.training and (stage, microbatch) in self.recomputed
-        buffers = self._changed[stage].snapshot() if again else None
+        value = self._input(place)
+        again = self._is_recomputed(place)
         elsewhere = self._rank.recomputes_elsewhere(window, stage)
-        hooks: AbstractContextManager[object] = _AS_IT_IS
-        if again or elsewhere:
-            hooks = saved_tensors_hooks(_drop, _never)
-        elif (stage, microbatch) in self.moved:
-            stash = self._stash(stage, microbatch, value)
-            hooks = saved_tensors_hooks(stash.pack, stash.unpack)
+        buffers = self._changed[stage].snapshot() if again and not elsewhere else None
         start = time.perf_counter()
         with self._rank.transport.exclusive():
             try:
-                with hooks, self._seen(window, stage, microbatch):
-                    output = self._run(window, stage, microbatch, value, counts=True)
+                keeps = window.training and not again
+                with self.works.forward(place, value, keeps=keeps), self._dropping() if again else NOTHING:
+                    output = self._run(place, value, counts=True)
             except Exception:
                 self._rank.buffers.put("input", stage, microbatch, value)  # for the message: what the stage was given
                 raise
-        self._rank.timeline.compute("F", stage, microbatch, start, time.perf_counter())
-        if stage == self._rank.view.num_stages - 1 and window.targets is not None:
-            window.losses_to_come -= 1
-            if not window.losses_to_come:
-                self._on_losses(window)
+        self._rank.timeline.compute("F", stage, place.number, start, time.perf_counter())
+        self._count_loss(place)
         if buffers is not None:
             buffers.forget_unchanged()
             self._rank.buffers.put("buffers", stage, microbatch, buffers)
-        if again or elsewhere:
+        if again:
             output = map_tensors(_as_leaf, output)
         keeps_graph = window.training and not elsewhere
         if keeps_graph:
             self._rank.buffers.put("graph", stage, microbatch, (value, output))
-        self._hand_forward(window, stage + 1, microbatch, output, to_send=not keeps_graph)
+        self._hand_forward(place, output, to_send=not keeps_graph)
 
-    def _hand_forward(self, window: Window, stage: int, microbatch: int, value: Any, *, to_send: bool) -> None:
+    def _dropping(self) -> AbstractContextManager[Any]:
+        """A forward whose graph R will make keeps nothing; otherwise it is the same forward."""
+        return saved_tensors_hooks(_drop, _never)
+
+    def _count_loss(self, place: Place) -> None:
+        """Say so where the last loss of a window is known."""
+        window = place.window
+        if place.stage == self._rank.view.num_stages - 1 and window.targets is not None:
+            window.losses_to_come -= 1
+            if not window.losses_to_come:
+                self._on_losses(window)
+
+    def _hand_forward(self, place: Place, value: Any, *, to_send: bool) -> None:
         """Keep an output for the next stage: for its F, and for its R where another rank runs that.
 
         Args:
-            stage: that next one.
+            place: of the forward that made it.
             value: the output.
             to_send: no graph keeps the output, from which it would be sent.
         """
+        window, stage, microbatch = place.window, place.stage + 1, place.microbatch
         if stage == self._rank.view.num_stages:
             return
         users = [(Op.F, "output")]
@@ -130,64 +135,48 @@ class Compute:
             elif to_send:
                 self._rank.buffers.put(kind, stage - 1, microbatch, value)
 
-    def _seen(self, window: Window, stage: int, microbatch: int) -> AbstractContextManager[object]:
-        """K-FAC keeps what it needs of a training step's forward and of the backward after it."""
-        curvature = self._rank.curvature
-        return _AS_IT_IS if curvature is None or not window.training else curvature.seeing(stage, microbatch)
-
-    def curvature(self, window: Window, action: Action) -> None:
-        """A sum or an inversion of K-FAC's."""
-        assert self._rank.curvature is not None  # a schedule with such work has an optimizer for it
-        with self._rank.transport.exclusive():
-            self._rank.curvature.do(action, self._rank.timeline)
-
-    def _stash(self, stage: int, microbatch: int, value: Any) -> Stash:
-        """Keeps what autograd saves of a forward; weights and the step's batch stay where they are."""
-        module = self._rank.stages[stage]
-        batch = flatten(value)[0] if stage == 0 else []
-        stash = Stash([*module.parameters(), *module.buffers(), *batch])
-        self._rank.buffers.put("stash", stage, microbatch, stash)
-        return stash
-
-    def recompute(self, window: Window, action: Action) -> None:
+    def recompute(self, action: Action) -> None:
         """The forward again, with the same random numbers and buffers, for the graph that F did not keep."""
-        stage, microbatch = action.stage, number_of(action)
-        if not window.sizes[microbatch]:
+        place = self._place(action)
+        window, stage, microbatch = place
+        if not place.samples:
             return
+        as_before: AbstractContextManager[Any] = NOTHING
         if self._rank.recomputes_elsewhere(window, stage):
-            value, as_before = self._input(window, stage, microbatch), _AS_IT_IS
+            value = self._input(place)
         else:
             value, _ = self._rank.buffers.take("graph", stage, microbatch)
             as_before = self._rank.buffers.take("buffers", stage, microbatch).restored()
         start = time.perf_counter()
-        with self._rank.transport.exclusive(), as_before:
-            output = self._run(window, stage, microbatch, value, counts=False)
-        self._rank.timeline.compute("R", stage, microbatch, start, time.perf_counter())
+        with self._rank.transport.exclusive(), self.works.forward(place, value, keeps=True), as_before:
+            output = self._run(place, value, counts=False)
+        self._rank.timeline.compute("R", stage, place.number, start, time.perf_counter())
         self._rank.buffers.put("graph", stage, microbatch, (value, output))
 
-    def _run(self, window: Window, stage: int, microbatch: int, value: Any, *, counts: bool) -> Any:
+    def _run(self, place: Place, value: Any, *, counts: bool) -> Any:
         """A stage's output for its input; of the last stage its loss, which the window's may count."""
-        module, sharding = self._rank.stages[stage], self._rank.sharding
+        module, sharding = self._rank.stages[place.stage], self._rank.sharding
         run = module if sharding is None else sharding.forward
-        seed = self._seed_layers(window, microbatch) if window.training else None
-        with self._autocasting(), _in_evaluation(module) if microbatch in window.stand_ins else _AS_IT_IS:
+        seed = self._seed_layers(place) if place.window.training else None
+        with self._autocasting(), _in_evaluation(module) if place.is_stand_in else NOTHING:
             output = run(enter_graph(value), seed)
-        if stage == self._rank.view.num_stages - 1:
-            output = self._lose(window, microbatch, output, counts=counts)
+        if place.stage == self._rank.view.num_stages - 1:
+            output = self._lose(place, output, counts=counts)
         return output
 
-    def _autocasting(self) -> AbstractContextManager[object]:
+    def _autocasting(self) -> AbstractContextManager[Any]:
         if self._autocast is None:
-            return _AS_IT_IS
+            return NOTHING
         return torch.autocast(self._rank.transport.device.type, self._autocast)
 
-    def _input(self, window: Window, stage: int, microbatch: int) -> Any:
+    def _input(self, place: Place) -> Any:
+        window, stage, microbatch = place
         if stage == 0:
             assert window.inputs is not None
-            value = window.inputs[microbatch]
+            value = window.inputs[place.number]
             if self._rank.stages[0].takes_targets:
                 assert window.targets is not None
-                value = (value, window.targets[microbatch])
+                value = (value, window.targets[place.number])
             return to_precision(value, self._dtype)
         incoming = self._rank.buffers.take("input", stage, microbatch)
         if not isinstance(incoming, Incoming):
@@ -196,22 +185,23 @@ class Compute:
         assert incoming.spec is not None
         return incoming.spec.rebuild(incoming.tensors)
 
-    def _lose(self, window: Window, microbatch: int, output: Any, *, counts: bool = True) -> Any:
+    def _lose(self, place: Place, output: Any, *, counts: bool = True) -> Any:
         """The micro-batch's loss as a sum, scaled; adds it to the window's. Without targets the output is kept."""
+        window = place.window
         if window.targets is None:
-            if microbatch not in window.stand_ins:
-                window.outputs[microbatch] = output
+            if not place.is_stand_in:
+                window.outputs[place.number] = output
             return output
         output = to_precision(output, torch.float32)
-        total, weight = loss_sum(self._loss(output, window.targets[microbatch]), window.sizes[microbatch])
-        if counts and microbatch not in window.stand_ins:
+        total, weight = loss_sum(self._loss(output, window.targets[place.number]), place.samples)
+        if counts and not place.is_stand_in:
             window.loss[0] += total.detach().double().cpu()
             window.loss[1] += weight.double().cpu() if isinstance(weight, Tensor) else weight
-        if microbatch in window.stand_ins:
+        if place.is_stand_in:
             return total * 0.0
         return total if window.loss_scale == 1.0 else total * window.loss_scale
 
-    def backward(self, window: Window, action: Action) -> None:
+    def backward(self, action: Action) -> None:
         """Gradients of the stage's weights, accumulated, and of its input, kept to be sent."""
 
         def run(leaves: list[Tensor], roots: list[Tensor], gradients: list[Tensor] | None) -> list[Tensor | None]:
@@ -221,9 +211,9 @@ class Compute:
                 torch.autograd.backward(roots, gradients)
             return [leaf.grad for leaf in leaves]
 
-        self._backward("B", window, action, run)
+        self._backward("B", action, run)
 
-    def backward_input(self, window: Window, action: Action) -> None:
+    def backward_input(self, action: Action) -> None:
         """Gradients of the stage's input, kept to be sent; those of most weights are left to W."""
 
         def run(leaves: list[Tensor], roots: list[Tensor], gradients: list[Tensor] | None) -> Sequence[Tensor | None]:
@@ -231,44 +221,49 @@ class Compute:
             self._rank.buffers.put("weight_gradients", action.stage, number_of(action), pending)
             return produced
 
-        self._backward("I", window, action, run)
+        self._backward("I", action, run)
 
-    def _backward(self, op: str, window: Window, action: Action, run: _Backward) -> None:
+    def _backward(self, op: str, action: Action, run: _Backward) -> None:
         """Take a forward's graph and its output's gradients, and hand its input's on."""
-        stage, microbatch = action.stage, number_of(action)
-        if not window.sizes[microbatch]:
+        place = self._place(action)
+        if not place.samples:
             return
-        leaves, roots = self._take_graph(stage, microbatch)
-        gradients = self._output_gradients(window, stage, microbatch)
-        start = time.perf_counter()
-        with self._rank.transport.exclusive():
-            produced = run(leaves, roots, gradients)
-        self._rank.timeline.compute(op, stage, microbatch, start, time.perf_counter())
-        self._hand_on(window, stage, microbatch, leaves, produced)
+        value, output = self._rank.buffers.take("graph", place.stage, place.microbatch)
+        with self.works.backward(place):
+            leaves = [tensor for tensor in flatten(value)[0] if tensor.requires_grad] if place.stage > 0 else []
+            roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+            gradients = self._output_gradients(place)
+            start = time.perf_counter()
+            with self._rank.transport.exclusive():
+                produced = run(leaves, roots, gradients)
+        self._rank.timeline.compute(op, place.stage, place.number, start, time.perf_counter())
+        self._hand_on(place, leaves, produced)
 
-    def backward_weight(self, window: Window, action: Action) -> None:
+    def backward_weight(self, action: Action) -> None:
         """What I left: the gradients of the stage's weights, accumulated."""
-        stage, microbatch = action.stage, number_of(action)
-        if not window.sizes[microbatch]:
+        place = self._place(action)
+        if not place.samples:
             return
-        pending = self._rank.buffers.take("weight_gradients", stage, microbatch)
+        pending = self._rank.buffers.take("weight_gradients", place.stage, place.microbatch)
         start = time.perf_counter()
         with self._rank.transport.exclusive():
             backward_weight(pending)
-        self._rank.timeline.compute("W", stage, microbatch, start, time.perf_counter())
+        self._rank.timeline.compute("W", place.stage, place.number, start, time.perf_counter())
 
-    def _take_graph(self, stage: int, microbatch: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The leaves of a stage's input and the roots of its output: what requires gradients of both."""
-        value, output = self._rank.buffers.take("graph", stage, microbatch)
-        if (stage, microbatch) in self.moved:
-            incoming: Incoming = self._rank.buffers.take("returned", stage, microbatch)
-            incoming.wait(self._rank.timeline)
-            self._rank.buffers.take("stash", stage, microbatch).come_back(incoming.tensors)
-        leaves = [tensor for tensor in flatten(value)[0] if tensor.requires_grad] if stage > 0 else []
-        return leaves, [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+    def _place(self, action: Action) -> Place:
+        return Place(self._rank.window_of(action), action.stage, number_of(action))
 
-    def _output_gradients(self, window: Window, stage: int, microbatch: int) -> list[Tensor] | None:
+    def _is_recomputed(self, place: Place) -> bool:
+        """Whether R makes the graph, on this rank or another one."""
+        window = place.window
+        if not window.training:
+            return False
+        schedule = self._rank.schedules[True]
+        return schedule.is_recomputed(place.stage, place.number) or schedule.has_other_backward(place.stage)
+
+    def _output_gradients(self, place: Place) -> list[Tensor] | None:
         """The gradients of a stage's output, from the stage after; None on the last one, whose output is the loss."""
+        window, stage, microbatch = place
         if stage == self._rank.view.num_stages - 1:
             return None
         sent_by_forward = not self._rank.recomputes_elsewhere(window, stage)
@@ -281,22 +276,21 @@ class Compute:
         received: list[Tensor] = incoming
         return received
 
-    def _hand_on(
-        self, window: Window, stage: int, microbatch: int, value: list[Tensor], gradients: Sequence[Tensor | None]
-    ) -> None:
+    def _hand_on(self, place: Place, value: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
         """Keep the gradients of a stage's input for the stage before; zeros where there is none."""
+        window, stage, microbatch = place
         if stage == 0:
             return
         made = [torch.zeros_like(t) if g is None else g for t, g in zip(value, gradients, strict=True)]
         kind = "gradient" if self._rank.holds(window, stage - 1, microbatch, Op.B) else "input_gradient"
         self._rank.buffers.put(kind, stage - 1 if kind == "gradient" else stage, microbatch, made)
 
-    def _seed_layers(self, window: Window, microbatch: int) -> Callable[[int], None]:
+    def _seed_layers(self, place: Place) -> Callable[[int], None]:
         """Random layers depend on (step, micro-batch over all replicas, layer), so that layouts agree."""
-        number = self._rank.view.first_microbatch + microbatch
+        number = self._rank.view.first_microbatch + place.number
 
         def seed(layer: int) -> None:
-            _seed_generator(mix_seed(self._seed, window.step, number, layer), self._rank.transport.device)
+            _seed_generator(mix_seed(self._seed, place.window.step, number, layer), self._rank.transport.device)
 
         return seed
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
 from runner.engine.measure.timeline import Timeline
+from runner.engine.works.work import NOTHING, Place
 from runner.optim.kinds.kfac import KFAC, Factor, Factors, trained_bias
-from runner.schedule.values import Action, Op
+from runner.schedule.values import CURVATURE, Action, Op
 
 __all__ = ["ScheduledCurvature"]
 
@@ -19,7 +21,7 @@ _Kept = tuple[Factor, Tensor]
 
 
 class ScheduledCurvature:
-    """The factors of one rank's stages.
+    """The factors of one rank's stages: a :class:`runner.engine.works.work.Filler`.
 
     Inputs and output gradients of the micro-batches of an interval's first step are kept, not copied, until a CURV
     action adds them to their factor. Their order is that in which they were seen, whenever it is done.
@@ -56,6 +58,14 @@ class ScheduledCurvature:
                 for each in factors:
                     each.clear()
 
+    def forward(self, place: Place, value: Any, *, keeps: bool) -> AbstractContextManager[Any]:
+        """A forward shows the layers' inputs; its backward, any time later, the gradients of their outputs."""
+        return self.seeing(place.stage, place.microbatch) if keeps else NOTHING
+
+    def backward(self, place: Place) -> AbstractContextManager[Any]:
+        """Nothing: hooks that the forward has set see the backward."""
+        return NOTHING
+
     @contextmanager
     def seeing(self, stage: int, microbatch: int) -> Iterator[None]:
         """Within it, a stage's forward runs; its backward may run any time later."""
@@ -64,6 +74,8 @@ class ScheduledCurvature:
             yield
         finally:
             self._seen = None
+
+    ops = CURVATURE
 
     def do(self, action: Action, timeline: Timeline) -> None:
         """Sum what an action names, or invert what was summed."""

@@ -73,28 +73,29 @@ class Messages:
         self._sends: deque[tuple[Handle, Tensor]] = deque()
         self._posted: set[Action] = set()  # receives that were posted before their turn
 
-    def post_ahead(self, window: Window, actions: Sequence[Action], start: int) -> None:
+    def post_ahead(self, actions: Sequence[Action], start: int) -> None:
         """Post the receives that stand before the next compute, so that messages may arrive during this one.
 
         Only as far as the shapes are known, and in order, as each channel is a FIFO.
         """
         for index in range(start, len(actions)):
             action = actions[index]
-            if action.op in COMPUTE or (action.op is Op.RECV and not self.may_post(window, action)):
+            if action.op in COMPUTE or (action.op is Op.RECV and not self.may_post(action)):
                 return
             if action.op is Op.RECV:
-                self.post(window, action)
+                self.post(action)
 
-    def post(self, window: Window, action: Action) -> None:
+    def post(self, action: Action) -> None:
         """Receive before its turn, at which :meth:`was_posted` tells of it."""
         if action not in self._posted:
-            self.receive(window, action)
+            self.receive(action)
             self._posted.add(action)
 
-    def may_post(self, window: Window, action: Action) -> bool:
+    def may_post(self, action: Action) -> bool:
         """Whether the shapes of what an action receives are known, and it makes no room for itself first."""
+        window = self._rank.window_of(action)
         stage, microbatch = action.stage, number_of(action)
-        if not window.sizes[microbatch]:
+        if not window.size(microbatch):
             return True
         if action.payload is Payload.STASH and stage in self._rank.stages:
             return False  # another micro-batch leaves before this one is back
@@ -124,10 +125,11 @@ class Messages:
                 value.wait()
         self.drain()
 
-    def send(self, window: Window, action: Action) -> None:
+    def send(self, action: Action) -> None:
         """Start sending a stage's output, or the gradient of its input."""
+        window = self._rank.window_of(action)
         stage, microbatch, payload = action.stage, number_of(action), action.payload
-        if not window.sizes[microbatch]:
+        if not window.size(microbatch):
             return
         peer = self._peer(action)
         key = (stage, peer, *window.key(microbatch))
@@ -218,10 +220,11 @@ class Messages:
             )
         return [tensor.detach() for tensor in tensors]
 
-    def receive(self, window: Window, action: Action) -> None:
+    def receive(self, action: Action) -> None:
         """Post the receive of a stage's input, or of the gradient of its output."""
+        window = self._rank.window_of(action)
         stage, microbatch, payload = action.stage, number_of(action), action.payload
-        if not window.sizes[microbatch]:
+        if not window.size(microbatch):
             return
         peer, spec = self._peer(action), None
         key = (stage, peer, *window.key(microbatch))

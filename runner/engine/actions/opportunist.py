@@ -10,7 +10,6 @@ from runner.engine.actions.messages import Incoming, Messages
 from runner.engine.context import RankContext, number_of
 from runner.engine.transport.base import Handle
 from runner.engine.transport.watched import WatchedTransport
-from runner.engine.window import Window
 from runner.schedule.simulation.opportunistic import awaits_gradient, next_forward, take_forward
 from runner.schedule.values import Action, Op, Payload, Schedule
 
@@ -39,19 +38,19 @@ class Opportunist:
         schedule, transport = rank.schedules[True], rank.transport
         return cls(rank, messages, schedule, transport) if isinstance(transport, WatchedTransport) else None
 
-    def prefers_forward(self, window: Window, actions: list[Action], at: int) -> bool:
+    def prefers_forward(self, actions: list[Action], at: int) -> bool:
         """Put the next forward before the action at a place of the list, if the rule wants that; whether it did.
 
         Waits where neither the backward nor the forward can run, until one of them can.
         """
         backward = actions[at]
-        if not awaits_gradient(self._schedule, backward) or not window.sizes[number_of(backward)]:
+        if not awaits_gradient(self._schedule, backward) or not self._size(backward):
             return False
         gradient: Incoming = self._rank.buffers.peek("gradient", backward.stage, number_of(backward))
         if gradient.has_arrived():
             return False
         forward = next_forward(actions, at, self._schedule.ahead)
-        needed = None if forward is None else self._input_of(window, actions[at:], forward)
+        needed = None if forward is None else self._input_of(actions[at:], forward)
         if needed is None:
             return False
         if needed:
@@ -61,19 +60,23 @@ class Opportunist:
         take_forward(actions, at, self._schedule.ahead)
         return True
 
-    def _input_of(self, window: Window, actions: Sequence[Action], forward: Action) -> list[Handle] | None:
+    def _input_of(self, actions: Sequence[Action], forward: Action) -> list[Handle] | None:
         """What brings the forward's input, posted by now; None where that cannot be posted before its turn."""
         stage, microbatch = forward.stage, number_of(forward)
-        if stage == 0 or not window.sizes[microbatch]:
+        if stage == 0 or not self._size(forward):
             return []
         if not self._rank.buffers.has("input", stage, microbatch):
             brings = Action(Op.RECV, stage, microbatch, Payload.ACTIVATION)
             receive = next(action for action in actions if action._replace(peer=None) == brings)
-            if not self._messages.may_post(window, receive):
+            if not self._messages.may_post(receive):
                 return None
-            self._messages.post(window, receive)
+            self._messages.post(receive)
         value: Incoming = self._rank.buffers.peek("input", stage, microbatch)
         return value.handles
+
+    def _size(self, action: Action) -> int:
+        """Samples of an action's micro-batch."""
+        return self._rank.window_of(action).size(number_of(action))
 
     def _wait(self, *messages: Sequence[Handle]) -> None:
         start = time.perf_counter()

@@ -40,8 +40,9 @@ class MemoryMeter:
         self._tracker = LiveTracker()
         self._steps = 0
         self._to_track = TRACKED_STEPS + engine.options.post_validation  # the states' copies are a step behind them
-        if engine.windows > 1:  # each step of the interval, the first one with all states
-            self._to_track = min(_MOST_TRACKED_STEPS, engine.windows + 1)
+        if engine.interval > 1:  # each step of the interval, the first one with all states
+            self._to_track = min(_MOST_TRACKED_STEPS, engine.interval + 1)
+        self._to_track += 2 * engine.overlap  # until the pipeline is full, and all versions of the weights are there
         self._static = _static_bytes(engine, held)
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -105,4 +106,4 @@ def _static_bytes(engine: Engine, more: Iterable[torch.Tensor]) -> int:
     """Parameters, buffers and the flat gradients: alive from before the first step to the end."""
     own = [tensor for module in engine.stages.values() for tensor in (*module.parameters(), *module.buffers())]
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*own, *more)}
-    return sum(held.values()) + sum(gradients.num_bytes for gradients in engine.gradients.values())
+    return sum(held.values()) + sum(gradients.num_bytes for gradients in engine.all_gradients)

@@ -50,14 +50,15 @@ class Watcher:
     """Looks at one rank's layers while a window is played again.
 
     Args:
-        stages, gradients: this rank's, by stage.
+        stages: this rank's, by number.
+        gradients: all of the rank's.
         number: global number of the micro-batch that is being computed.
     """
 
     def __init__(
         self,
         stages: Mapping[int, StageModule],
-        gradients: Mapping[int, StageGradients],
+        gradients: Sequence[StageGradients],
         number: Callable[[], int],
     ) -> None:
         self._stages = stages
@@ -101,7 +102,7 @@ class Watcher:
         """
         if self._found is not None:
             return
-        for gradients in self._gradients.values():
+        for gradients in self._gradients:
             for name, parameter in zip(gradients.names, gradients.parameters, strict=True):
                 if self._found is None and parameter.grad is not None and not _all_finite(parameter.grad):
                     what = f"the gradient of {name}, summed over micro-batches"
@@ -124,7 +125,7 @@ class Watcher:
         return hook
 
     def _watch_weights(self, index: int, layer: torch.nn.Module, stage: int, stack: ExitStack) -> None:
-        names = {p: name for g in self._gradients.values() for p, name in zip(g.parameters, g.names, strict=True)}
+        names = {p: name for g in self._gradients for p, name in zip(g.parameters, g.names, strict=True)}
         for parameter in layer.parameters():
             if parameter in names:
                 what = f"the gradient of {names[parameter]} on stage {stage}"
@@ -182,7 +183,7 @@ def _all_finite(value: Any) -> bool:
 
 def replayed(window: Window) -> Window:
     """The same window, not yet run; its loss is known already and is not told again."""
-    again = Window(
+    return Window(
         step=window.step,
         training=True,
         sizes=window.sizes,
@@ -191,6 +192,5 @@ def replayed(window: Window) -> Window:
         targets=window.targets,
         loss_scale=window.loss_scale,
         stand_ins=window.stand_ins,
+        is_told=True,
     )
-    again.losses_to_come = -1
-    return again

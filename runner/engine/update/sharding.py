@@ -70,7 +70,7 @@ class ShardedUpdate(Update):
 
     def __init__(self, sharding: Sharding, transport: Transport, scaling: LossScaling | None) -> None:
         super().__init__(
-            gradients={}, pipeline=(), transport=transport, clip_norm=None, clip_value=None, scaling=scaling
+            gradients=(), pipeline=(), transport=transport, clip_norm=None, clip_value=None, scaling=scaling
         )
         self._sharding = sharding
 

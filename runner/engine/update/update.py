@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +36,9 @@ class Update:
     """The weights' part of STEP on one rank: :meth:`open`, then a verdict, then :meth:`apply` or not, then close.
 
     Args:
-        gradients: of each of this rank's stages, sums over micro-batches and replicas.
-        pipeline: global ranks that share a verdict and a norm. Replicas hold equal sums, and come to the same.
+        gradients: sets of this rank's gradients that are updated together, sums over micro-batches and replicas.
+        pipeline: global ranks that share a verdict and a norm; empty where each judges by itself. Replicas hold equal
+            sums, and come to the same.
         transport: how these ranks talk.
         clip_norm, clip_value: see :class:`runner.engine.options.EngineOptions`.
         scaling: of the loss, or None.
@@ -46,7 +47,7 @@ class Update:
     def __init__(
         self,
         *,
-        gradients: Mapping[int, StageGradients],
+        gradients: Sequence[StageGradients],
         pipeline: tuple[int, ...],
         transport: Transport,
         clip_norm: float | None,
@@ -54,14 +55,14 @@ class Update:
         scaling: LossScaling | None,
     ) -> None:
         self.scale = LossScale(scaling)
-        self._gradients = gradients
+        self._gradients = tuple(gradients)
         self._pipeline = pipeline
         self._transport = transport
         self._clip_norm = clip_norm
         self._clip_value = clip_value
         self._step: Callable[[], None] = _no_optimizer
         self._master_of: Callable[[Tensor], Parameter] | None = None
-        self._final: Mapping[int, StageGradients] = {}
+        self._final: Sequence[StageGradients] = ()
         self._most_values: int | None = None  # that a rank of the pipeline tells the others
         self._own: list[float] = []
         self._gathering: Gathering | None = None
@@ -76,16 +77,16 @@ class Update:
 
         With master weights all of it happens in fp32. Gradients that are not finite stay as they are.
         """
-        finite = all(gradients.are_finite() for gradients in self._gradients.values())
+        finite = all(gradients.are_finite() for gradients in self._gradients)
         self._own = [float(finite)]
         if finite:
             self._final = self._widened()
-            for gradients in self._final.values():
+            for gradients in self._final:
                 gradients.divide(weight * self.scale.of_sum)
                 if self._clip_value is not None:
                     gradients.clamp(self._clip_value)
             if self._clip_norm is not None:
-                self._own += [square for stage in sorted(self._final) for square in self._final[stage].squares()]
+                self._own += [square for gradients in self._final for square in gradients.squares()]
 
     def announce(self) -> None:
         """Start telling the other ranks how this one's gradients are, before waiting for theirs."""
@@ -98,7 +99,7 @@ class Update:
 
     def verdict(self) -> Verdict:
         """On the gradients of all ranks of the pipeline, the same on each of them; waits for the last of them."""
-        if len(self._pipeline) == 1:
+        if len(self._pipeline) <= 1:
             return self._judge([self._own])
         gathering, self._gathering = self._gathering, None
         parts = gathering.wait() if gathering else self._transport.all_gather(self._message(), self._pipeline)
@@ -111,7 +112,7 @@ class Update:
             step: in place of the attached one.
         """
         if factor < 1.0:
-            for gradients in self._final.values():
+            for gradients in self._final:
                 gradients.scale(factor)
         (step or self._step)()
 
@@ -122,16 +123,16 @@ class Update:
     def close(self) -> None:
         """Let go of the gradients, whatever became of them."""
         if self._master_of is not None:
-            for gradients in self._final.values():
+            for gradients in self._final:
                 gradients.release()
-        self._final = {}
-        for gradients in self._gradients.values():
+        self._final = ()
+        for gradients in self._gradients:
             gradients.zero()
 
-    def _widened(self) -> Mapping[int, StageGradients]:
+    def _widened(self) -> Sequence[StageGradients]:
         if self._master_of is None:
             return self._gradients
-        return {stage: gradients.widened(self._master_of) for stage, gradients in self._gradients.items()}
+        return [gradients.widened(self._master_of) for gradients in self._gradients]
 
     def _judge(self, opinions: list[list[float]]) -> Verdict:
         """The norm is the exact sum of per-parameter squares in float64, whatever the layout."""
@@ -146,7 +147,7 @@ class Update:
         """This rank's opinion, as long as the longest one of the pipeline; how long that is, is asked once."""
         device = self._transport.device
         if self._most_values is None:
-            counted = sum(len(gradients.names) for gradients in self._gradients.values() if gradients.counted)
+            counted = sum(len(gradients.names) for gradients in self._gradients if gradients.counted)
             own = torch.tensor([1 + (counted if self._clip_norm is not None else 0)], device=device)
             self._most_values = max(int(count) for count in self._transport.all_gather(own, self._pipeline))
         message = torch.zeros(self._most_values, dtype=torch.float64, device=device)

@@ -101,11 +101,11 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
         per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
         return per_byte * num_bytes
     copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in trained]
-    gradients = {0: StageGradients((str(number), copy) for number, copy in enumerate(copies))}
+    gradients = StageGradients((str(number), copy) for number, copy in enumerate(copies))
     optimizer = build_optimizer(config.optimizer, copies, master_weights=masters)
     trainer = config.trainer
     update = Update(
-        gradients=gradients,
+        gradients=[gradients],
         pipeline=(0,),
         transport=engine.transport,
         clip_norm=trainer.grad_clip_norm,

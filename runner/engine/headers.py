@@ -15,10 +15,10 @@ from runner.engine.window import StepBatch, Window
 from runner.errors import RunFailedError
 from runner.model.boundary import flatten, num_samples
 
-__all__ = ["Chains"]
+__all__ = ["Headers"]
 
 
-class Chains:
+class Headers:
     """The header's way from the first stage, and the totals' from the last.
 
     Totals go to each rank at once, when the last micro-batch's loss is known, and lie there until STEP: a rank that
@@ -85,32 +85,32 @@ class Chains:
         return before, after
 
     def send_totals(self, window: Window) -> None:
-        """Tell every other rank of the pipeline ``[sum, weight, stop]``; called by the last stage's, once a window.
+        """Tell every other rank of the pipeline ``[sum, weight, stops]``; called by the last stage's, once a window.
 
         Where several ranks have a last stage, each tells its own part of the sums, and the first of them the stop.
         """
         if self._view.position != self._last:
-            window.loss[2] = 0.0
+            window.stops = 0
         elif window.training and self._down[-1] != self._last:
             stop = torch.zeros(1, dtype=torch.int64, device=self._transport.device)
             self._transport.receive(stop, self._view.pipeline[self._down[-1]], Channel.STOP).wait()
-            window.loss[2] = float(stop)
-        message = window.loss.to(self._transport.device, copy=True)
+            window.stops = int(stop)
+        message = window.totals().to(self._transport.device)
         for position, rank in enumerate(self._view.pipeline):
             if position != self._view.position:
                 self._pass_on(message, rank, Channel.TOTALS)
 
-    def totals(self, totals: Tensor) -> None:
-        """Fill in the pipeline's ``[sum, weight, stop]`` on every rank."""
+    def totals(self, window: Window) -> Tensor:
+        """``[sum, weight, stops]`` of the window over the pipeline, the same on every rank; waits for it."""
         parts = []
         for last in self._lasts:
             if last == self._view.position:
-                parts.append(totals.clone())
+                parts.append(window.totals())
                 continue
-            received = torch.empty_like(totals, device=self._transport.device)
+            received = torch.empty(3, dtype=torch.float64, device=self._transport.device)
             self._transport.receive(received, self._view.pipeline[last], Channel.TOTALS).wait()
-            parts.append(received.to(totals.device))
-        totals.copy_(torch.stack(parts).sum(0) if len(parts) > 1 else parts[0])
+            parts.append(received.cpu())
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     def _pass_on(self, message: Tensor, peer: int, channel: Channel) -> None:
         """Send without waiting for the peer, which may be a step behind; the message before has arrived by now."""

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from runner.engine.chains import Chains
 from runner.engine.context import RankView
+from runner.engine.headers import Headers
 from runner.engine.measure.timeline import Timeline
-from runner.engine.stream import Stream
+from runner.engine.stream import RankStream
 from runner.engine.window import StepBatch, Window, split_microbatches, with_stand_ins
 from runner.errors import RunFailedError
 from runner.plan.layout.batches import split_sizes
 
-__all__ = ["Opening"]
+__all__ = ["WindowOpener"]
 
 
-class Opening:
+class WindowOpener:
     """Makes windows of batches, on one rank.
 
     Args:
         view: where the rank stands.
         stream: which losses are this rank's.
-        chains: what passes sizes on.
+        headers: what passes sizes on.
         microbatches: of a step.
         all_take_part: whether micro-batches without samples are computed on a stand-in.
     """
 
     def __init__(
-        self, view: RankView, stream: Stream, chains: Chains, *, microbatches: int, all_take_part: bool
+        self, view: RankView, stream: RankStream, headers: Headers, *, microbatches: int, all_take_part: bool
     ) -> None:
-        self._view, self._stream, self._chains = view, stream, chains
+        self._view, self._stream, self._headers = view, stream, headers
         self._microbatches, self._all_take_part = microbatches, all_take_part
 
     def open(
@@ -46,7 +44,7 @@ class Opening:
         Raises:
             RunFailedError: ranks loaded different samples, or are at different steps.
         """
-        samples, signature, stops = self._chains.header(
+        samples, signature, stops = self._headers.header(
             batch, step=step, training=training, stop=stop, timeline=timeline
         )
         if batch.samples is not None and batch.samples != samples:
@@ -70,8 +68,10 @@ class Opening:
             signature=signature,
             inputs=parts(batch.inputs) if has_inputs else None,
             targets=parts(batch.targets) if has_targets else None,
-            loss=torch.tensor([0.0, 0.0, float(stops)], dtype=torch.float64),
+            stops=stops,
             loss_scale=loss_scale,
             own_losses=self._stream.own_losses(training) if has_targets else (),
             stand_ins=stand_ins,
+            first=self._stream.place(step) * self._microbatches if training else 0,
+            waits_for_step=set(self._view.holders),
         )

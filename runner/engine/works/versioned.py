@@ -1,0 +1,31 @@
+"""Forwards and backwards with the version of the weights that their window reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from runner.engine.weights.store import WeightStore
+from runner.engine.works.work import NOTHING, Place
+
+__all__ = ["Versioned"]
+
+
+class Versioned:
+    """A :class:`runner.engine.works.work.Work`.
+
+    Args:
+        stores: of the stages whose windows do not all read the newest weights.
+    """
+
+    def __init__(self, stores: Mapping[int, WeightStore]) -> None:
+        self._stores = stores
+
+    def forward(self, place: Place, value: Any, *, keeps: bool) -> AbstractContextManager[Any]:
+        return self.backward(place)
+
+    def backward(self, place: Place) -> AbstractContextManager[Any]:
+        """A backward may run layers again (activation checkpoints), and must find the weights of its forward."""
+        store = self._stores.get(place.stage) if place.window.training else None
+        return NOTHING if store is None else store.leased(place.window.step)
