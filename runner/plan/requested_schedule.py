@@ -22,6 +22,7 @@ __all__ = [
     "follows_profile",
     "is_chosen_by_plan",
     "move_problems",
+    "num_stages",
     "post_validation_problems",
     "resolve_request",
     "schedule_of",
@@ -164,6 +165,12 @@ def follows_profile(config: RunConfig) -> bool:
     """Whether the order that is run follows from the profile's seconds: ``cost.*``, where set, wins over them."""
     spec = _spec(config)
     return spec is not None and spec.by_costs and config.cost == CostConfig()
+
+
+def num_stages(config: RunConfig) -> int:
+    """Stages of a request's schedule; of a request without a schedule, its ranks."""
+    asked, spec = config.schedule, _spec(config)
+    return config.parallelism.pipeline * (asked.chunks or (spec.default_chunks if spec is not None else None) or 1)
 
 
 def _spec(config: RunConfig) -> registry.ScheduleSpec | None:
