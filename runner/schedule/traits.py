@@ -23,6 +23,7 @@ class ScheduleTraits:
         recomputes: some forward is run again before its backward, by an action of its own.
         moves_activations: what a stage keeps for a backward is on another rank for a while.
         has_curvature: K-FAC's work has its place in it.
+        is_asynchronous: some weights that a forward reads lack updates of optimizer steps before it.
         leaves_its_order: a rank may take a forward before its turn, see ``Schedule.ahead``.
     """
 
@@ -35,6 +36,7 @@ class ScheduleTraits:
     recomputes: bool
     moves_activations: bool
     has_curvature: bool
+    is_asynchronous: bool
     leaves_its_order: bool
 
 
@@ -51,5 +53,6 @@ def traits_of(schedule: Schedule) -> ScheduleTraits:
         recomputes=Op.R in ops,
         moves_activations=bool(schedule.moves),
         has_curvature=schedule.has_curvature,
+        is_asynchronous=schedule.is_asynchronous,
         leaves_its_order=schedule.ahead > 0,
     )

@@ -116,7 +116,9 @@ def test_a_file_has_each_stage_on_one_rank(tmp_path: Path) -> None:
     assert "stage 0 must be on one rank, but rows 1 and 4 both have it" in found[0].line()
 
 
-@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("from_file", "pipefb", "pipefisher", "pipedream_2bw")])
+@pytest.mark.parametrize(
+    "name", [name for name in SPECS if name not in ("from_file", "pipefb", "pipefisher", "pipedream_2bw")]
+)
 def test_csv_round_trip(name: str, tmp_path: Path) -> None:
     schedule = build(name, ranks=4, microbatches=8)
     again = build("from_file", ranks=4, microbatches=8, file=_file(tmp_path, to_csv(schedule)))

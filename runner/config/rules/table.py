@@ -24,7 +24,7 @@ OWN = "the runner"
 Facts = TypeVar("Facts")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row(Generic[Facts]):
     """A rule that is broken or not, with the words for it.
 
@@ -58,7 +58,7 @@ class Row(Generic[Facts]):
             yield Problem(self.path, value, filled(self.rule, facts), filled(self.why, facts), fix)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Computed(Generic[Facts]):
     """A rule that is a function, because it finds several problems at once or computes their words.
 
@@ -80,7 +80,7 @@ class Computed(Generic[Facts]):
 Rule = Row[Facts] | Computed[Facts]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table(Generic[Facts]):
     """Rules that belong together, in the order in which they are checked.
 

@@ -10,7 +10,21 @@ from runner.errors import Problem
 from runner.plan.rules.facts import OrderFacts
 from runner.schedule.traits import ScheduleTraits
 
-__all__ = ["CURVATURE_TABLES", "LENT", "POST_VALIDATION", "SPLIT", "TWINS", "statistics_problems"]
+__all__ = ["ASYNCHRONOUS", "CURVATURE_TABLES", "LENT", "POST_VALIDATION", "SPLIT", "TWINS", "statistics_problems"]
+
+ASYNCHRONOUS: Table[OrderFacts] = Table(
+    "Asynchronous schedules",
+    (
+        Row(
+            "schedule.name",
+            lambda f: f.order.is_asynchronous,
+            "must be a synchronous schedule, but for `runner schedule`",
+            "The engine keeps one version of each weight, and {order.name} reads weights that lack updates",
+            fix="schedule=1f1b",
+            value=lambda f: f.order.name,
+        ),
+    ),
+)
 
 SPLIT: Table[OrderFacts] = Table(
     "Schedules that split backwards or run forwards again",
