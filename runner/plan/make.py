@@ -117,16 +117,17 @@ def _planned(
     stage_seconds: StageSeconds | None = None,
 ) -> RunPlan:
     """The plan of a request without problems, with its schedule chosen where that is left to the plan."""
-    if chosen is None and not is_chosen_by_plan(config):
-        return _plan_of(draft_of(config, profile, machine, executed_schedule(config)), stage_seconds)
-    if chosen is not None:
-        return _plan_of(draft_of(config, profile, machine, chosen), stage_seconds)
 
     def assemble(schedule: Schedule) -> RunPlan:
-        raise_problems(order_problems(config, schedule, len(profile.layers), _statistics(profile)))
         return _plan_of(draft_of(config, profile, machine, schedule), stage_seconds)
 
-    return choose(config, assemble)
+    def assemble_checked(schedule: Schedule) -> RunPlan:
+        raise_problems(order_problems(config, schedule, len(profile.layers), _statistics(profile)))
+        return assemble(schedule)
+
+    if chosen is None and is_chosen_by_plan(config):
+        return choose(config, assemble_checked)
+    return assemble(executed_schedule(config) if chosen is None else chosen)
 
 
 @dataclass(frozen=True, slots=True)
