@@ -12,7 +12,7 @@ from typing_extensions import override
 from runner.api.pipeline import PRECISIONS, PipelineStrategy, trainer_options
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.deepspeed_file import file_problems
-from runner.config.rules.zero_table import zero_rules
+from runner.config.rules.zero_table import ZERO
 from runner.config.schema import (
     DataConfig,
     OffloadConfig,
@@ -26,7 +26,7 @@ from runner.config.schema import (
 )
 from runner.errors import Problem, raise_problems
 from runner.launch.needs.zero import zero_needs
-from runner.plan.zero_rules import shares_by_itself
+from runner.plan.rules.zero import shares_by_itself
 from runner.strategy.zero import strategy
 from runner.training.averaging import WeightAveraging
 
@@ -83,7 +83,7 @@ class ZeroStrategy(PipelineStrategy, strategy.ZeroStrategy):
             RequestError: it would have been refused.
         """
         request = self._request(trainer)
-        problems = [*_own_problems(request), *zero_rules(request), *file_problems(request)]
+        problems = [*_own_problems(request), *ZERO.problems(request), *file_problems(request)]
         if shares_by_itself(request, self.plan.schedule):
             why = "DeepSpeed's engine cannot stand in for it, and the runner's own sharing is runner train's"
             problems.append(

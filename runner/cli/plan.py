@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli.arguments import Arguments
 from runner.cli.request import checked, jobs_of
-from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, RequestError
+from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
+from runner.plan.requested_schedule import resolve_request
 
 if TYPE_CHECKING:
+    from runner.cli.why import Why
     from runner.plan.values import RunPlan
 
 __all__ = ["run"]
 
 
 def run(arguments: Arguments) -> int:
-    """Print the plan, or with ``-m`` one per job.
+    """Print the plan, or with ``-m`` one per job; with ``--rules`` every rule and no plan.
 
     Returns:
         3 where a rank needs more than its memory; a sweep of plans is done when it is printed.
@@ -26,46 +28,50 @@ def run(arguments: Arguments) -> int:
     Raises:
         RequestError: with every problem, unless the document of ``--json`` tells them.
     """
-    as_json = arguments.switch("json")
+    as_json, why = arguments.switch("json"), arguments.switch("why")
+    if arguments.switch("rules"):
+        return _print_rules(arguments, as_json=as_json)
     if arguments.switch("multirun"):
-        return _run_sweep(jobs_of(arguments), as_json=as_json)
+        return _run_sweep(jobs_of(arguments), as_json=as_json, why=why)
     try:
         plan = _plan(arguments.words, arguments)
     except RequestError as error:
         if as_json:
             print(json.dumps(_refused(error), indent=2))
         raise
-    from runner.plan.render import to_table
-
-    document = plan.to_json()
-    if arguments.switch("why"):
-        document["why"] = _why(arguments.words)
-    print(json.dumps(document, indent=2) if as_json else to_table(plan))
-    if arguments.switch("why") and not as_json:
-        print(*document["why"]["rules"], json.dumps(document["why"]["deepspeed"], indent=2), sep="\n")
+    print(json.dumps(_document(plan, arguments.words, why), indent=2) if as_json else _text(plan, arguments.words, why))
     return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
 
 
-def _why(overrides: Sequence[str]) -> dict[str, Any]:
-    """The rules that were checked, and DeepSpeed's configuration where there is one."""
-    from runner.config.compose.resolve import resolve
-    from runner.config.deepspeed import deepspeed_settings
-    from runner.config.rules.zero_table import compatibility_lines
-    from runner.model.device import device_type
-    from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
-    from runner.plan.zero_rules import shares_by_itself
+def _print_rules(arguments: Arguments, *, as_json: bool) -> int:
+    """Every rule by group. They are the same for every request, so that none is taken."""
+    alone = "prints all rules and takes no request: --why has those that look at one"
+    others = [Problem("flag", "--rules", alone, fix="runner plan --rules")] if arguments.words else []
+    raise_problems([*arguments.problems, *others])
+    from runner.plan.rules.document import rules_to_json, rules_to_text
 
-    config = resolve(overrides)
-    settings = None
-    known = not is_chosen_by_plan(config)
-    if config.zero.stage is not None and not (known and shares_by_itself(config, executed_schedule(config))):
-        settings = deepspeed_settings(config, accelerated=device_type(config) == "cuda")
-    return {"rules": compatibility_lines(config), "deepspeed": settings}
+    print(json.dumps(rules_to_json(), indent=2) if as_json else rules_to_text())
+    return EXIT_OK
 
 
-def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool) -> int:
+def _document(plan: RunPlan, overrides: Sequence[str], why: bool) -> dict[str, Any]:
+    return plan.to_json() | ({"why": _why(plan, overrides).to_json()} if why else {})
+
+
+def _text(plan: RunPlan, overrides: Sequence[str], why: bool) -> str:
     from runner.plan.render import to_table
 
+    return to_table(plan) + ("\n".join(_why(plan, overrides).lines()) if why else "")
+
+
+def _why(plan: RunPlan, overrides: Sequence[str]) -> Why:
+    """Why a plan is as it is."""
+    from runner.cli.why import why_of
+
+    return why_of(plan, resolve_request(overrides), overrides)
+
+
+def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool) -> int:
     documents: list[dict[str, Any]] = []
     target = _plan_report(jobs)
     for overrides in jobs:
@@ -76,8 +82,8 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool) -> int:
             documents.append({"overrides": list(overrides), **_refused(error)})
             text = str(error)
         else:
-            documents.append({"overrides": list(overrides), **plan.to_json()})
-            text = to_table(plan)
+            documents.append({"overrides": list(overrides), **_document(plan, overrides, why)})
+            text = _text(plan, overrides, why)
         if not as_json:
             print(f"{title}\n{text}\n")
     if as_json:

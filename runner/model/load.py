@@ -21,9 +21,9 @@ from runner.model.ties import sharing_problems
 from runner.model.traced.cuts import cut_before, good_cuts
 from runner.model.traced.operators import Program, trace
 from runner.model.traced.segments import split
-from runner.schedule.catalogue import registry
+from runner.plan.requested_schedule import num_stages
 
-__all__ = ["LoadedModel", "load_model", "model_layers", "num_stages", "segments_of", "tensor_shapes", "trace_layers"]
+__all__ = ["LoadedModel", "load_model", "model_layers", "segments_of", "tensor_shapes", "trace_layers"]
 
 _TRACED_SAMPLES = 3  # more than two: torch takes sizes of 0 and 1 for constants
 
@@ -119,13 +119,6 @@ def trace_layers(model: nn.Module, config: RunConfig) -> list[LayerSource]:
     dtype = dtype_of(config.precision.name)
     programs = trace(cast_module(model, dtype), to_precision(inputs, dtype), config.model.target)
     return segments_of(model, programs, config.model.split_points, wanted=num_stages(config) - 1)
-
-
-def num_stages(config: RunConfig) -> int:
-    """Stages of a request's schedule; of a request without a schedule, its ranks."""
-    asked, ranks = config.schedule, config.parallelism.pipeline
-    spec = registry.SPECS.get(registry.ALIASES.get(asked.name, asked.name))
-    return ranks * (asked.chunks or (spec.default_chunks if spec is not None else None) or 1)
 
 
 def segments_of(

@@ -11,9 +11,8 @@ from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.policies import policy_problems, solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
 from runner.profile import ModelProfile
-from runner.schedule.values import Op, Schedule
 
-__all__ = ["activation_notes", "activation_problems", "plan_activations", "split_backward_problems"]
+__all__ = ["activation_notes", "activation_problems", "plan_activations"]
 
 Partition = Sequence[tuple[int, int]]
 
@@ -34,22 +33,6 @@ def plan_activations(
 def activation_problems(config: RunConfig, layer_names: Sequence[str]) -> list[Problem]:
     """Layers that a policy names and the model does not have."""
     return policy_problems(_options(config), layer_names)
-
-
-def split_backward_problems(config: RunConfig, schedule: Schedule) -> list[Problem]:
-    """What does not go with a schedule that parts the backward into I and W, or that recomputes forwards itself."""
-    ops = {action.op for actions in schedule.actions for action in actions}
-    problems = []
-    if config.compile and ops & {Op.I, Op.W}:
-        why = f"The schedule {schedule.name} splits the backward, and a compiled layer's backward is one piece"
-        problems.append(Problem("compile", True, "must be false", why, "compile=false"))
-    policy = config.activation_checkpoint.name
-    if policy != "none" and ops & {Op.I, Op.W, Op.R}:
-        why = f"The schedule {schedule.name} splits the backward, and each half would run the layers forward again"
-        if Op.R in ops:
-            why = f"The schedule {schedule.name} runs whole stages forward again by itself"
-        problems.append(Problem("activation_checkpoint", policy, "must be none", why, "activation_checkpoint=none"))
-    return problems
 
 
 def activation_notes(

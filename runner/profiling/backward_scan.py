@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
-from runner.profiling.live_tracker import LiveTracker
+from runner.model.live_tracker import LiveTracker
 
 __all__ = ["as_leaf", "chained_backward_bytes", "stopped_forward_bytes"]
 

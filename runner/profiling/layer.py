@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.layers import keeps_running_statistics
+from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import BoundaryTensor, LayerProfile
 from runner.profiling.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
-from runner.profiling.live_tracker import LiveTracker, StorageNumbers
 from runner.profiling.saved_scan import scan_forward
 from runner.profiling.split_scan import split_figures
 

@@ -13,9 +13,9 @@ from typing_extensions import override
 from runner.model.boundary import num_samples
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import LayerSource
+from runner.model.live_tracker import LiveTracker
 from runner.model.precision import autocasting, cast_module, to_precision
 from runner.profile import MemoryTrace
-from runner.profiling.live_tracker import LiveTracker
 
 __all__ = ["trace_memory"]
 

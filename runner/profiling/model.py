@@ -28,6 +28,7 @@ from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
+from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, load_model
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.ties import find_ties, tied_parameters
@@ -43,11 +44,10 @@ from runner.profiling.cache import cached_profile
 from runner.profiling.factors import factors_of
 from runner.profiling.fused_dropout import FusedDropout
 from runner.profiling.layer import num_bytes, profile_call
-from runner.profiling.live_tracker import LiveTracker, StorageNumbers
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.timing import can_be_timed, with_measured_seconds
 
-__all__ = ["dtype_of", "profile_layers", "profile_model", "to_precision", "trace_of"]
+__all__ = ["dtype_of", "profile_layers", "profile_model", "trace_of"]
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from torch.utils.flop_counter import flop_registry
 
 from runner.memory.solve.save_ops import PRESETS, SaveChoice
 from runner.model.boundary import flatten
+from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import Recomputation
-from runner.profiling.live_tracker import LiveTracker, StorageNumbers
 
 __all__ = ["ForwardScan", "operator_name", "scan_forward"]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.live_tracker import LiveTracker
 from runner.model.split.backward import backward_input
 from runner.profile import SplitBackward
-from runner.profiling.live_tracker import LiveTracker
 
 __all__ = ["split_figures"]
 

@@ -18,7 +18,7 @@ from runner.config.schema import RunConfig
 from runner.model.targets import import_target
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
-from runner.record import RunRecord, step_seconds
+from runner.record import RunRecord, read_steps, step_seconds
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import StepClock
@@ -69,7 +69,7 @@ def finish(
     timed = range(strategy.meter.untimed_steps, len(clock.walls))
     walls = {index: clock.walls[index] for index in timed}
     artifacts |= draw_timelines(run_dir, plan, measures, walls)
-    record = _measured(RunRecord.load(run_dir), strategy, module, config, plan, measures, walls)
+    record = _measured(run_dir, strategy, module, config, plan, measures, walls)
     record = record.replace(artifacts=record.artifacts | artifacts)
     if strategy.stopped:
         record.replace(status="interrupted", reason=f"stopped by a signal after step {record.steps}").save(run_dir)
@@ -107,7 +107,7 @@ def _own_measures(strategy: PipelineStrategy, clock: StepClock) -> RankMeasures:
 
 
 def _measured(
-    record: RunRecord,
+    run_dir: Path,
     strategy: PipelineStrategy,
     module: TrainedModule,
     config: RunConfig,
@@ -115,9 +115,7 @@ def _measured(
     measures: Sequence[RankMeasures],
     walls: Mapping[int, float],
 ) -> RunRecord:
-    from runner.record import read_steps
-
-    lines = read_steps(Path(config.run_dir or "."))
+    record, lines = RunRecord.load(run_dir), read_steps(run_dir)
     losses = [line["loss"] for line in lines]
     earlier = record.step_seconds["all"]  # of the run that this one continues
     seconds = step_seconds([*earlier, *walls.values()])

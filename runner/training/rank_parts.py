@@ -16,8 +16,8 @@ from runner.model.data import Datasets, load_datasets
 from runner.model.device import device_type
 from runner.model.load import LoadedModel, load_model
 from runner.model.precision import autocast_of, dtype_of
+from runner.plan.rules.zero import shares_by_itself
 from runner.plan.values import RunPlan
-from runner.plan.zero_rules import shares_by_itself
 from runner.profile import ModelProfile, read_profile
 from runner.strategy.pipeline import PipelineStrategy
 from runner.strategy.shared import SharedStatesStrategy

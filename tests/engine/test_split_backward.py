@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from runner.engine.update.gradients import StageGradients
 from runner.model.boundary import flatten, map_tensors
 from runner.model.layers import build_stage, layers_of
+from runner.model.live_tracker import LiveTracker
 from runner.model.split.backward import backward_input, backward_weight
-from runner.profiling.live_tracker import LiveTracker
 from runner.zoo import gpt
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution_backward", "embedding_dense_backward"}

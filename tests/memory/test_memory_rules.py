@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from plan_profiles import layer, model
 
-from runner.config.rules.memory import POLICIES, SAVE_OPS, memory_rules
+from runner.config.rules.memory import MEMORY, POLICIES, SAVE_OPS
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.memory.solve.policies import SOLVERS, policy_problems
 from runner.memory.solve.save_ops import PRESETS, SaveChoice
 from runner.memory.solve.values import PolicyOptions
 from runner.model.compiled import compile_problems
-from runner.plan.activations import split_backward_problems
 from runner.plan.make import make_plan
+from runner.plan.rules.tables import order_problems
 from runner.schedule.values import Action, Op, Schedule
 
 
@@ -25,7 +25,7 @@ def request(**section: object) -> RunConfig:
 
 
 def lines(config: RunConfig) -> list[str]:
-    return [problem.line() for problem in memory_rules(config)]
+    return [problem.line() for problem in MEMORY.problems(config)]
 
 
 def test_the_configurations_names_are_the_solvers() -> None:
@@ -92,9 +92,9 @@ def test_a_split_backward_refuses_compiled_and_recomputed_layers() -> None:
     split = Schedule(name="split", actions=(actions,), placement=((0,),), pipeline_of_microbatch=(0,), chunks=1)
     config = request(name="full")
     config.compile = True
-    paths = [problem.path for problem in split_backward_problems(config, split)]
+    paths = [problem.path for problem in order_problems(config, split, 1)]
     assert paths == ["compile", "activation_checkpoint"]
-    assert split_backward_problems(RunConfig(), split) == []
+    assert order_problems(RunConfig(), split, 1) == []
     whole = Schedule(
         name="whole",
         actions=((Action(Op.F, 0, 0), Action(Op.B, 0, 0)),),
@@ -102,7 +102,7 @@ def test_a_split_backward_refuses_compiled_and_recomputed_layers() -> None:
         pipeline_of_microbatch=(0,),
         chunks=1,
     )
-    assert split_backward_problems(config, whole) == []
+    assert order_problems(config, whole, 1) == []
 
 
 def test_compiled_layers_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from runner.profiling.live_tracker import LiveTracker
+from runner.model.live_tracker import LiveTracker
 
 
 def test_by_hand():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from runner.model.live_tracker import LiveTracker
 from runner.profile import SplitBackward
-from runner.profiling.live_tracker import LiveTracker
 from runner.profiling.split_scan import split_figures
 
 BYTES = 4

@@ -8,7 +8,8 @@ import pytest
 from plan_profiles import layer, model
 
 from runner.plan.memory.predict import Held, held_microbatches, in_flight_microbatches, predict_memory
-from runner.plan.requested_schedule import post_validation_problems, resolve_request
+from runner.plan.requested_schedule import resolve_request
+from runner.plan.rules.tables import order_problems
 from runner.plan.stages.figures import stage_figures
 from runner.schedule import Costs, Op, build, check, check_program, lower, problems_of, simulate
 from runner.schedule.catalogue.one_directional import SEARCHED
@@ -101,7 +102,7 @@ def test_refusals():
     (problem,) = problems_of("pipefb", ranks=2, microbatches=2, chunks=2)
     assert problem.path == "schedule.chunks"
     words = ["schedule=pipefb", "parallelism.pipeline=2", "schedule.microbatches=2", "schedule.post_validation=true"]
-    (problem,) = post_validation_problems(resolve_request(words), build("pipefb", ranks=2, microbatches=2))
+    (problem,) = order_problems(resolve_request(words), build("pipefb", ranks=2, microbatches=2), 2)
     assert problem.line() == (
         "schedule.post_validation = true: must be false. The ranks of pipefb hold stages twice, and both copies would "
         "have to be taken back together. Try schedule.post_validation=false."

@@ -10,7 +10,7 @@ import pytest
 from runner.config.compose.resolve import resolve
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.rules.sections import rules
-from runner.config.rules.zero_table import ROWS, compatibility_lines
+from runner.config.rules.zero_table import ROWS
 from runner.plan.make import plan_problems
 
 BASE = ["model=mlp", "parallelism.data=2"]
@@ -117,15 +117,6 @@ def test_schedules_that_split_the_backward_share_out_states_alone(tmp_path):
         (problem,) = plan_problems(resolve([*asked, *more]), 4)
         assert problem.path == path
         assert "create_gradient_handling_hooks" in problem.why
-
-
-def test_the_table_in_words_tells_what_is_broken():
-    config = resolve([*BASE, "zero.stage=1", "offload.parameters=cpu"])
-    lines = compatibility_lines(config)
-    assert len(lines) == len(ROWS)
-    assert [line for line in lines if line.startswith("BROKEN")] == [
-        line for line in lines if "offload.parameters: belongs to zero.stage=3" in line
-    ]
 
 
 class TestTheDeepSpeedConfiguration:

@@ -9,9 +9,10 @@ from torch import nn
 
 from runner.config.schema import DataConfig, LossConfig, ModelConfig, ParallelismConfig, RunConfig
 from runner.errors import RequestError
-from runner.model.load import model_layers, num_stages, segments_of
+from runner.model.load import model_layers, segments_of
 from runner.model.traced.cuts import crossing, good_cuts
 from runner.model.traced.operators import trace
+from runner.plan.requested_schedule import num_stages
 from runner.profiling.model import profile_layers
 
 TOKENS = torch.zeros(3, 6, dtype=torch.int64)

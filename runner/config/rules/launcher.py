@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 
-from runner.config.rules.numbers import positive
+from runner.config.rules.table import Computed, Row, Table, value_at
+from runner.config.rules.values import at_least, positive
 from runner.config.schema import LauncherConfig, RunConfig
 from runner.errors import Problem
 
-__all__ = ["LAUNCHERS", "launcher_rules"]
+__all__ = ["LAUNCHERS", "LAUNCHER_TABLES"]
 
 LAUNCHERS = ("local", "slurm")
 
@@ -38,56 +38,57 @@ _WRITTEN = {
 }
 
 
-def launcher_rules(config: RunConfig) -> Iterator[Problem]:
-    """Every rule of the section that ``config`` breaks."""
-    launcher = config.launcher
-    for key, fix in (("rendezvous_timeout_seconds", "60"), ("step_timeout_seconds", "600")):
-        value = getattr(launcher, key)
-        if not (value > 0 and math.isfinite(value)):
-            yield Problem(f"launcher.{key}", value, "must be a finite number above 0", fix=f"launcher.{key}={fix}")
-    yield from positive("launcher.watchdog_seconds", launcher.watchdog_seconds, "300")
-    if launcher.max_restarts < 0:
-        yield Problem(
-            "launcher.max_restarts", launcher.max_restarts, "must be at least 0", fix="launcher.max_restarts=0"
-        )
-    if launcher.name == "slurm":
-        yield from _of_slurm(config)
-    elif launcher.name == "local":
-        yield from _of_others(launcher)
+def _is_one_word(value: str | None) -> bool:
+    return value is None or (bool(value) and re.search(r"\s", value) is None)
 
 
-def _of_others(launcher: LauncherConfig) -> Iterator[Problem]:
-    defaults = LauncherConfig()
-    for key in _OF_SLURM:
-        value = getattr(launcher, key)
-        if value != getattr(defaults, key):
-            why = "The launcher local starts all ranks on this machine"
-            yield Problem(f"launcher.{key}", value, "belongs to launcher=slurm", why, "launcher=slurm")
+_ANY: Table[RunConfig] = Table(
+    "Launcher",
+    (
+        positive("launcher.rendezvous_timeout_seconds", "60"),
+        positive("launcher.step_timeout_seconds", "600"),
+        positive("launcher.watchdog_seconds", "300"),
+        at_least("launcher.max_restarts", 0),
+    ),
+)
 
 
-def _of_slurm(config: RunConfig) -> Iterator[Problem]:
-    launcher, degrees = config.launcher, config.parallelism
-    for key, least in (("nodes", 1), ("gpus_per_node", 0), ("cpus_per_task", 1), ("signal_seconds", 1)):
-        value = getattr(launcher, key)
-        if value is not None and value < least:
-            yield Problem(f"launcher.{key}", value, f"must be at least {least}", fix=f"launcher.{key}={least}")
-    ranks, nodes = degrees.pipeline * degrees.data * degrees.tensor, launcher.nodes or 1
+def _of_slurm(key: str) -> Row[RunConfig]:
+    path, unset = f"launcher.{key}", getattr(LauncherConfig(), key)
+    return Row(
+        path,
+        lambda c: bool(value_at(c, path) != unset),
+        "belongs to launcher=slurm",
+        "The launcher local starts all ranks on this machine",
+        fix="launcher=slurm",
+    )
+
+
+_LOCAL: Table[RunConfig] = Table(
+    "launcher=local", tuple(map(_of_slurm, _OF_SLURM)), applies=lambda c: c.launcher.name == "local"
+)
+
+
+def _ranks(config: RunConfig) -> int:
+    degrees = config.parallelism
+    return degrees.pipeline * degrees.data * degrees.tensor
+
+
+def _uneven_nodes(config: RunConfig) -> Iterator[Problem]:
+    ranks, nodes = _ranks(config), config.launcher.nodes or 1
     if nodes > 0 and ranks > 0 and ranks % nodes:
         rule = f"must divide the number of ranks, {ranks}"
         fits = max(count for count in range(1, nodes + 1) if ranks % count == 0)
         yield Problem("launcher.nodes", nodes, rule, "Every node runs as many ranks", f"launcher.nodes={fits}")
-    if launcher.time_limit is not None and _TIME_LIMIT.fullmatch(launcher.time_limit) is None:
-        rule = "must be minutes or [days-]hours:minutes:seconds"
-        yield Problem("launcher.time_limit", launcher.time_limit, rule, fix="launcher.time_limit=12:00:00")
-    for key in ("partition", "account"):
-        value = getattr(launcher, key)
-        if value is not None and (not value or re.search(r"\s", value)):
-            yield Problem(f"launcher.{key}", value, "must be one word", fix=f"launcher.{key}=null")
-    yield from _options(launcher)
 
 
-def _options(launcher: LauncherConfig) -> Iterator[Problem]:
-    for option in launcher.sbatch:
+def _one_word(key: str) -> Row[RunConfig]:
+    path = f"launcher.{key}"
+    return Row(path, lambda c: not _is_one_word(value_at(c, path)), "must be one word", fix=f"{path}=null")
+
+
+def _batch_options(config: RunConfig) -> Iterator[Problem]:
+    for option in config.launcher.sbatch:
         name = option.partition("=")[0].strip()
         if "\n" in option or re.fullmatch(r"--[a-z][a-z-]*(=.*)?", option) is None:
             rule = "each must be one option of sbatch, --name or --name=value"
@@ -95,3 +96,33 @@ def _options(launcher: LauncherConfig) -> Iterator[Problem]:
         elif name in _WRITTEN:
             why = "The batch script would say it twice"
             yield Problem("launcher.sbatch", option, f"{name} follows from {_WRITTEN[name]}", why, _WRITTEN[name])
+
+
+_SLURM: Table[RunConfig] = Table(
+    "launcher=slurm",
+    (
+        at_least("launcher.nodes", 1),
+        at_least("launcher.gpus_per_node", 0),
+        at_least("launcher.cpus_per_task", 1),
+        at_least("launcher.signal_seconds", 1),
+        Computed("launcher.nodes", _uneven_nodes, "must divide the number of ranks", "Every node runs as many ranks"),
+        Row(
+            "launcher.time_limit",
+            lambda c: c.launcher.time_limit is not None and _TIME_LIMIT.fullmatch(c.launcher.time_limit) is None,
+            "must be minutes or [days-]hours:minutes:seconds",
+            fix="launcher.time_limit=12:00:00",
+        ),
+        _one_word("partition"),
+        _one_word("account"),
+        Computed(
+            "launcher.sbatch",
+            _batch_options,
+            f"each must be one option of sbatch, --name or --name=value, and none of {', '.join(_WRITTEN)}",
+            "The batch script has these from keys of the request, and would say them twice",
+        ),
+    ),
+    applies=lambda c: c.launcher.name == "slurm",
+)
+
+LAUNCHER_TABLES = (_ANY, _LOCAL, _SLURM)
+"""In the order in which they are checked."""

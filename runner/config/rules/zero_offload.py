@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from runner.config.rules.zero_row import CONFIG, OFFLOAD, OWN, STAGE_3, STAGE_12, Row, has_16_bit_states, offloads
+from runner.config.rules.table import OWN, Row
+from runner.config.rules.zero_facts import CONFIG, OFFLOAD, STAGE_3, STAGE_12, has_16_bit_states, offloads
+from runner.config.schema import RunConfig
 
 __all__ = ["OFFLOAD_ROWS"]
 
 _PLACES = ("none", "cpu", "nvme")
 
-OFFLOAD_ROWS: tuple[Row, ...] = (
+OFFLOAD_ROWS: tuple[Row[RunConfig], ...] = (
     Row(
         "offload.optimizer",
         lambda c: c.offload.optimizer not in _PLACES,

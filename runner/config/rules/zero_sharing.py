@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from runner.config.optimizers import OPTIMIZERS
-from runner.config.rules.zero_row import CONFIG, OWN, STAGE_3, STAGE_12, Row, offloads, shares
+from runner.config.rules.table import OWN, Row
+from runner.config.rules.zero_facts import CONFIG, STAGE_3, STAGE_12, offloads, shares
+from runner.config.schema import RunConfig
 
 __all__ = ["SHARING_ROWS"]
 
 _STAGES = (None, 0, 1, 2, 3)
 _ELEMENTWISE = tuple(name for name, kind in OPTIMIZERS.items() if kind.elementwise)
 
-SHARING_ROWS: tuple[Row, ...] = (
+SHARING_ROWS: tuple[Row[RunConfig], ...] = (
     Row(
         "zero.stage",
         lambda c: c.zero.stage not in _STAGES,

@@ -19,8 +19,8 @@ from runner.memory.apply.recompute import ChangedBuffers
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import mix_seed
+from runner.model.precision import to_precision
 from runner.model.split.backward import backward_input, backward_weight
-from runner.profiling.model import to_precision
 from runner.schedule.values import Action, Op
 
 __all__ = ["Compute"]

@@ -14,7 +14,7 @@ import torch
 from runner.engine.engine import Engine
 from runner.engine.window import StepBatch
 from runner.model.boundary import flatten
-from runner.profiling.live_tracker import LiveTracker
+from runner.model.live_tracker import LiveTracker
 
 __all__ = ["TRACKED_STEPS", "MemoryMeter"]
 

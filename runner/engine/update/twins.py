@@ -11,7 +11,7 @@ from runner.engine.context import RankView
 from runner.engine.transport.base import Transport
 from runner.errors import Problem, RunFailedError
 from runner.model.layers import StageModule, keeps_running_statistics
-from runner.plan.requested_schedule import statistics_problems
+from runner.plan.rules.schedule import statistics_problems
 
 __all__ = ["compare_twins", "running_statistics_problems"]
 

@@ -1,0 +1,70 @@
+"""What ``runner plan --why`` adds to a plan: reasons, rules that looked at the request, DeepSpeed's settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.config.deepspeed import deepspeed_settings
+from runner.config.schema import RunConfig
+from runner.model.device import device_type
+from runner.plan.rules.asked import AskedRule, rules_that_asked
+from runner.plan.rules.zero import shares_by_itself
+from runner.plan.values import RunPlan
+
+__all__ = ["Why", "why_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a plan is as it is.
+
+    Args:
+        named: keys and groups that the request names.
+        reasons: the plan's own notes, which its table prints.
+        rules: those that bind what is named to other keys; all of them hold.
+        deepspeed: its configuration as it is derived; None where DeepSpeed is not used.
+    """
+
+    named: tuple[str, ...]
+    reasons: tuple[str, ...]
+    rules: tuple[AskedRule, ...]
+    deepspeed: dict[str, Any] | None
+
+    def lines(self) -> Iterator[str]:
+        """For people, below the plan."""
+        named = ", ".join(self.named) if self.named else "nothing that the request names"
+        yield f"{len(self.rules)} rules bind {named}; all of them hold (`runner plan --rules` prints every rule)"
+        yield from (f"  {rule.line()}" for rule in self.rules)
+        if self.deepspeed is not None:
+            yield f"DeepSpeed's configuration: {json.dumps(self.deepspeed, indent=2)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For a script."""
+        rules = [rule.to_json() for rule in self.rules]
+        return {"reasons": list(self.reasons), "rules": rules, "deepspeed": self.deepspeed}
+
+
+def why_of(plan: RunPlan, config: RunConfig, overrides: Sequence[str]) -> Why:
+    """Why the plan of a request is as it is.
+
+    Args:
+        plan: of the request.
+        config: the request.
+        overrides: that it was made of.
+    """
+    named = tuple(dict.fromkeys(word.partition("=")[0].lstrip("+~") for word in overrides))
+    return Why(
+        named=named,
+        reasons=plan.advice,
+        rules=tuple(rules_that_asked(config, named, plan.schedule, plan.profile)),
+        deepspeed=_deepspeed(plan, config),
+    )
+
+
+def _deepspeed(plan: RunPlan, config: RunConfig) -> dict[str, Any] | None:
+    if config.zero.stage is None or shares_by_itself(config, plan.schedule):
+        return None
+    return deepspeed_settings(config, accelerated=device_type(config) == "cuda")

@@ -1,0 +1,73 @@
+"""Rules of ``lr_scheduler``: the learning rate as a function of the step."""
+
+from __future__ import annotations
+
+from runner.config.rules.table import Row, Table, value_at, where
+from runner.config.rules.values import at_least, is_given, not_negative
+from runner.config.schema import LrSchedulerConfig, RunConfig
+
+__all__ = ["LEARNING_RATE"]
+
+_DEFAULT = LrSchedulerConfig()
+
+
+def _changes(config: RunConfig) -> bool:
+    return config.lr_scheduler.name != "constant"
+
+
+def _of_change(key: str) -> Row[RunConfig]:
+    """A key that has no meaning for a constant rate."""
+    path, unset = f"lr_scheduler.{key}", getattr(_DEFAULT, key)
+    return Row(
+        path,
+        lambda c: bool(value_at(c, path) != unset),
+        "belongs to a schedule that changes the rate",
+        "The constant schedule keeps optimizer.lr at every step",
+        fix="lr_scheduler=linear",
+        when=lambda c: not _changes(c),
+    )
+
+
+def _warms_up_within(config: RunConfig, total: int | None) -> bool:
+    return total is None or total < 1 or config.lr_scheduler.warmup_steps <= total
+
+
+LEARNING_RATE: Table[RunConfig] = Table(
+    "Learning rate",
+    (
+        at_least("lr_scheduler.warmup_steps", 0),
+        at_least("lr_scheduler.total_steps", 1),
+        not_negative("lr_scheduler.min_lr"),
+        at_least("lr_scheduler.base_batch", 1),
+        _of_change("warmup_steps"),
+        _of_change("min_lr"),
+        _of_change("total_steps"),
+        *where(
+            _changes,
+            Row(
+                "lr_scheduler.warmup_steps",
+                lambda c: not _warms_up_within(c, c.lr_scheduler.total_steps),
+                "must be at most {lr_scheduler.total_steps}",
+                "The decay ends at step {lr_scheduler.total_steps} (lr_scheduler.total_steps)",
+                fix="lr_scheduler.warmup_steps={lr_scheduler.total_steps}",
+                when=lambda c: is_given(c, "lr_scheduler.total_steps"),
+            ),
+            Row(
+                "lr_scheduler.warmup_steps",
+                lambda c: not _warms_up_within(c, c.trainer.max_steps),
+                "must be at most {trainer.max_steps}",
+                "The decay ends at step {trainer.max_steps} (trainer.max_steps)",
+                fix="lr_scheduler.warmup_steps={trainer.max_steps}",
+                when=lambda c: not is_given(c, "lr_scheduler.total_steps"),
+            ),
+            Row(
+                "lr_scheduler.min_lr",
+                lambda c: c.lr_scheduler.min_lr > c.optimizer.lr > 0,
+                "must be at most optimizer.lr",
+                "The rate falls from optimizer.lr = {optimizer.lr}",
+                fix="lr_scheduler.min_lr=0",
+                when=lambda c: not is_given(c, "lr_scheduler.base_batch"),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,67 @@
+"""Rules of ``precision``: the scale of the loss, for the formats that need one."""
+
+from __future__ import annotations
+
+import math
+
+from runner.config.precision import PRECISIONS
+from runner.config.rules.table import Row, Table, value_at
+from runner.config.rules.values import at_least, positive
+from runner.config.schema import PrecisionConfig, RunConfig
+
+__all__ = ["PRECISION_TABLES"]
+
+_DEFAULT = PrecisionConfig()
+_SCALED = tuple(name for name, known in PRECISIONS.items() if known.loss_scaling)
+
+
+def _is_not_scaled(config: RunConfig) -> bool:
+    return config.precision.name in PRECISIONS and config.precision.name not in _SCALED
+
+
+def _of_scaling(key: str) -> Row[RunConfig]:
+    path, unset = f"precision.{key}", getattr(_DEFAULT, key)
+    return Row(
+        path,
+        lambda c: bool(value_at(c, path) != unset),
+        f"belongs to {' and '.join(_SCALED)}",
+        "The precision {precision.name} has the range of fp32, so that its loss is not scaled",
+        fix="precision=fp16",
+    )
+
+
+_KEYS = ("initial_scale", "growth_interval", "growth_factor", "backoff_factor", "minimum_scale")
+_WITHOUT: Table[RunConfig] = Table(
+    "Precisions without a scale of the loss", tuple(map(_of_scaling, _KEYS)), applies=_is_not_scaled
+)
+_WITH: Table[RunConfig] = Table(
+    "Precisions with a scale of the loss",
+    (
+        positive("precision.initial_scale", "65536"),
+        positive("precision.minimum_scale", "1e-7"),
+        at_least("precision.growth_interval", 1),
+        Row(
+            "precision.growth_factor",
+            lambda c: not 1 <= c.precision.growth_factor < math.inf,
+            "must be a finite number, 1 or above",
+            fix="precision.growth_factor=2",
+        ),
+        Row(
+            "precision.backoff_factor",
+            lambda c: not 0 < c.precision.backoff_factor < 1,
+            "must lie in (0, 1)",
+            fix="precision.backoff_factor=0.5",
+        ),
+        Row(
+            "precision.minimum_scale",
+            lambda c: c.precision.minimum_scale > c.precision.initial_scale > 0,
+            "must be at most precision.initial_scale",
+            "The scale starts at precision.initial_scale = {precision.initial_scale}",
+            fix="precision.minimum_scale={precision.initial_scale}",
+        ),
+    ),
+    applies=lambda c: c.precision.name in _SCALED,
+)
+
+PRECISION_TABLES = (_WITHOUT, _WITH)
+"""One of them applies to a known precision."""

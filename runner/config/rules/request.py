@@ -1,0 +1,214 @@
+"""Rules of names, functions, data, degrees, schedule and partition: what a request says first."""
+
+from __future__ import annotations
+
+import math
+
+from runner.config.optimizers import OPTIMIZERS
+from runner.config.precision import PRECISIONS
+from runner.config.rules.launcher import LAUNCHERS
+from runner.config.rules.memory import POLICIES
+from runner.config.rules.table import Row, Table, where
+from runner.config.rules.values import at_least, is_given, one_of, optional_target, target
+from runner.config.schema import RunConfig
+from runner.config.units import parse_bytes
+
+__all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
+
+# Names that decide what runs; the options of each group have these and no others.
+KNOWN_NAMES: dict[str, tuple[str, ...]] = {
+    "partition": ("uniform", "parameters", "profile", "memory", "manual"),
+    "optimizer": tuple(OPTIMIZERS),
+    "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
+    "precision": tuple(PRECISIONS),
+    "activation_checkpoint": POLICIES,
+    "launcher": LAUNCHERS,
+    "logger": ("tensorboard", "csv", "none", "custom"),
+    "profiler": ("none", "simple", "pytorch"),
+}
+_DEVICES = ("auto", "cpu", "cuda")
+_NOT_YET = "not available in this version"
+
+
+def _limit_bytes(config: RunConfig) -> float:
+    """The memory limit in bytes; infinite where there is none, NaN where it cannot be read."""
+    try:
+        return math.inf if config.memory_limit is None else parse_bytes(config.memory_limit)
+    except ValueError:
+        return math.nan
+
+
+_NAMES: Table[RunConfig] = Table(
+    "Names",
+    (*(one_of(f"{group}.name", known) for group, known in KNOWN_NAMES.items()), one_of("device", _DEVICES)),
+)
+
+_RUN: Table[RunConfig] = Table(
+    "The run",
+    (
+        Row("resume", lambda c: c.resume == "", "must be null, auto or a checkpoint", fix="resume=auto"),
+        Row(
+            "seed",
+            lambda c: not 0 <= c.seed < 2**32,
+            "must lie in [0, 2^32)",
+            "NumPy takes no other seed",
+            fix="seed=0",
+        ),
+        Row("memory_limit", lambda c: _limit_bytes(c) <= 0, "must be above 0 bytes", fix="memory_limit=8GiB"),
+        Row(
+            "memory_limit",
+            lambda c: math.isnan(_limit_bytes(c)),
+            "must be a size such as 80GB, 8GiB, 512MB or a number of bytes",
+            fix="memory_limit=8GiB",
+        ),
+        *optional_target("report"),
+        *optional_target("sweep_report"),
+        *where(lambda c: is_given(c, "sweep_retry"), one_of("sweep_retry", ("failed",))),
+        one_of("sweep_on_failure", ("continue", "stop", "ignore")),
+        *optional_target("plan_report"),
+    ),
+)
+
+_FUNCTIONS: Table[RunConfig] = Table(
+    "Functions of your own",
+    (
+        *target("model.target"),
+        *target("data.target"),
+        *target("loss.target"),
+        *where(lambda c: c.logger.name == "custom", *target("logger.target")),
+        Row(
+            "logger.target",
+            lambda c: c.logger.target is not None,
+            "belongs to logger=custom",
+            "The logger {logger.name} calls no function of yours",
+            fix="logger=custom",
+            when=lambda c: c.logger.name != "custom",
+        ),
+    ),
+)
+
+_DATA: Table[RunConfig] = Table(
+    "Data", (at_least("data.batch_size", 1), at_least("data.workers", 0), *optional_target("data.collate"))
+)
+
+_PARALLELISM: Table[RunConfig] = Table(
+    "Degrees",
+    (
+        at_least("parallelism.pipeline", 1),
+        at_least("parallelism.data", 1),
+        at_least("parallelism.tensor", 1),
+        Row(
+            "parallelism.tensor",
+            lambda c: c.parallelism.tensor > 1,
+            "must be 1",
+            f"Tensor parallelism is {_NOT_YET}",
+            fix="parallelism.tensor=1",
+        ),
+    ),
+)
+
+_SCHEDULE: Table[RunConfig] = Table(
+    "Schedule",
+    (
+        at_least("schedule.microbatches", 1),
+        at_least("schedule.chunks", 1),
+        at_least("schedule.memory_limit", 1),
+        at_least("schedule.pipes", 1),
+        at_least("schedule.twin_check_every", 1),
+        Row(
+            "schedule.post_validation",
+            lambda c: c.schedule.post_validation and c.trainer.ema_decay is not None,
+            "does not go with trainer.ema_decay",
+            "The average would take in weights that may yet be taken back",
+            fix="schedule.post_validation=false",
+        ),
+        at_least("schedule.steps", 1),
+        Row(
+            "schedule.steps",
+            lambda c: (c.schedule.steps or 1) > 1 and not c.schedule.post_validation,
+            "needs schedule.post_validation=true",
+            "Without it all ranks wait for each other before the optimizer step: every step looks like the first",
+            fix="schedule.post_validation=true",
+        ),
+        Row(
+            "schedule.file",
+            lambda c: c.schedule.file is None,
+            "must name a file",
+            "The schedule is read from it",
+            fix="schedule.file=PATH",
+            when=lambda c: c.schedule.name == "from_file",
+        ),
+        Row(
+            "schedule.file",
+            lambda c: c.schedule.file is not None,
+            "belongs to schedule=from_file",
+            "The schedule {schedule.name} is generated",
+            fix="schedule=from_file",
+            when=lambda c: c.schedule.name != "from_file",
+        ),
+    ),
+)
+
+
+def _grow(config: RunConfig) -> bool:
+    boundaries = config.partition.boundaries or []
+    return all(first < second for first, second in zip([0, *boundaries], boundaries, strict=False))
+
+
+def _sorted_boundaries(config: RunConfig) -> str:
+    return _listed(sorted({each for each in config.partition.boundaries or [] if each > 0}))
+
+
+def _example_boundaries(config: RunConfig) -> str:
+    return _listed(list(range(1, config.parallelism.pipeline * (config.schedule.chunks or 1))))
+
+
+def _listed(numbers: list[int]) -> str:
+    return f"partition.boundaries=[{','.join(map(str, numbers))}]"
+
+
+_PARTITION: Table[RunConfig] = Table(
+    "Partition",
+    (
+        Row(
+            "partition.boundaries",
+            lambda c: c.partition.boundaries is not None,
+            "belong to partition=manual",
+            "The partition {partition.name} finds them itself",
+            fix="partition=manual",
+            when=lambda c: c.partition.name != "manual",
+        ),
+        Row(
+            "partition.boundaries",
+            lambda c: c.partition.boundaries is None,
+            "must be given",
+            "A manual partition cuts where you say",
+            fix=_example_boundaries,
+            when=lambda c: c.partition.name == "manual",
+        ),
+        Row(
+            "partition.boundaries",
+            lambda c: not _grow(c),
+            "must grow from entry to entry, from 1 on",
+            "Each is the first layer of a stage, and layer 0 starts the first",
+            fix=_sorted_boundaries,
+            when=lambda c: c.partition.name == "manual",
+        ),
+    ),
+)
+
+_COMPRESSION: Table[RunConfig] = Table(
+    "Compression",
+    (
+        Row(
+            "compression.name",
+            lambda c: c.compression.name != "none",
+            "must be none",
+            f"Compression is {_NOT_YET}",
+            fix="compression=none",
+        ),
+    ),
+)
+
+REQUEST_TABLES = (_NAMES, _RUN, _FUNCTIONS, _DATA, _PARALLELISM, _SCHEDULE, _PARTITION, _COMPRESSION)
+"""In the order in which they are checked."""

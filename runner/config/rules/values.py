@@ -1,0 +1,96 @@
+"""Rules of one key: a number out of its range, a name that nobody knows, a function that cannot be named so."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from runner.config.compose.shape import MISSING
+from runner.config.rules.table import Row, value_at, where
+from runner.config.schema import RunConfig
+from runner.errors import did_you_mean
+
+__all__ = ["TARGET", "at_least", "is_given", "not_negative", "one_of", "optional_target", "positive", "target"]
+
+TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""``package.module:name``."""
+
+_DOTTED = re.compile(r"\w+(\.\w+)+")
+
+
+def at_least(path: str, least: int) -> Row[RunConfig]:
+    """A whole number, or null, is not less than ``least``."""
+
+    def breaks(config: RunConfig) -> bool:
+        value = value_at(config, path)
+        return value is not None and bool(value < least)
+
+    return Row(path, breaks, f"must be at least {least}", fix=f"{path}={least}")
+
+
+def positive(path: str, fix: str) -> Row[RunConfig]:
+    """A number, or null, is finite and above 0; ``fix`` is a value that would do."""
+
+    def breaks(config: RunConfig) -> bool:
+        value = value_at(config, path)
+        return value is not None and not (value > 0 and math.isfinite(value))
+
+    return Row(path, breaks, "must be a finite number above 0", fix=f"{path}={fix}")
+
+
+def not_negative(path: str) -> Row[RunConfig]:
+    """A number is finite and not below 0."""
+
+    def breaks(config: RunConfig) -> bool:
+        value = value_at(config, path)
+        return not (value >= 0 and math.isfinite(value))
+
+    return Row(path, breaks, "must be a finite number, 0 or above", fix=f"{path}=0")
+
+
+def one_of(path: str, known: tuple[str, ...]) -> Row[RunConfig]:
+    """A name is known; the way out is the nearest one that is."""
+    key = path.removesuffix(".name")
+
+    def nearest(config: RunConfig) -> str:
+        return f"{key}={did_you_mean(value_at(config, path), known) or known[0]}"
+
+    return Row(path, lambda c: value_at(c, path) not in known, f"must be one of {', '.join(known)}", fix=nearest)
+
+
+def target(path: str) -> tuple[Row[RunConfig], ...]:
+    """A function of the user's is named, as ``package.module:function``."""
+    example = f"{path}=package.module:function"
+
+    def spelled(config: RunConfig) -> str:
+        value: Any = value_at(config, path)
+        module, _, function = value.rpartition(".")
+        return f"{path}={module}:{function}" if _DOTTED.fullmatch(value) else example
+
+    return (
+        Row(
+            path,
+            lambda c: value_at(c, path) in (None, MISSING),
+            "must be given",
+            "The option custom calls your own function",
+            fix=example,
+        ),
+        Row(
+            path,
+            lambda c: value_at(c, path) not in (None, MISSING) and TARGET.fullmatch(value_at(c, path)) is None,
+            "must be package.module:function",
+            "A colon parts the module from the name",
+            fix=spelled,
+        ),
+    )
+
+
+def optional_target(path: str) -> tuple[Row[RunConfig], ...]:
+    """The same of a key that may be null."""
+    return where(lambda c: is_given(c, path), *target(path))
+
+
+def is_given(config: RunConfig, path: str) -> bool:
+    """Whether the key is not null."""
+    return value_at(config, path) is not None

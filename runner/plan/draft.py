@@ -1,0 +1,136 @@
+"""What is known of a plan before its stages are cut: the request made into numbers, once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from runner.config.schema import RunConfig
+from runner.plan.layout import batches
+from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
+from runner.plan.memory.predict import optimizer_temporaries
+from runner.plan.memory.zero import ZeroSharing, flattened_bytes, sharing_of
+from runner.plan.rules.zero import shares_by_itself
+from runner.plan.stages.scale import for_samples
+from runner.plan.values import Link
+from runner.profile import ModelProfile
+from runner.schedule.values import Schedule
+
+__all__ = ["Draft", "Layout", "Machine", "MemoryNeeds", "draft_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is known of the machine besides the request.
+
+    Args:
+        link: between ranks, as measured; None where it was not.
+        local_ranks: ranks that share this machine's memory; None: all.
+        device_memory_bytes: of this machine's accelerator, where the run uses one.
+    """
+
+    link: Link | None
+    local_ranks: int | None
+    device_memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The degrees of a request."""
+
+    pipeline: int
+    data: int
+    tensor: int
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return self.pipeline * self.data * self.tensor
+
+    def to_json(self) -> dict[str, int]:
+        """The plan's ``layout``."""
+        return asdict(self) | {"world_size": self.world_size}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What a rank's memory depends on besides its layers; see :func:`runner.plan.memory.predict.predict_memory`."""
+
+    batch_samples: int
+    temporaries: int
+    sharing: ZeroSharing | None
+    states_over: int
+    flattened: int
+    accelerated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request, its model and its schedule, with what follows from them before stages are cut.
+
+    Args:
+        config: the request.
+        profile: of the step's largest micro-batch.
+        schedule: one replica's.
+        layout: the degrees.
+        link: between ranks, as measured or stated, slowed down where that is asked for.
+        mean_samples: mean samples of the step's micro-batches.
+        limit_bytes: most that a rank may use.
+        host_limit_bytes: a rank's part of the host's memory; None where it is not known.
+        needs: what memory depends on besides the layers.
+    """
+
+    config: RunConfig
+    profile: ModelProfile
+    schedule: Schedule
+    layout: Layout
+    link: Link
+    mean_samples: float
+    limit_bytes: int
+    host_limit_bytes: int | None
+    needs: MemoryNeeds
+
+
+def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule) -> Draft:
+    """The draft of a request without problems.
+
+    Args:
+        config: the request.
+        profile: of its model, for any micro-batch size.
+        machine: that the ranks run on.
+        schedule: that is planned.
+    """
+    degrees = config.parallelism
+    layout = Layout(degrees.pipeline, degrees.data, degrees.tensor)
+    step = config.data.batch_size, degrees.data, config.schedule.computed_microbatches
+    profile = for_samples(profile, batches.largest_microbatch(*step))
+    local_ranks = machine.local_ranks or layout.world_size
+    return Draft(
+        config=config,
+        profile=profile,
+        schedule=schedule,
+        layout=layout,
+        link=_link(config, machine),
+        mean_samples=batches.mean_microbatch(*step),
+        limit_bytes=memory_limit_bytes(config, local_ranks=local_ranks, device_bytes=machine.device_memory_bytes),
+        host_limit_bytes=host_memory_bytes(config, local_ranks=local_ranks),
+        needs=_memory_needs(config, profile, machine, schedule),
+    )
+
+
+def _memory_needs(config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule) -> MemoryNeeds:
+    data = config.parallelism.data
+    temporaries = optimizer_temporaries(config.optimizer.name)
+    by_itself = shares_by_itself(config, schedule)
+    return MemoryNeeds(
+        batch_samples=batches.split_sizes(config.data.batch_size, data)[0],
+        temporaries=temporaries,
+        sharing=None if by_itself else sharing_of(config, profile, temporaries),
+        states_over=data if by_itself else 1,
+        flattened=flattened_bytes(config),
+        accelerated=on_accelerator(config, machine.device_memory_bytes),
+    )
+
+
+def _link(config: RunConfig, machine: Machine) -> Link:
+    link = machine.link or Link(config.hardware.link_latency_seconds, config.hardware.link_bytes_per_second)
+    return link.slowed(config.transport.delay_seconds, config.transport.bytes_per_second)

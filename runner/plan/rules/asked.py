@@ -1,0 +1,114 @@
+"""Which rules looked at what a request chose: each rule is run on facts that note what is read of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, TypeVar, cast
+
+from runner.config.rules.sections import CONFIG_TABLES
+from runner.config.rules.table import Row, Rule, Table, filled, worded
+from runner.config.schema import RunConfig
+from runner.plan.rules.facts import OrderFacts, RequestFacts
+from runner.plan.rules.tables import ORDER_TABLES, PLACE_TABLES, SCHEDULE
+from runner.profile import ModelProfile
+from runner.schedule.traits import traits_of
+from runner.schedule.values import Schedule
+
+__all__ = ["AskedRule", "rules_that_asked"]
+
+_Facts = TypeVar("_Facts")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRule:
+    """A rule that looked at a request's choices, in words.
+
+    Args:
+        path: the key that it would refuse.
+        rule: what must hold.
+        why: the reason.
+        source: where the reason can be read.
+        read: the keys that it looked at, of those that the request names.
+    """
+
+    path: str
+    rule: str
+    why: str
+    source: str
+    read: tuple[str, ...]
+
+    def line(self) -> str:
+        """One line for people."""
+        return worded(self.path, self.rule, self.why, self.source)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a script."""
+        return asdict(self)
+
+
+def rules_that_asked(
+    config: RunConfig, named: Collection[str], schedule: Schedule, profile: ModelProfile
+) -> list[AskedRule]:
+    """The rules that bind what a request names to other keys.
+
+    A rule about one key alone (a range, a list of known names) is left out: it says nothing of what goes together.
+
+    Args:
+        config: the request.
+        named: its keys and groups, as its overrides name them; a group stands for all of its keys.
+        schedule, profile: of its plan.
+    """
+    names = tuple(layer.name for layer in profile.layers)
+    statistics = tuple(layer.name for layer in profile.layers if layer.has_running_statistics)
+    request = RequestFacts(config, names)
+    order = OrderFacts(config, traits_of(schedule), len(names), statistics)
+    return [
+        *_asked(CONFIG_TABLES, config, named),
+        *_asked((SCHEDULE,), request, named),
+        *_asked(ORDER_TABLES, order, named),
+        *_asked(PLACE_TABLES, request, named),
+    ]
+
+
+def _asked(tables: Iterable[Table[_Facts]], facts: _Facts, named: Collection[str]) -> Iterator[AskedRule]:
+    for table in tables:
+        for rule in table.rules:
+            keys = _read_by(rule, table, facts)
+            read = tuple(sorted(key for key in keys if _is_named(key, named)))
+            if read and len(keys) > 1:
+                yield AskedRule(rule.path, filled(rule.rule, facts), filled(rule.why, facts), rule.source, read)
+
+
+def _is_named(key: str, named: Collection[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in named)
+
+
+def _read_by(rule: Rule[_Facts], table: Table[_Facts], facts: _Facts) -> set[str]:
+    """The keys of the request that a rule asks for with these facts; none where it is not about them.
+
+    A trait of the schedule counts as the schedule's name.
+    """
+    seen = {rule.path}
+    noted = cast(_Facts, _Noted(facts, "", seen))
+    conditions = (table.applies, rule.when if isinstance(rule, Row) else None)
+    if not all(condition is None or condition(noted) for condition in conditions):
+        return set()
+    list(rule.problems(noted))
+    keys = {key.removeprefix("config.") for key in seen}
+    return {"schedule.name" if key.startswith("order.") else key for key in keys}
+
+
+class _Noted:
+    """A value that looks like the one it stands for, and notes the paths of the fields that are read."""
+
+    def __init__(self, value: object, path: str, seen: set[str]) -> None:
+        self._value, self._path, self._seen = value, path, seen
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._value, name)
+        path = f"{self._path}.{name}" if self._path else name
+        if is_dataclass(value):
+            return _Noted(value, path, self._seen)
+        self._seen.add(path)
+        return value

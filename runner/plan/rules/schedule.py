@@ -1,0 +1,203 @@
+"""Rules between a request and the traits of its schedule. A rule about a new trait is one more row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from runner.config.optimizers import OPTIMIZERS
+from runner.config.rules.table import Computed, Row, Table, value_at
+from runner.errors import Problem
+from runner.plan.rules.facts import OrderFacts
+from runner.schedule.traits import ScheduleTraits
+
+__all__ = ["ASYNCHRONOUS", "CURVATURE_TABLES", "LENT", "POST_VALIDATION", "SPLIT", "TWINS", "statistics_problems"]
+
+ASYNCHRONOUS: Table[OrderFacts] = Table(
+    "Asynchronous schedules",
+    (
+        Row(
+            "schedule.name",
+            lambda f: f.order.is_asynchronous,
+            "must be a synchronous schedule, but for `runner schedule`",
+            "The engine keeps one version of each weight, and {order.name} reads weights that lack updates",
+            fix="schedule=1f1b",
+            value=lambda f: f.order.name,
+        ),
+    ),
+)
+
+SPLIT: Table[OrderFacts] = Table(
+    "Schedules that split backwards or run forwards again",
+    (
+        Row(
+            "compile",
+            lambda f: f.config.compile,
+            "must be false",
+            "The schedule {order.name} splits the backward, and a compiled layer's backward is one piece",
+            fix="compile=false",
+            when=lambda f: f.order.splits_backward,
+        ),
+        Row(
+            "activation_checkpoint",
+            lambda f: f.config.activation_checkpoint.name != "none",
+            "must be none",
+            "The schedule {order.name} runs whole stages forward again by itself",
+            fix="activation_checkpoint=none",
+            when=lambda f: f.order.recomputes,
+        ),
+        Row(
+            "activation_checkpoint",
+            lambda f: f.config.activation_checkpoint.name != "none",
+            "must be none",
+            "The schedule {order.name} splits the backward, and each half would run the layers forward again",
+            fix="activation_checkpoint=none",
+            when=lambda f: f.order.splits_backward,
+        ),
+    ),
+    first_of_each_key=True,
+)
+
+
+def _lent(path: str, needed: object, because: str) -> Row[OrderFacts]:
+    """What must be as it is by default where other ranks keep what autograd saved."""
+    shown = "null" if needed is None else str(needed).lower()
+    why = f"{{order.name}} sends what autograd saved in a forward to another rank, {because}"
+    return Row(path, lambda f: value_at(f, path) != needed, f"must be {shown}", why, fix=f"{path}={shown}")
+
+
+LENT: Table[OrderFacts] = Table(
+    "Schedules that lend activations to other ranks",
+    (
+        _lent("activation_checkpoint", "none", "which these policies make anew"),
+        _lent("offload.activations", "none", "which is then in the host's memory"),
+        _lent("compile", False, "of layers that run as they are written"),
+        _lent("zero.stage", None, "and DeepSpeed runs the forward itself"),
+    ),
+    applies=lambda f: f.order.moves_activations,
+)
+
+
+def _takes_factors(facts: OrderFacts) -> bool:
+    name = facts.config.optimizer.name
+    return name in OPTIMIZERS and OPTIMIZERS[name].curvature
+
+
+def _against_factors(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
+    return Row(
+        "schedule.name",
+        lambda f: breaks(f.order),
+        "must be another with optimizer={config.optimizer.name}",
+        why,
+        fix="schedule=1f1b",
+        value=lambda f: f.order.name,
+    )
+
+
+CURVATURE_TABLES: tuple[Table[OrderFacts], ...] = (
+    Table(
+        "Schedules under which K-FAC cannot take its factors",
+        (
+            _against_factors(
+                "The ranks of {order.name} hold stages twice, and each copy sees a part of the micro-batches",
+                lambda order: order.has_copies,
+            ),
+            _against_factors(
+                "{order.name} sends what autograd saved to another rank, and the layers' inputs would stay",
+                lambda order: order.moves_activations,
+            ),
+            _against_factors(
+                "{order.name} splits the backward, and its factors are taken in a whole one",
+                lambda order: order.splits_backward,
+            ),
+        ),
+        applies=_takes_factors,
+        first_of_each_key=True,
+    ),
+    Table(
+        "Schedules whose bubbles are filled with K-FAC's work",
+        (
+            Row(
+                "optimizer.name",
+                lambda f: f.config.optimizer.name != "kfac",
+                "must be kfac with schedule={order.name}",
+                "The bubbles of {order.name} are filled with the sums and inversions of K-FAC",
+                fix="optimizer=kfac",
+            ),
+            Row(
+                "optimizer.refresh_every",
+                lambda f: f.config.optimizer.refresh_every is not None,
+                "must be null with schedule={order.name}",
+                "The inverses are new when the bubbles of {order.name} have had room for them",
+                fix="optimizer.refresh_every=null",
+                when=lambda f: f.config.optimizer.name == "kfac",
+            ),
+        ),
+        applies=lambda f: f.order.has_curvature,
+    ),
+)
+
+
+def statistics_problems(schedule: str, names: Iterable[str]) -> list[Problem]:
+    """What stands against layers with running statistics whose stages are on several ranks of one pipeline.
+
+    Args:
+        schedule: its name.
+        names: of these layers.
+    """
+    first = next(iter(names), None)
+    if first is None:
+        return []
+    rule = f"must be a schedule of one pipeline with running statistics ({first})"
+    return [Problem("schedule.name", schedule, rule, _OTHER_AVERAGES, "schedule=1f1b")]
+
+
+_OTHER_AVERAGES = "The copies of a stage would each see the micro-batches of one direction, and remember other averages"
+
+TWINS: Table[OrderFacts] = Table(
+    "Schedules with copies of a stage",
+    (
+        Computed(
+            "schedule.name",
+            lambda f: statistics_problems(f.order.name, f.statistics),
+            "must be a schedule of one pipeline where layers keep running statistics",
+            _OTHER_AVERAGES,
+        ),
+    ),
+    applies=lambda f: f.order.has_copies,
+)
+
+
+def _not_taken_back(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
+    return Row(
+        "schedule.post_validation",
+        lambda f: breaks(f.order),
+        "must be false",
+        why,
+        fix="schedule.post_validation=false",
+    )
+
+
+POST_VALIDATION: Table[OrderFacts] = Table(
+    "Schedules whose steps cannot be taken back",
+    (
+        _not_taken_back(
+            "The ranks of {order.name} hold stages twice, and both copies would have to be taken back together",
+            lambda order: order.has_copies,
+        ),
+        _not_taken_back(
+            "What a rank has begun of the next step when one is taken back must be known before",
+            lambda order: order.leaves_its_order,
+        ),
+        _not_taken_back(
+            "{order.name} sends what autograd saved in a forward to another rank, and could not take that back",
+            lambda order: order.moves_activations,
+        ),
+        _not_taken_back(
+            "{order.name} runs forwards again before their backwards, and the forwards of the next step that a rank "
+            "begins early would not know of it",
+            lambda order: order.recomputes,
+        ),
+    ),
+    applies=lambda f: f.config.schedule.post_validation,
+    first_of_each_key=True,
+)

@@ -1,0 +1,119 @@
+"""All rules of the plan: those that need a schedule, the model's layers or the number of started processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.config.rules.table import Computed, Row, Table
+from runner.config.schema import RunConfig
+from runner.errors import Problem
+from runner.plan.activations import activation_problems
+from runner.plan.cut.partition import partition_problems
+from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan, schedule_problems
+from runner.plan.rules.facts import OrderFacts, RequestFacts
+from runner.plan.rules.schedule import ASYNCHRONOUS, CURVATURE_TABLES, LENT, POST_VALIDATION, SPLIT, TWINS
+from runner.plan.rules.zero import SHARING_TABLES
+from runner.schedule.traits import traits_of
+from runner.schedule.values import Schedule
+
+__all__ = ["ORDER_TABLES", "PLACE_TABLES", "SCHEDULE", "order_problems", "plan_problems"]
+
+SCHEDULE: Table[RequestFacts] = Table(
+    "The schedule that is asked for",
+    (
+        Computed(
+            "schedule.*, parallelism.pipeline",
+            lambda f: schedule_problems(f.config),
+            "ranks, chunks and micro-batches must be such that there is an order, and keys must be the schedule's own",
+            "`runner schedule --list` prints each schedule's constraints",
+            "the schedule's entry in runner/schedule/catalogue",
+        ),
+    ),
+)
+
+ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
+    Table(
+        "Stages of the model",
+        (
+            Computed(
+                "partition.*, parallelism.pipeline",
+                lambda f: partition_problems(
+                    f.config.partition.name, f.config.partition.boundaries, f.order.stages, f.num_layers
+                ),
+                "every stage must have a layer; boundaries must lie within the model, one for each stage but the first",
+            ),
+        ),
+    ),
+    ASYNCHRONOUS,
+    SPLIT,
+    *SHARING_TABLES,
+    LENT,
+    *CURVATURE_TABLES,
+    TWINS,
+    POST_VALIDATION,
+)
+"""Checked where the schedule itself has no problem, in this order."""
+
+PLACE_TABLES: tuple[Table[RequestFacts], ...] = (
+    Table(
+        "Layers that a policy names",
+        (
+            Computed(
+                "activation_checkpoint.layers",
+                lambda f: activation_problems(f.config, f.layer_names),
+                "must name layers of the model",
+            ),
+        ),
+        applies=lambda f: bool(f.layer_names),
+    ),
+    Table(
+        "Started processes",
+        (
+            Row(
+                "parallelism",
+                lambda f: f.started is not None and f.started != f.world_size,
+                "pipeline x data x tensor makes {world_size} ranks, {started} were started",
+                fix="{world_size} processes, or other degrees",
+            ),
+        ),
+    ),
+)
+"""Checked last, whatever the schedule."""
+
+
+def plan_problems(
+    config: RunConfig,
+    num_layers: int,
+    *,
+    world_size: int | None = None,
+    layer_names: Sequence[str] = (),
+    statistics: Sequence[str] = (),
+) -> list[Problem]:
+    """The rules that need a schedule or a topology. Those that need the sections alone are the configuration's.
+
+    Args:
+        config: the request.
+        num_layers: layers of the model.
+        world_size: ranks that were started already (torchrun, srun); None where the runner starts them.
+        layer_names: their names; without them, names in the request are not looked up.
+        statistics: names of those with running statistics.
+    """
+    facts = RequestFacts(config, tuple(layer_names), world_size)
+    problems = list(SCHEDULE.problems(facts))
+    if not problems and not is_chosen_by_plan(config):
+        problems += order_problems(config, executed_schedule(config), num_layers, statistics)
+    return [*problems, *(problem for table in PLACE_TABLES for problem in table.problems(facts))]
+
+
+def order_problems(
+    config: RunConfig, schedule: Schedule, num_layers: int, statistics: Sequence[str] = ()
+) -> list[Problem]:
+    """What of the request does not go with a schedule.
+
+    Args:
+        config: the request.
+        schedule: the one that is planned for it.
+        num_layers, statistics: see :func:`plan_problems`.
+    """
+    facts = OrderFacts(config, traits_of(schedule), num_layers, tuple(statistics))
+    return [problem for table in ORDER_TABLES for problem in table.problems(facts)]

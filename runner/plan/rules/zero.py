@@ -1,0 +1,84 @@
+"""ZeRO's rules that need a schedule: which pipelines may share out gradients, states and weights, and who does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runner.config.precision import PRECISIONS
+from runner.config.rules.table import Row, Table
+from runner.config.schema import RunConfig
+from runner.plan.rules.facts import OrderFacts
+from runner.schedule.traits import ScheduleTraits, traits_of
+from runner.schedule.values import Schedule
+
+__all__ = ["SHARING_TABLES", "shares_by_itself"]
+
+_BY_WEIGHT = ("adamw", "adam", "sgd", "auto")  # their states can be told apart by weight
+
+
+def shares_by_itself(config: RunConfig, schedule: Schedule) -> bool:
+    """Whether the runner, not DeepSpeed, shares states out: :class:`runner.optim.states.shared.SharedStates`."""
+    order = traits_of(schedule)
+    return bool(config.zero.stage) and (_holds_several(order) or _runs_twice(order))
+
+
+def _holds_several(order: ScheduleTraits) -> bool:
+    """DeepSpeed's one engine of a rank cannot be that of several stages or replicas."""
+    return order.ranks > 1 and (order.has_copies or not order.one_stage_per_rank)
+
+
+def _runs_twice(order: ScheduleTraits) -> bool:
+    """DeepSpeed's hooks cannot count these backwards."""
+    return order.ranks > 1 and not _holds_several(order) and (order.splits_backward or order.recomputes)
+
+
+def _table(title: str, against: str, source: str, applies: Callable[[ScheduleTraits], bool]) -> Table[OrderFacts]:
+    """What the runner's own sharing cannot do, where DeepSpeed's engine cannot stand in for the schedule's."""
+    own = f"{against} ({source}); there the runner itself shares out the states, and these alone"
+    needed = "must be {} with schedule={{order.name}}".format
+    rows: tuple[Row[OrderFacts], ...] = (
+        Row("zero.stage", lambda f: f.config.zero.stage != 1, needed(1), own, source, "zero.stage=1"),
+        Row(
+            "offload.optimizer",
+            lambda f: f.config.offload.optimizer != "none",
+            needed("none"),
+            own,
+            source,
+            "schedule=1f1b",
+        ),
+        Row("zero.config", lambda f: f.config.zero.config is not None, needed("null"), own, source, "zero.config=null"),
+        Row(
+            "optimizer.name",
+            lambda f: f.config.optimizer.name not in _BY_WEIGHT,
+            needed(f"one of {', '.join(_BY_WEIGHT)}"),
+            own,
+            source,
+            "optimizer=adamw",
+        ),
+        Row(
+            "precision.name",
+            lambda f: PRECISIONS[f.config.precision.name].master_weights,
+            needed("another"),
+            f"{own}, not fp32 masters",
+            source,
+            "precision=bf16_mixed",
+        ),
+    )
+    return Table(title, rows, applies=lambda f: bool(f.config.zero.stage) and applies(f.order))
+
+
+SHARING_TABLES = (
+    _table(
+        "ZeRO with schedules of several stages per rank",
+        "A rank holds several stages or replicas",
+        "deepspeed/runtime/engine.py has one optimizer per engine, and clips by its own norm",
+        _holds_several,
+    ),
+    _table(
+        "ZeRO with schedules that split backwards or run forwards twice",
+        "Its backwards are split, or its forwards run twice",
+        "deepspeed/runtime/zero/stage_1_and_2.py: create_gradient_handling_hooks counts those of one whole backward",
+        _runs_twice,
+    ),
+)
+"""At most one of them applies to a schedule."""

@@ -1,0 +1,192 @@
+"""The tables of rules: a rule that no request breaks is a rule about nothing, and the docs say what the tables say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.config.rules.sections import CONFIG_TABLES, rules
+from runner.config.rules.table import Computed, Row, Table, where
+from runner.config.rules.zero_table import ZERO
+from runner.config.schema import RunConfig
+from runner.errors import Problem
+from runner.plan.rules.document import DOCUMENTS, all_tables, documented
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+NEGATIVE = [
+    "parallelism.pipeline", "parallelism.data", "parallelism.tensor", "data.batch_size", "data.workers",
+    "schedule.microbatches", "schedule.chunks", "schedule.memory_limit", "schedule.pipes", "schedule.twin_check_every",
+    "schedule.steps", "activation_checkpoint.every", "optimizer.lr", "optimizer.eps", "optimizer.weight_decay",
+    "optimizer.momentum", "optimizer.variance_refreshes", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps",
+    "lr_scheduler.min_lr", "lr_scheduler.base_batch", "trainer.max_steps", "trainer.val_every", "trainer.log_every",
+    "trainer.threads", "trainer.grad_clip_norm", "trainer.grad_clip_value", "trainer.ema_decay", "checkpoint.every",
+    "checkpoint.keep", "checkpoint.keep_best", "hardware.memory_bytes", "hardware.host_memory_bytes",
+    "hardware.link_bytes_per_second", "hardware.memory_bytes_per_second", "hardware.network_bytes_per_second",
+    "hardware.host_link_bytes_per_second", "hardware.host_memory_bytes_per_second", "hardware.devices_per_node",
+    "hardware.link_latency_seconds", "transport.delay_seconds", "transport.bytes_per_second", "cost.F", "cost.B",
+    "cost.I", "cost.W", "cost.comm", "cost.curvature", "cost.inversion", "launcher.rendezvous_timeout_seconds",
+    "launcher.step_timeout_seconds", "launcher.watchdog_seconds", "launcher.max_restarts", "seed",
+]  # fmt: skip
+UNKNOWN = [
+    "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",
+    "launcher.name", "logger.name", "profiler.name", "device", "sweep_retry", "sweep_on_failure", "memory_limit",
+    "report", "sweep_report", "plan_report", "model.target", "data.target", "loss.target", "data.collate",
+    "activation_checkpoint.save_ops", "offload.activations", "trainer.on_nonfinite", "compression.name",
+]  # fmt: skip
+OF_SLURM = {
+    "nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "time_limit": "1:00", "signal_seconds": 1, "requeue": False,
+    "partition": "a", "account": "a", "sbatch": ["--x"], "wait": True, "dry_run": True,
+}  # fmt: skip
+SCALING = ("initial_scale", "growth_interval", "growth_factor", "backoff_factor", "minimum_scale")
+COMBINED: list[dict[str, Any]] = [
+    {"resume": ""}, {"memory_limit": "0"}, {"report": "???", "sweep_report": "???", "plan_report": "???"},
+    {"model.target": "???", "data.target": "???", "loss.target": "???", "data.collate": "???"},
+    {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
+    {"parallelism.tensor": 2}, {"schedule.post_validation": True, "trainer.ema_decay": 0.9}, {"schedule.steps": 2},
+    {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},
+    {"partition.name": "manual"}, {"partition.name": "manual", "partition.boundaries": [2, 1]},
+    {"activation_checkpoint.name": "periodic"}, {"activation_checkpoint.name": "selective"},
+    {"activation_checkpoint.name": "manual"}, {"activation_checkpoint.every": 2},
+    {"activation_checkpoint.save_ops": "matmuls"}, {"activation_checkpoint.layers": []},
+    {"activation_checkpoint.name": "selective", "offload.activations": "save_on_cpu", "compile": True},
+    {"zero.stage": 1, "zero.config": "nowhere.json"}, {"optimizer.betas": [1.0]},
+    {"optimizer.momentum": 0.5, "optimizer.freeze_step": 1, "optimizer.variance_refreshes": 1},
+    {"optimizer.damping": 1.0},
+    {"optimizer.name": "sgd", "optimizer.betas": [0.5, 0.5], "optimizer.eps": 1.0},
+    {"optimizer.name": "adam8bit", "optimizer.decoupled_weight_decay": True},
+    {"optimizer.name": "adam8bit", "optimizer.decoupled_weight_decay": False},
+    {"optimizer.name": "sgd", "optimizer.decoupled_weight_decay": True},
+    {"optimizer.name": "adamw", "optimizer.decoupled_weight_decay": False}, {"optimizer.name": "onebit_adam"},
+    {"optimizer.name": "onebit_lamb", "optimizer.freeze_step": 1},
+    {"optimizer.name": "onebit_adam", "optimizer.freeze_step": 0, "schedule.post_validation": True},
+    {"optimizer.name": "onebit_adam", "trainer.grad_clip_norm": 1.0, "trainer.grad_clip_value": 1.0},
+    {"optimizer.name": "zero_one_adam"}, {"optimizer.name": "kfac"}, {"optimizer.refresh_every": 1},
+    {
+        "optimizer.name": "kfac", "optimizer.damping": 0.0, "optimizer.refresh_every": 0, "parallelism.data": 2,
+        "zero.stage": 1, "precision.name": "bf16", "compile": True, "activation_checkpoint.name": "full",
+        "offload.activations": "save_on_cpu", "schedule.post_validation": True,
+    },
+    {"optimizer.target": "a:b", "optimizer.kwargs": {"a": 1}},
+    {"optimizer.name": "custom", "optimizer.weight_decay": 0.1},
+    {"lr_scheduler.warmup_steps": 1, "lr_scheduler.min_lr": 0.1, "lr_scheduler.total_steps": 1},
+    {"lr_scheduler.name": "linear", "lr_scheduler.warmup_steps": 9, "lr_scheduler.total_steps": 5},
+    {"lr_scheduler.name": "linear", "lr_scheduler.warmup_steps": 999},
+    {"lr_scheduler.name": "linear", "lr_scheduler.min_lr": 1.0}, {f"precision.{key}": 7 for key in SCALING},
+    {"precision.name": "fp16"} | {f"precision.{key}": -1 for key in SCALING},
+    {"precision.name": "fp16", "precision.minimum_scale": 9e9},
+    {"checkpoint.keep_best": 1}, {"checkpoint.allow_pickle": ["os:system"]}, {"hardware.flops": {"fp32": 0.0}},
+    {"hardware.memory_bytes": 0.5, "hardware.host_memory_bytes": 0.5}, {"cost.F": 0.0, "cost.B": 0.0},
+    {f"launcher.{key}": value for key, value in OF_SLURM.items()}, {"launcher.name": "slurm", "launcher.nodes": 2},
+    {
+        "launcher.name": "slurm", "launcher.nodes": 0, "launcher.gpus_per_node": -1, "launcher.cpus_per_task": 0,
+        "launcher.signal_seconds": 0, "launcher.time_limit": "soon", "launcher.partition": "a b",
+        "launcher.account": "", "launcher.sbatch": ["x"],
+    },
+]  # fmt: skip
+BROKEN = [*({key: -1} for key in NEGATIVE), *({key: "no such"} for key in UNKNOWN), *COMBINED]
+
+
+def request(values: Mapping[str, Any]) -> RunConfig:
+    config = RunConfig()
+    for path, value in values.items():
+        *sections, key = path.split(".")
+        place: Any = config
+        for section in sections:
+            place = getattr(place, section)
+        setattr(place, key, value)
+    return config
+
+
+def test_every_rule_has_a_request_that_breaks_it() -> None:
+    requests = [request(values) for values in BROKEN]
+    tables = [table for table in CONFIG_TABLES if table is not ZERO]  # tests/zero has ZeRO's
+    never = [
+        (table.title, rule.path, rule.rule)
+        for table in tables
+        for rule in table.rules
+        if not any(list(replace(table, rules=(rule,)).problems(config)) for config in requests)
+    ]
+    assert never == []
+
+
+def test_every_problem_is_a_rules() -> None:
+    """What is told is what the table says, with the request's values in its words."""
+    for values in BROKEN:
+        config = request(values)
+        told = [problem.path for problem in rules(config)]
+        known = {rule.path for table in CONFIG_TABLES for rule in table.rules}
+        assert all(path in known or path.startswith(("hardware.flops.", "nowhere.json")) for path in told), values
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_documents_tables_are_the_tables(document: str) -> None:
+    """``python -m runner.plan.rules.document --write`` writes them."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert documented(document, text) == text
+
+
+def test_a_document_without_a_place_for_its_table_is_told() -> None:
+    with pytest.raises(ValueError, match=r"docs/zero\.md must have"):
+        documented("docs/zero.md", "no table here")
+
+
+def test_every_rule_says_what_must_hold_and_stands_in_a_group_with_a_name() -> None:
+    tables = all_tables()
+    assert len({table.title for table in tables}) == len(tables)
+    assert all(rule.path and rule.rule and not rule.rule.endswith(".") for table in tables for rule in table.rules)
+
+
+def test_words_name_facts() -> None:
+    row: Row[RunConfig] = Row(
+        "compile",
+        lambda c: c.compile,
+        "must be false with {schedule.name}",
+        "zero.stage is {zero.stage}, compile {compile}",
+        fix="trainer.max_steps={trainer.max_steps}",
+    )
+    assert list(row.problems(RunConfig())) == []
+    assert list(row.problems(RunConfig(compile=True))) == [
+        Problem("compile", True, "must be false with 1f1b", "zero.stage is null, compile true", "trainer.max_steps=100")
+    ]
+
+
+def test_a_sections_value_is_its_options_name() -> None:
+    row: Row[RunConfig] = Row("activation_checkpoint", lambda c: True, "must be another")
+    assert [problem.value for problem in row.problems(RunConfig())] == ["none"]
+
+
+def test_a_condition_holds_for_a_whole_table_or_for_some_of_its_rows() -> None:
+    rows: tuple[Row[RunConfig], ...] = (
+        Row("seed", lambda c: True, "first", "why", "a file"),
+        Row("seed", lambda c: True, "second", "why", "a file"),
+        *where(lambda c: c.compile, Row("device", lambda c: c.device == "auto", "third")),
+    )
+
+    def told(table: Table[RunConfig], config: RunConfig) -> list[str]:
+        return [f"{problem.rule} {problem.why}".strip() for problem in table.problems(config)]
+
+    assert told(Table("all", rows), RunConfig()) == ["first why", "second why"]
+    assert told(Table("all", rows), RunConfig(compile=True)) == ["first why", "second why", "third"]
+    assert told(Table("one", rows, first_of_each_key=True, cites=True), RunConfig()) == ["first why (a file)"]
+    assert told(Table("none", rows, applies=lambda c: c.compile), RunConfig()) == []
+
+
+def test_conditions_add_up() -> None:
+    row: Row[RunConfig] = Row("seed", lambda c: True, "never", when=lambda c: c.compile)
+    (both,) = where(lambda c: c.device == "cpu", row)
+    found = [list(both.problems(RunConfig(compile=on, device=device))) for on in (0, 1) for device in ("cpu", "cuda")]
+    assert [len(problems) for problems in found] == [0, 0, 1, 0]
+
+
+def test_a_rule_that_computes_may_tell_several_problems() -> None:
+    def find(config: RunConfig) -> list[Problem]:
+        return [Problem("seed", number, "is wrong") for number in (1, 2)]
+
+    table = Table[RunConfig]("computed", (Computed("seed", find, "must be right"),), first_of_each_key=True)
+    assert [problem.value for problem in table.problems(RunConfig())] == [1, 2]
