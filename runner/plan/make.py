@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
-from runner.errors import raise_problems
+from runner.errors import Problem, raise_problems
 from runner.memory.solve.values import ActivationPlan
 from runner.plan.activations import activation_notes, plan_activations
 from runner.plan.cut.partition import NothingFitsError, Partition, partition
@@ -150,6 +150,7 @@ class _Stages:
 def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
     """The plan of a draft, without advice. One replica is planned; the others are alike."""
     stages = _cut(draft)
+    raise_problems(_crossing_weights(draft, stages.layers))
     draft = _ordered_by_profile(draft, stages.figures)
     schedule, layout = draft.schedule, draft.layout
     program, in_flight = lower(schedule), in_flight_microbatches(schedule)
@@ -169,6 +170,21 @@ def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
         host_limit_bytes=draft.host_limit_bytes,
         advice=_notes(draft, stages, in_flight, measured=stage_seconds is not None),
     )
+
+
+def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:
+    """Trained weights that several stages share, under a schedule that updates each stage by itself."""
+    if not draft.schedule.is_asynchronous:
+        return []
+    for weight in draft.profile.shared:
+        users = {
+            stage for stage, (first, last) in enumerate(layers) if any(first <= one <= last for one in weight.layers)
+        }
+        if weight.gradient_bytes and len(users) > 1:
+            rule = f"must be synchronous where stages share a weight (layers {', '.join(map(str, weight.layers))})"
+            why = "Its copies would be updated at different moments, from gradients of different steps"
+            return [Problem("schedule.name", draft.schedule.name, rule, why, "schedule=1f1b")]
+    return []
 
 
 def _cut(draft: Draft) -> _Stages:

@@ -54,8 +54,19 @@ def costs_of(config: RunConfig) -> Costs:
 
 
 def schedule_problems(config: RunConfig) -> list[Problem]:
-    """What stands against the schedule that ``config`` asks for."""
-    return registry.request_problems(config.schedule.name, _asked(config))
+    """What is wrong with the schedule that ``config`` asks for."""
+    problems = registry.request_problems(config.schedule.name, _asked(config))
+    if (config.schedule.steps or 1) > 1 and not (config.schedule.post_validation or _is_asynchronous(config)):
+        rule = "needs schedule.post_validation=true, or an asynchronous schedule"
+        why = "Otherwise all ranks wait for each other before the optimizer step: every step looks like the first"
+        fix = "schedule.post_validation=true"
+        problems.append(Problem("schedule.steps", config.schedule.steps, rule, why, fix))
+    return problems
+
+
+def _is_asynchronous(config: RunConfig) -> bool:
+    spec = registry.SPECS.get(config.schedule.name)
+    return spec is not None and spec.kind == "asynchronous"
 
 
 def schedule_of(config: RunConfig) -> Schedule:

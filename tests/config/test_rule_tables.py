@@ -48,7 +48,7 @@ COMBINED: list[dict[str, Any]] = [
     {"resume": ""}, {"memory_limit": "0"}, {"report": "???", "sweep_report": "???", "plan_report": "???"},
     {"model.target": "???", "data.target": "???", "loss.target": "???", "data.collate": "???"},
     {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
-    {"parallelism.tensor": 2}, {"schedule.post_validation": True, "trainer.ema_decay": 0.9}, {"schedule.steps": 2},
+    {"parallelism.tensor": 2}, {"schedule.post_validation": True, "trainer.ema_decay": 0.9},
     {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},
     {"partition.name": "manual"}, {"partition.name": "manual", "partition.boundaries": [2, 1]},
     {"activation_checkpoint.name": "periodic"}, {"activation_checkpoint.name": "selective"},

@@ -52,7 +52,6 @@ def told(*overrides: str) -> list[str]:
         ("parallelism.tensor=2", f"parallelism.tensor = 2: must be 1. Tensor parallelism is {_NOT_YET}. Try parallelism.tensor=1."),
         ("schedule.microbatches=0", "schedule.microbatches = 0: must be at least 1. Try schedule.microbatches=1."),
         ("schedule.chunks=0", "schedule.chunks = 0: must be at least 1. Try schedule.chunks=1."),
-        ("schedule.steps=2", "schedule.steps = 2: needs schedule.post_validation=true. Without it all ranks wait for each other before the optimizer step: every step looks like the first. Try schedule.post_validation=true."),
         ("schedule.steps=0", "schedule.steps = 0: must be at least 1. Try schedule.steps=1."),
         ("schedule.post_validation=true trainer.ema_decay=0.9", "schedule.post_validation = true: does not go with trainer.ema_decay. The average would take in weights that may yet be taken back. Try schedule.post_validation=false."),
         ("schedule=from_file", "schedule.file = null: must name a file. The schedule is read from it. Try schedule.file=PATH."),

@@ -35,7 +35,8 @@ def request(schedule: str = "1f1b", **values: Any) -> RunConfig:
 ALL: dict[str, Any] = {  # what schedules of several kinds refuse
     "compile": True, "activation_checkpoint__name": "full", "offload__activations": "save_on_cpu", "zero__stage": 2,
     "offload__optimizer": "cpu", "zero__config": "a.json", "optimizer__name": "kfac", "precision__name": "bf16_master",
-    "schedule__post_validation": True, "optimizer__refresh_every": 3,
+    "schedule__post_validation": True, "optimizer__refresh_every": 3, "trainer__grad_clip_norm": 1.0,
+    "trainer__on_nonfinite": "skip", "trainer__ema_decay": 0.9,
 }  # fmt: skip
 REQUESTS = [
     *(
@@ -45,6 +46,7 @@ REQUESTS = [
     request("varuna", schedule__opportunistic=True, schedule__post_validation=True),
     request("pipefisher", optimizer__name="adamw"),
     request("1f1b", partition__name="manual", partition__boundaries=[9]),
+    request("pipedream_2bw", precision__name="fp16_mixed"),
 ]
 
 
@@ -82,9 +84,25 @@ def test_a_schedule_that_runs_forwards_again_is_not_taken_back() -> None:
     assert plan_problems(config, 8) == []
 
 
-def test_an_asynchronous_schedule_is_refused_until_weights_have_versions() -> None:
-    (problem,) = plan_problems(request("pipedream_2bw"), 8)
-    assert problem.line().startswith("schedule.name = pipedream_2bw: must be a synchronous schedule")
+def test_an_asynchronous_schedule_refuses_what_needs_all_stages_at_one_step() -> None:
+    assert plan_problems(request("pipedream_2bw"), 8) == []
+    (problem,) = plan_problems(request("pipedream_2bw", trainer__grad_clip_norm=0.5), 8)
+    assert problem.line() == (
+        "trainer.grad_clip_norm = 0.5: must be null with schedule=pipedream_2bw. Each stage is updated by itself, at a "
+        "moment when the other stages are at other steps, so that the gradients of the whole model are never there "
+        "together. Try trainer.grad_clip_value=1.0."
+    )
+    for optimizer in ("kfac", "onebit_adam"):
+        (problem, *_) = plan_problems(request("pipedream_2bw", optimizer__name=optimizer), 8)
+        assert problem.path == "optimizer"
+
+
+def test_steps_are_drawn_where_they_run_into_each_other() -> None:
+    (problem,) = plan_problems(request("1f1b", schedule__steps=2), 8)
+    assert problem.line().startswith("schedule.steps = 2: needs schedule.post_validation=true, or an asynchronous")
+    assert plan_problems(request("1f1b", schedule__steps=1), 8) == []
+    assert plan_problems(request("zb_h2", schedule__steps=3, schedule__post_validation=True), 8) == []
+    assert plan_problems(request("pipedream_2bw", schedule__steps=3), 8) == []
 
 
 TRAITS = {  # has_copies, several stages per rank, splits_backward, recomputes, moves, has_curvature

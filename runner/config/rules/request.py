@@ -124,13 +124,6 @@ _SCHEDULE: Table[RunConfig] = Table(
         ),
         at_least("schedule.steps", 1),
         Row(
-            "schedule.steps",
-            lambda c: (c.schedule.steps or 1) > 1 and not c.schedule.post_validation,
-            "needs schedule.post_validation=true",
-            "Without it all ranks wait for each other before the optimizer step: every step looks like the first",
-            fix="schedule.post_validation=true",
-        ),
-        Row(
             "schedule.file",
             lambda c: c.schedule.file is None,
             "must name a file",

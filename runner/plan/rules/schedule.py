@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from runner.config.optimizers import OPTIMIZERS
+from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table, value_at
 from runner.errors import Problem
 from runner.plan.rules.facts import OrderFacts
@@ -12,19 +13,61 @@ from runner.schedule.traits import ScheduleTraits
 
 __all__ = ["ASYNCHRONOUS", "CURVATURE_TABLES", "LENT", "POST_VALIDATION", "SPLIT", "TWINS", "statistics_problems"]
 
+
+def _overlapping(path: str, needed: object, why: str, fix: str = "") -> Row[OrderFacts]:
+    """What must be as it is by default where windows overlap."""
+    shown = "null" if needed is None else str(needed).lower()
+    breaks: Callable[[OrderFacts], bool] = lambda f: value_at(f, path) != needed  # noqa: E731
+    return Row(path, breaks, f"must be {shown} with schedule={{order.name}}", why, fix=fix or f"{path}={shown}")
+
+
+_BY_ITSELF = "Each stage is updated by itself, at a moment when the other stages are at other steps"
+
 ASYNCHRONOUS: Table[OrderFacts] = Table(
-    "Asynchronous schedules",
+    "Asynchronous schedules, whose windows overlap",
     (
+        _overlapping(
+            "trainer.grad_clip_norm",
+            None,
+            f"{_BY_ITSELF}, so that the gradients of the whole model are never there together",
+            "trainer.grad_clip_value=1.0",
+        ),
+        _overlapping(
+            "trainer.on_nonfinite",
+            "stop",
+            f"{_BY_ITSELF}; some have been updated when another is not finite",
+        ),
+        _overlapping(
+            "schedule.post_validation", False, f"{_BY_ITSELF}: no rank waits for another before the optimizer step"
+        ),
+        _overlapping("trainer.ema_decay", None, f"{_BY_ITSELF}, and an average would mix the stages' steps"),
+        _overlapping("zero.stage", None, "DeepSpeed keeps one version of each weight, and updates a rank's together"),
+        _overlapping("compile", False, "A compiled layer keeps to the weights that it was compiled with"),
         Row(
-            "schedule.name",
-            lambda f: f.order.is_asynchronous,
-            "must be a synchronous schedule, but for `runner schedule`",
-            "The engine keeps one version of each weight, and {order.name} reads weights that lack updates",
-            fix="schedule=1f1b",
-            value=lambda f: f.order.name,
+            "precision",
+            lambda f: PRECISIONS[f.config.precision.name].loss_scaling,
+            "must not scale the loss with schedule={order.name}",
+            f"An overflow skips the step on every rank. {_BY_ITSELF}",
+            fix="precision=bf16_mixed",
+            value=lambda f: f.config.precision.name,
+        ),
+        Row(
+            "optimizer",
+            lambda f: _is_of_the_whole_rank(f.config.optimizer.name),
+            "must be another with schedule={order.name}",
+            f"It works on all weights of a rank, or of the replicas, in one step. {_BY_ITSELF}",
+            fix="optimizer=adamw",
+            value=lambda f: f.config.optimizer.name,
         ),
     ),
+    applies=lambda f: f.order.is_asynchronous,
 )
+
+
+def _is_of_the_whole_rank(optimizer: str) -> bool:
+    kind = OPTIMIZERS.get(optimizer)
+    return kind is not None and (kind.compresses or kind.curvature)
+
 
 SPLIT: Table[OrderFacts] = Table(
     "Schedules that split backwards or run forwards again",
