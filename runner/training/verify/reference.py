@@ -39,6 +39,7 @@ from runner.training.data.loading import make_loader
 from runner.training.lightning_module import own_optimizer
 from runner.training.scaling import loss_scaling
 from runner.training.verify.reference_curvature import ReferenceCurvature
+from runner.training.verify.reference_versions import ReferenceVersions
 from runner.training.verify.trace_files import gradients_of, traced_steps, weights_of, write_trace
 
 __all__ = ["run_reference"]
@@ -61,14 +62,16 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
         scheduler = build_scheduler(config, optimizer)
     traced = traced_steps(config, read_profile(run_dir))
     curvature = ReferenceCurvature(config, run_dir, optimizer, model, find_ties(loaded.layers))
+    versions = ReferenceVersions(config, run_dir, model)
     buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
             batches = _microbatches(config, batch)
             curvature.begin(step)
-            total, weight = _accumulate(
-                config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, curvature
-            )
+            with versions.read():
+                total, weight = _accumulate(
+                    config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, curvature
+                )
             finite = _all_finite(total, trained)
             if finite:
                 _scale_and_clip(config, optimizer, trained, weight * scale.of_sum)
@@ -79,6 +82,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
                 scale.succeeded()
             elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
                 raise RunFailedError(f"step {step}: the loss or a gradient is not finite")
+            versions.stepped()
             if scheduler is not None:
                 scheduler.step()
             log.write(step=step + 1, loss=total / weight, seconds=0.0)
