@@ -326,7 +326,7 @@ class Engine:
         if with_loss:
             window.learn(self._headers.totals(window))
         self._rank.windows.clear()
-        self.drain()
+        self._empty()
         for module in self.stages.values():
             module.train()
         return window
@@ -347,7 +347,7 @@ class Engine:
             self._headers.totals(window)
             self._rank.windows.clear()
             self.timeline.finish(time.perf_counter())
-        self.drain()
+        self._empty()
         for update in self._updates:
             update.update.close()
         self._load_buffers(kept)
@@ -361,10 +361,14 @@ class Engine:
         Returns:
             the steps that ended by it on this rank.
         """
+        self._empty()
+        return self._take_finished()
+
+    def _empty(self) -> None:
+        """:meth:`drain`, whose steps the next caller of it or of :meth:`submit` is told."""
         self.settle()
         self._executor.drain()
         self._headers.drain()
-        return self._take_finished()
 
     # One window
 

@@ -253,3 +253,24 @@ def test_a_stream_is_cut_where_a_rank_begins_a_window() -> None:
     left = streams[0].drain(3)
     assert [action for action in left if action.op is Op.F] == []
     assert [action.microbatch for action in left] == [9, 10, 11]
+
+
+def test_a_step_that_a_validation_ends_is_told() -> None:
+    """A validation reads the newest weights, so that what is under way ends first: nobody forgets those steps."""
+    batches, ranks, count = make_batches(8, steps=4), 2, 4
+    schedule = build("pipedream_2bw", ranks=ranks, microbatches=count)
+    models = [make_model() for _ in range(ranks)]
+
+    def run(transport: ThreadTransport) -> list[int]:
+        engine = make_engine(
+            models[transport.rank], functional.mse_loss, transport,
+            schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=SGD,  # type: ignore[arg-type]
+        )  # fmt: skip
+        found = []
+        for batch in batches:
+            part = part_of(batch, transport, ranks, 1, schedule)
+            found += engine.submit(part)
+            engine.evaluate(part)
+        return [step.step for step in [*found, *engine.drain()]]
+
+    assert run_ranks(ranks, run) == [[0, 1, 2, 3]] * ranks
