@@ -148,6 +148,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
         if self.engine is None:
             self._device_type = self.root_device.type
             self.options = replace(self.options, **trainer_options(trainer, self._scaling))
+            raise_problems(_overlap_problems(self.plan.schedule, self.options))
         super().setup(trainer)
 
     @override
@@ -207,6 +208,23 @@ def trainer_options(trainer: pl.Trainer, scaling: LossScaling) -> dict[str, Any]
         "clip_value": limit if by_value else None,
         "clip_norm": None if by_value else limit,
     }
+
+
+def _overlap_problems(schedule: Schedule, options: EngineOptions) -> list[Problem]:
+    """What a schedule whose windows overlap cannot have: there is no moment at which all stages are at one step."""
+    if not schedule.is_asynchronous:
+        return []
+    why = "Each stage is updated by itself, at a moment when the other stages are at other steps"
+    asked: tuple[tuple[str, object, bool, str], ...] = (
+        ("Trainer.gradient_clip_val", options.clip_norm, options.clip_norm is not None, "must be None, or by value"),
+        ("Trainer.precision", "16-mixed", options.scaling is not None, "must not scale the loss"),
+        ("PipelineStrategy.skip_nonfinite", True, options.skip_nonfinite, "must be False"),
+    )
+    return [
+        Problem(path, value, f"{rule} with schedule={schedule.name}", why, "schedule='1f1b'")
+        for path, value, breaks, rule in asked
+        if breaks
+    ]
 
 
 def _module_problems(model: pl.LightningModule) -> list[Problem]:
