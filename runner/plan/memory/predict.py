@@ -1,15 +1,13 @@
-"""Peak memory of each rank, by walking what it will do.
+"""Peak memory of each rank: what it holds all the time, and the bytes of what comes and goes.
 
-The walk mirrors what the engine holds: a boundary input from the moment its receive is posted to the end of
-its micro-batch's backward, what autograd saved from forward to backward, the gradient of a boundary from when
-its receive is posted to the end of the backward that uses it, the gradient of an input until its message has
-left (the next one to leave finds it gone). Receives that follow a compute action are posted before it. Gradients
-are one persistent flat buffer, reduced in place. The ranks of the first and the last stage hold a whole step's inputs
-and targets.
+:mod:`runner.schedule.liveness` says from which action to which something lives; :mod:`runner.plan.memory.rank_walk`
+adds up its bytes. Gradients of weights are one persistent flat buffer, reduced in place. The ranks of the first and the
+last stage hold a whole step's inputs and targets.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -20,8 +18,9 @@ from runner.plan.memory.zero import StateBytes, ZeroSharing
 from runner.plan.stages.figures import LayerRanges, StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight
+from runner.schedule.liveness import Kind, Lifetime, lifetimes, most_at_once
 from runner.schedule.simulation.opportunistic import hurried
-from runner.schedule.values import CURVATURE, MOVES, Op, Program, Schedule
+from runner.schedule.values import Action, Op, Program, Schedule
 
 __all__ = [
     "StageMemoryLimit",
@@ -71,7 +70,9 @@ def predict_memory(
     """
     schedule = program.schedule
     parts, host, kept = [], [], []
-    for rank, actions in enumerate(hurried(program)):
+    rows = hurried(program)
+    living = lifetimes(program, rows)
+    for rank, actions in enumerate(rows):
         stages = schedule.stages_of(rank)
         batch = _batch_bytes(profile, schedule, rank, batch_samples)
         held = [figures[stage] for stage in stages]
@@ -92,27 +93,32 @@ def predict_memory(
         copy = _copied_bytes(figures, profile, schedule, rank) // copied_by if copied_by is not None else 0
         if not accelerated:
             states = replace(states, buffers=states.buffers + copy)
-        parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
+        parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions, living[rank]))
         offloaded = sharing.held(held[0]).host if sharing is not None else 0
         host.append(offloaded + copy if accelerated else 0)
     return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
-    """Per stage: most micro-batches between the start of their forward and the end of their backward.
+    """Per stage: most micro-batches at once between the start of their forward and the end of their backward.
 
     Where another rank runs the backward, it is that one's recomputation which counts.
     """
     most = [0] * schedule.stages
-    for actions in hurried(schedule):
-        held = [0] * schedule.stages
-        for action in actions:
-            if action.op is (Op.R if schedule.has_other_backward(action.stage) else Op.F):
-                held[action.stage] += 1
-                most[action.stage] = max(most[action.stage], held[action.stage])
-            elif action.op in (Op.B, Op.W):
-                held[action.stage] -= 1
+    rows = hurried(schedule)
+    for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
+        by_stage: dict[int, dict[int | None, Lifetime]] = defaultdict(dict)  # stage -> micro-batch -> its whole time
+        for each in living:
+            if each.kind in _KEPT:
+                first = by_stage[each.stage].setdefault(each.microbatch, each)
+                by_stage[each.stage][each.microbatch] = first._replace(ends=each.ends)
+        for stage, whole in by_stage.items():
+            most[stage] = max(most[stage], most_at_once(row, whole.values()))
     return tuple(most)
+
+
+_KEPT = (Kind.SAVED, Kind.DEFERRED, Kind.OUTPUT)
+"""What a stage keeps of a micro-batch between its forward and its backward, in the order of :class:`Held`."""
 
 
 class Held(NamedTuple):
@@ -129,31 +135,21 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
     The one that runs counts as saved. What a rank lends is not there meanwhile; what it hosts is of none of its stages.
     """
     moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
-    for actions in hurried(schedule):
-        now = [Held(0, 0, 0)] * schedule.stages
-        for action in actions:
-            if action.op in CURVATURE:
-                continue  # what waits for it is small beside the rest, and the rank's walk counts it
-            if action.op in MOVES:
-                held = now[action.stage]
-                now[action.stage] = held._replace(saved=held.saved + (1 if action.op is Op.IN else -1))
-                continue
-            assert action.microbatch is not None  # other compute has one
-            at, (saved, deferred, dropped) = action.stage, now[action.stage]
-            moved = schedule.has_other_backward(at)
-            again = schedule.is_recomputed(at, action.microbatch) and not moved
-            if action.op is Op.F and moved:
-                moments[at].add(Held(saved + 1, deferred, dropped))  # and keeps nothing
-            elif action.op is Op.F:
-                moments[at].add(Held(saved + 1, deferred, dropped))
-                now[at] = Held(saved, deferred, dropped + 1) if again else Held(saved + 1, deferred, dropped)
-            elif action.op is Op.R:
-                now[at] = Held(saved + 1, deferred, dropped)
-                moments[at].add(now[at])
-            elif action.op is Op.W:
-                now[at] = Held(saved, deferred - 1, dropped)
-            else:
-                now[at] = Held(saved - 1, deferred + (action.op is Op.I), dropped - again)
+    rows = hurried(schedule)
+    for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
+        changes: dict[Action | None, list[tuple[int, int]]] = defaultdict(list)  # of which count, by how much
+        for each in living:
+            if each.kind in _KEPT:
+                changes[each.begins].append((_KEPT.index(each.kind), 1))
+                changes[each.ends].append((_KEPT.index(each.kind), -1))
+        counts: dict[int, list[int]] = defaultdict(lambda: [0] * len(_KEPT))
+        for action in row:
+            now = counts[action.stage]
+            if action.op is Op.F or action.op is Op.R:
+                saved, deferred, dropped = now
+                moments[action.stage].add(Held(saved + 1, deferred, dropped))
+            for count, by in changes[action]:
+                now[count] += by
     return tuple(tuple(_largest(found)) for found in moments)
 
 

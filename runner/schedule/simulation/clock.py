@@ -1,19 +1,21 @@
 """An event simulator: when each action starts and ends, if each takes what its costs say.
 
-Ranks run their lists in order. Compute and STEP occupy their rank. SEND, RECV and REDUCE do not: a SEND
-starts once its content is computed and takes the edge's time; a RECV ends when its message is there, and only
-the action that needs it waits; the REDUCEs of one rank follow each other beside its compute.
+Ranks run their lists in order, on the resources of :mod:`runner.schedule.simulation.resources`. Of a program everything
+is played: messages, reductions, optimizer steps and what ranks lend each other. Of a schedule the compute is played;
+messages between ranks take their time there without occupying anything, and moves take none.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from runner.schedule.values import COMPUTE, CURVATURE, MOVES, Action, Op, Payload, Program, Schedule
-from runner.schedule.walk import Step, Walk, walk
+from runner.schedule.simulation.peaks import peaks_in_order, peaks_in_time
+from runner.schedule.simulation.resources import Chance, Resources
+from runner.schedule.values import COMPUTE, CURVATURE, MOVES, Action, Op, Program, Schedule
+from runner.schedule.walk import Walk, walk
 
 __all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
 
@@ -64,6 +66,9 @@ class StageCosts:
         reduce, step: per stage and optimizer step; empty means none.
         curvature: of K-FAC, per stage: the sums of the factors of inputs, and those of output gradients.
         inversion: likewise, of these factors; of a step, whatever the micro-batches.
+        stash: per stage: sending what it keeps of a micro-batch to another rank; empty means none.
+        occupancy: per edge: the part of ``comm`` in which a message occupies its link; empty means none, so that no
+            message waits for another.
     """
 
     F: Sequence[float]
@@ -75,6 +80,8 @@ class StageCosts:
     step: Sequence[float] = ()
     curvature: tuple[Sequence[float], Sequence[float]] = ((), ())
     inversion: tuple[Sequence[float], Sequence[float]] = ((), ())
+    stash: Sequence[float] = ()
+    occupancy: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -99,25 +106,34 @@ class Simulation:
     """When everything happens, in the unit of the costs.
 
     Args:
+        view: what was played.
         start, end: per pipeline rank and index of its list.
         makespan: end of the last action.
         busy: per rank, time under compute and STEP.
         curvature: per rank, time of that under K-FAC's work.
         bubble_ratio: idle / total rank time over the makespan.
         inner_idle: per rank, time without compute between its first and its last compute action.
-        peak_activations: per rank, most micro-batches of its whole share held at once, each from the start of
-            its F to the end of its B or W. Of a recomputed one the input alone stays between F and R, which
-            counts as nothing here.
     """
 
+    view: Schedule | Program = field(repr=False)
     start: tuple[tuple[float, ...], ...]
     end: tuple[tuple[float, ...], ...]
     makespan: float
     busy: tuple[float, ...]
     bubble_ratio: float
     inner_idle: tuple[float, ...]
-    peak_activations: tuple[float, ...]
     curvature: tuple[float, ...] = ()
+
+    @cached_property
+    def peak_activations(self) -> tuple[float, ...]:
+        """Per rank, most micro-batches of its whole share held at once, each from the start of its F to the end of its
+        B or W.
+
+        Of a recomputed one the input alone stays between F and R, which counts as nothing here. What a rank keeps for
+        another counts.
+        """
+        schedule = self.view.schedule if isinstance(self.view, Program) else self.view
+        return peaks_in_time(self.view, self.start, self.end) if schedule.moves else peaks_in_order(self.view)
 
     @property
     def utilisation_without_curvature(self) -> float:
@@ -149,12 +165,25 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitt
         raise ValueError(f"{schedule.name} hangs: rank {rank} waits at action {index} ({action}) for {missing}")
     if isinstance(costs, Costs):
         costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts)
-    clock = _Clock(schedule, durations(costs, view), jitter)
-    start = [[0.0] * len(row) for row in view.actions]
-    end = [[0.0] * len(row) for row in view.actions]
-    for step in walked.steps:
-        start[step.rank][step.cell], end[step.rank][step.cell] = clock.play(step)
-    return _summary(view, schedule, start, end)
+    stash = costs.stash or (0.0,) * schedule.stages
+    occupancy = costs.occupancy or (0.0,) * (schedule.stages - 1)
+    resources = Resources(view, durations(costs, view), stash, occupancy, _chances(jitter))
+    resources.play(walked.steps)
+    return _summary(view, resources.start, resources.end)
+
+
+def peak_activations(view: Schedule | Program) -> tuple[float, ...]:
+    """Per rank, most micro-batches of its whole share held at once, as in :class:`Simulation`."""
+    schedule = view.schedule if isinstance(view, Program) else view
+    if schedule.moves:  # how many a rank keeps of others' depends on when these move them
+        return simulate(view, Costs()).peak_activations
+    return peaks_in_order(view)
+
+
+def _chances(jitter: Jitter | None) -> Chance:
+    if jitter is None:
+        return lambda action, message: 1.0
+    return lambda action, message: jitter.factor(action, message=message)
 
 
 def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[float, ...]]:
@@ -183,62 +212,7 @@ def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[flo
 _CURVATURE = (Op.CURV_A, Op.CURV_B, Op.INV_A, Op.INV_B)
 
 
-class _Clock:
-    """Every rank's time, and when each action ended."""
-
-    def __init__(self, schedule: Schedule, durations: dict[Op, tuple[float, ...]], jitter: Jitter | None) -> None:
-        self._schedule = schedule
-        self._jitter = jitter
-        self._durations = durations
-        self._latency = durations[Op.SEND]
-        self._free = [0.0] * schedule.ranks
-        self._reduce_free = [0.0] * schedule.ranks
-        self._ended: dict[Action, float] = {}
-
-    def play(self, step: Step) -> tuple[float, float]:
-        rank, _, action, waits_for = step
-        op = action.op
-        ready = 0.0
-        for needed in waits_for:
-            arrived = self._ended[needed]
-            if needed.stage != action.stage and op in COMPUTE:
-                arrived += self._crossing(needed, rank, action.stage)
-            if arrived > ready:
-                ready = arrived
-        start = self._free[rank]
-        if op is Op.SEND:
-            sent = 0.0 if action.payload is Payload.STASH else self._latency[_edge(action)]
-            end = start + sent * self._chance(action)
-        elif op is Op.RECV or op in MOVES:
-            end = max(start, ready)
-        elif op is Op.REDUCE:
-            start = max(start, ready, self._reduce_free[rank])
-            end = self._reduce_free[rank] = start + self._durations[op][action.stage] * self._chance(action)
-        else:
-            start = max(start, ready)
-            end = self._free[rank] = start + self._durations[op][action.stage] * self._chance(action)
-        self._ended[action] = end
-        return start, end
-
-    def _crossing(self, needed: Action, rank: int, stage: int) -> float:
-        """Time of the message that a compute-only schedule leaves unsaid."""
-        assert needed.microbatch is not None  # compute waits for compute and messages only
-        if self._schedule.rank_of(needed.stage, needed.microbatch, needed.op) == rank:
-            return 0.0
-        return self._latency[min(needed.stage, stage)] * self._chance(needed, message=True)
-
-    def _chance(self, action: Action, *, message: bool = False) -> float:
-        return 1.0 if self._jitter is None else self._jitter.factor(action, message=message)
-
-
-def _edge(send: Action) -> int:
-    """The edge that a SEND uses, named by its lower stage: activations leave upward, gradients downward."""
-    return send.stage - 1 if send.payload == "B" else send.stage
-
-
-def _summary(
-    view: Schedule | Program, schedule: Schedule, start: list[list[float]], end: list[list[float]]
-) -> Simulation:
+def _summary(view: Schedule | Program, start: list[list[float]], end: list[list[float]]) -> Simulation:
     busy, inner_idle, curvature = [], [], []
     for row, starts, ends in zip(view.actions, start, end, strict=True):
         spans = [(a.op, s, e) for a, s, e in zip(row, starts, ends, strict=True) if a.op in COMPUTE]
@@ -250,63 +224,12 @@ def _summary(
     makespan = max((moment for ends in end for moment in ends), default=0.0)
     total = makespan * len(view.actions)
     return Simulation(
+        view=view,
         start=tuple(map(tuple, start)),
         end=tuple(map(tuple, end)),
         makespan=makespan,
         busy=tuple(busy),
         bubble_ratio=1.0 - sum(busy) / total if total else 0.0,
         inner_idle=tuple(inner_idle),
-        peak_activations=_peaks_with_moves(view, start, end) if schedule.moves else peak_activations(view),
         curvature=tuple(curvature),
     )
-
-
-def _peaks_with_moves(
-    view: Schedule | Program, start: Sequence[Sequence[float]], end: Sequence[Sequence[float]]
-) -> tuple[float, ...]:
-    """:func:`peak_activations` where ranks keep others' micro-batches for a while, of full backwards.
-
-    A micro-batch leaves its rank, and is back on it, at the end of the actions that say so.
-    """
-    schedule = view.schedule if isinstance(view, Program) else view
-    changes: list[list[tuple[float, int]]] = [[] for _ in view.actions]
-    ended: dict[Action, float] = {}
-    for rank, row in enumerate(view.actions):
-        for action, begun, done in zip(row, start[rank], end[rank], strict=True):
-            ended[action] = done
-            if action.op is Op.F:
-                changes[rank].append((begun, 1))
-            elif action.op is Op.B:
-                changes[rank].append((done, -1))
-    for rank, row in enumerate(view.actions):
-        for action in row:
-            if action.payload is Payload.STASH:  # of a program: each end is an action of its own
-                changes[rank].append((ended[action], 1 if action.op is Op.RECV else -1))
-            elif action.op in MOVES and action.peer is not None:
-                sign = 1 if action.op is Op.IN else -1
-                changes[rank].append((ended[action], sign))
-                changes[action.peer].append((ended[action], -sign))
-    return tuple(max(accumulate(step for _, step in sorted(each))) / schedule.chunks for each in changes)
-
-
-def peak_activations(view: Schedule | Program) -> tuple[float, ...]:
-    """Per rank, most micro-batches of its whole share held at once, as in :class:`Simulation`."""
-    schedule = view.schedule if isinstance(view, Program) else view
-    if schedule.moves:  # what a rank keeps of others' depends on when these move it
-        return simulate(view, Costs()).peak_activations
-    return tuple(_peak_of_rank(schedule, row) for row in view.actions)
-
-
-def _peak_of_rank(schedule: Schedule, row: Sequence[Action]) -> float:
-    """Most held at once. A rank runs in order, so its list alone decides; without backward an F frees at its end."""
-    held = peak = 0
-    for action in row:
-        op, microbatch = action.op, action.microbatch
-        if op is Op.F or op is Op.R:
-            held += 1
-            peak = max(peak, held)
-        if op is Op.B or op is Op.W:
-            held -= 1
-        elif op is Op.F and microbatch is not None:
-            held -= not schedule.backward or schedule.is_recomputed(action.stage, microbatch)
-    return peak / (schedule.chunks * schedule.parts)
