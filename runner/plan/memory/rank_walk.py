@@ -40,26 +40,24 @@ class RankWalk:
             actions: the rank's list of a program.
             living: what lives on the rank meanwhile; see :func:`runner.schedule.liveness.lifetimes`.
         """
-        changes: dict[Action | None, list[int]] = defaultdict(lambda: [0, 0])  # activations, and other buffers
+        activations, buffers = defaultdict[Action | None, int](int), defaultdict[Action | None, int](int)
         watched: set[tuple[Action | None, Kind]] = set()  # backwards, and what they leave to K-FAC
         for each in living:
-            activations, buffers = self._bytes(each)
-            changes[each.begins][0] += activations
-            changes[each.begins][1] += buffers
-            changes[each.ends][0] -= activations
-            changes[each.ends][1] -= buffers
-            if each.kind in _LEFT_TO_SUMS and activations:
+            for changes, num_bytes in zip((activations, buffers), self._bytes(each), strict=True):
+                if num_bytes:
+                    changes[each.begins] += num_bytes
+                    changes[each.ends] -= num_bytes
+            if each.kind in _LEFT_TO_SUMS and self._bytes(each)[0]:
                 watched.add((each.begins, each.kind))
-        peak, alive = (0, 0, 0), [0, 0]
+        peak, alive, held = (0, 0, 0), 0, 0
         for action in self._as_posted(actions):
             if action.op in COMPUTE or action.op is Op.STEP:
                 step = self._step_bytes if action.op is Op.STEP else 0
-                seen = (alive[0] + self._transient(action, watched), alive[1], step)
+                seen = (alive + self._transient(action, watched), held, step)
                 if sum(seen) > sum(peak):
                     peak = seen
-            if action in changes:
-                alive[0] += changes[action][0]
-                alive[1] += changes[action][1]
+            alive += activations.get(action, 0)
+            held += buffers.get(action, 0)
         return self._parts(*peak)
 
     def _parts(self, activations: int, buffers: int, step: int) -> MemoryParts:

@@ -1,22 +1,28 @@
-"""Seconds of an optimizer step, by playing the schedule on the stages' seconds."""
+"""Seconds of an optimizer step, by playing the lowered program on the stages' seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
-from runner.schedule.simulation.clock import Simulation, StageCosts, simulate
+from runner.schedule.lowering.program import lower
+from runner.schedule.simulation.clock import Simulation, StageCosts, play, simulate
 from runner.schedule.simulation.opportunistic import realised
-from runner.schedule.stream import period
-from runner.schedule.values import Op, Schedule
+from runner.schedule.simulation.steady import period
+from runner.schedule.stream import repeat
+from runner.schedule.values import COMPUTE, Op, Program
+from runner.schedule.walk import in_order
 
 __all__ = ["predict_time", "ring_all_reduce_seconds", "stage_costs"]
 
+_WINDOWS = 6  # steps after which a stream repeats itself
+
 
 def predict_time(
-    schedule: Schedule,
+    program: Program,
     profile: ModelProfile,
     figures: Sequence[StageFigures],
     *,
@@ -27,10 +33,10 @@ def predict_time(
     post_validation: bool = False,
     adjusted: Callable[[StageCosts], StageCosts] | None = None,
 ) -> TimePrediction:
-    """One optimizer step of one replica's pipeline; replicas run alike.
+    """One optimizer step of one replica's pipeline, by playing what its ranks run; replicas run alike.
 
     Args:
-        schedule: one replica's.
+        program: one replica's lowered schedule.
         profile: any micro-batch's; its seconds count in proportion to the samples.
         figures: of each stage, from the same profile.
         mean_samples: mean samples of the step's micro-batches.
@@ -40,29 +46,45 @@ def predict_time(
         post_validation: a step begins while others end the one before; predicted is one of many.
         adjusted: what else is known of the costs that layers and link make.
     """
+    schedule = program.schedule
     copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
     costs = stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link or Link())
     if adjusted is not None:
         costs = adjusted(costs)
     if stage_seconds is not None:
         costs = _measured(costs, stage_seconds, len(figures))
-    schedule = realised(schedule, costs)
-    played = simulate(schedule, costs)
+    if schedule.ahead:
+        program = lower(realised(schedule, costs), costs)
     source = "measured" if stage_seconds is not None else profile.seconds_source
-    if post_validation:
-        seconds = period(schedule, costs)
-        bubble = 1.0 - sum(played.busy) / (schedule.ranks * seconds)
-        return TimePrediction(seconds + _longest_update(schedule, costs), bubble, played.busy, source, costs)
-    steps = schedule.windows
-    finish = max(_finish(schedule, played, costs)) + (steps - 1) * _longest_update(schedule, costs)
-    busy = tuple(each / steps for each in played.busy)
-    curvature = tuple(each / steps for each in played.curvature) if schedule.has_curvature else ()
-    return TimePrediction(finish / steps, played.bubble_ratio, busy, source, costs, curvature)
+    windows = schedule.windows
+    step, span, pipeline = _between_steps(program, costs) if post_validation else _of_one_step(program, costs)
+    busy = tuple(each / windows for each in pipeline.computing)
+    curvature = tuple(each / windows for each in pipeline.curvature) if schedule.has_curvature else ()
+    return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, curvature)
 
 
-def _longest_update(schedule: Schedule, costs: StageCosts) -> float:
-    """Of a rank whose compute leaves no gap, reductions beside it included only where they last longer."""
-    return max(sum(costs.step[stage] for stage in schedule.stages_of(rank)) for rank in range(schedule.ranks))
+def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
+    """A step that begins when the one before has ended, or the mean of a stream's, which is played whole.
+
+    Returns:
+        seconds of the step, seconds of its forwards and backwards alone, and when these run.
+    """
+    walked, windows = in_order(program), program.schedule.windows
+    whole = pipeline = play(program, walked, costs)
+    if windows > 1:  # a window's reductions and updates come before the next one's forwards
+        pipeline = play(program, walked, _pipeline_alone(costs))
+    return whole.last({Op.STEP}) / windows, pipeline.last(COMPUTE) / windows, pipeline
+
+
+def _between_steps(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
+    """The same of a step of many, each of which a rank begins as soon as it has ended the one before."""
+    alone = _pipeline_alone(costs)
+    shorter, longer = (lower(repeat(program.schedule, windows)) for windows in (_WINDOWS, _WINDOWS + 1))
+    return period(shorter, longer, costs), period(shorter, longer, alone), simulate(program, alone)
+
+
+def _pipeline_alone(costs: StageCosts) -> StageCosts:
+    return replace(costs, reduce=(), step=())
 
 
 def stage_costs(
@@ -88,6 +110,8 @@ def stage_costs(
         step=[stage.gradient_bytes * profile.optimizer_seconds_per_byte for stage in figures],
         curvature=_of_both([stage.curvature.sum_seconds for stage in figures], ratio),
         inversion=_of_both([stage.curvature.inversion_seconds for stage in figures]),
+        stash=[link.seconds((stage.saved_bytes + stage.input_bytes) * ratio) for stage in figures],
+        occupancy=[link.transfer_seconds(stage.output_bytes * ratio) for stage in figures[:-1]],
     )
 
 
@@ -112,27 +136,5 @@ def _measured(costs: StageCosts, seconds: StageSeconds, stages: int) -> StageCos
         step=seconds.step,
         curvature=costs.curvature,
         inversion=costs.inversion,
+        stash=costs.stash,
     )
-
-
-def _finish(schedule: Schedule, played: Simulation, costs: StageCosts) -> list[float]:
-    """When each rank's optimizer step has ended.
-
-    What comes after the compute is the same on every rank: each stage's gradients are reduced once the last
-    backward of each of its copies has ended, one stage after the other beside the compute, then all its stages step.
-    So it is added here, which plays a third of the actions of the lowered program, to the same times.
-    """
-    last: dict[int, float] = {}  # by stage, over all ranks that hold it
-    for actions, ends in zip(schedule.actions, played.end, strict=True):
-        for action, end in zip(actions, ends, strict=True):
-            if action.op in (Op.B, Op.W):
-                last[action.stage] = max(last.get(action.stage, 0.0), end)
-    finish = []
-    for rank in range(schedule.ranks):
-        moment = 0.0
-        for stage in sorted(schedule.stages_of(rank), key=lambda stage: last[stage]):
-            moment = max(moment, last[stage]) + (costs.reduce[stage] if costs.reduce else 0.0)
-        if schedule.has_curvature:
-            moment = max(moment, played.end[rank][-1])  # K-FAC's work at the end, whose inverses the step uses
-        finish.append(moment + sum(costs.step[stage] for stage in schedule.stages_of(rank)))
-    return finish

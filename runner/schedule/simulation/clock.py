@@ -8,7 +8,7 @@ messages between ranks take their time there without occupying anything, and mov
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -110,6 +110,7 @@ class Simulation:
         start, end: per pipeline rank and index of its list.
         makespan: end of the last action.
         busy: per rank, time under compute and STEP.
+        computing: per rank, time of that under compute.
         curvature: per rank, time of that under K-FAC's work.
         bubble_ratio: idle / total rank time over the makespan.
         inner_idle: per rank, time without compute between its first and its last compute action.
@@ -120,6 +121,7 @@ class Simulation:
     end: tuple[tuple[float, ...], ...]
     makespan: float
     busy: tuple[float, ...]
+    computing: tuple[float, ...]
     bubble_ratio: float
     inner_idle: tuple[float, ...]
     curvature: tuple[float, ...] = ()
@@ -134,6 +136,13 @@ class Simulation:
         """
         schedule = self.view.schedule if isinstance(self.view, Program) else self.view
         return peaks_in_time(self.view, self.start, self.end) if schedule.moves else peaks_in_order(self.view)
+
+    def last(self, ops: Collection[Op]) -> float:
+        """The end of the last action of some kinds; 0 where there is none."""
+        rows = zip(self.view.actions, self.end, strict=True)
+        return max(
+            (end for row, ends in rows for each, end in zip(row, ends, strict=True) if each.op in ops), default=0.0
+        )
 
     @property
     def utilisation_without_curvature(self) -> float:
@@ -213,13 +222,14 @@ _CURVATURE = (Op.CURV_A, Op.CURV_B, Op.INV_A, Op.INV_B)
 
 
 def _summary(view: Schedule | Program, start: list[list[float]], end: list[list[float]]) -> Simulation:
-    busy, inner_idle, curvature = [], [], []
+    busy, computing, inner_idle, curvature = [], [], [], []
     for row, starts, ends in zip(view.actions, start, end, strict=True):
         spans = [(a.op, s, e) for a, s, e in zip(row, starts, ends, strict=True) if a.op in COMPUTE]
         compute = sum(e - s for _, s, e in spans)
         curvature.append(sum(e - s for op, s, e in spans if op in CURVATURE))
         inner_idle.append(spans[-1][2] - spans[0][1] - compute if spans else 0.0)
         steps = sum(e - s for a, s, e in zip(row, starts, ends, strict=True) if a.op is Op.STEP)
+        computing.append(compute)
         busy.append(compute + steps)
     makespan = max((moment for ends in end for moment in ends), default=0.0)
     total = makespan * len(view.actions)
@@ -229,6 +239,7 @@ def _summary(view: Schedule | Program, start: list[list[float]], end: list[list[
         end=tuple(map(tuple, end)),
         makespan=makespan,
         busy=tuple(busy),
+        computing=tuple(computing),
         bubble_ratio=1.0 - sum(busy) / total if total else 0.0,
         inner_idle=tuple(inner_idle),
         curvature=tuple(curvature),
