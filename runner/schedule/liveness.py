@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from runner.schedule.values import COMPUTE, CURVATURE, MOVES, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Program, Schedule
 
 __all__ = ["ACTIVATIONS", "Kind", "Lifetime", "lifetimes", "most_at_once", "weight_lifetimes"]
 
@@ -252,52 +252,47 @@ def most_at_once(row: Sequence[Action], living: Iterable[Lifetime]) -> int:
     return most
 
 
-def weight_lifetimes(view: Schedule | Program, delays: Sequence[int] = ()) -> tuple[tuple[Lifetime, ...], ...]:
+def weight_lifetimes(view: Schedule | Program) -> tuple[tuple[Lifetime, ...], ...]:
     """Per rank, the versions of its stages' weights.
 
     Version v is made by the optimizer step of window v - 1; version 0 is there from the start. It lives until the step
-    of window v has replaced it and the last action that reads it has ended; the newest one stays. Window w reads
-    version max(0, w - delay).
-
-    Args:
-        view: a schedule or a program. In a schedule the last action before a step stands for it.
-        delays: per stage, in optimizer steps; empty means none. With delays each stage steps when its own gradients
-            of a window are there, without them all stages of a rank step together.
+    of window v has replaced it and the last action that reads it has ended; the newest one stays. A program holds its
+    steps; in a schedule the action that a step directly follows stands for it.
     """
-    return tuple(tuple(_versions(view, rank, delays)) for rank in range(view.ranks))
+    return tuple(tuple(_versions(view, rank)) for rank in range(view.ranks))
 
 
-def _versions(view: Schedule | Program, rank: int, delays: Sequence[int]) -> Iterator[Lifetime]:
+def _versions(view: Schedule | Program, rank: int) -> Iterator[Lifetime]:
     schedule = view.schedule if isinstance(view, Program) else view
     position: dict[Action | None, int] = {action: index for index, action in enumerate(view.actions[rank])}
     last_reader: dict[tuple[int, int], Action] = {}  # stage, version -> what reads it last
     for action in view.actions[rank]:
         if action.op in COMPUTE - CURVATURE:
-            delay = delays[action.stage] if delays else 0
-            last_reader[action.stage, max(0, schedule.window_at(action) - delay)] = action
-    steps = _steps(view, rank, together=not delays)
+            version = schedule.version_read(action.stage, schedule.window_at(action))
+            last_reader[action.stage, version] = action
+    steps = _steps(view, rank)
     for stage in schedule.stages_of(rank):
         made: Action | None = None
         for version in itertools.count():
             replaced = steps.get((stage, version))
-            readers = last_reader.get((stage, version)), replaced
-            ends = replaced and max(readers, key=lambda action: position.get(action, -1))
+            users = last_reader.get((stage, version)), replaced
+            ends = replaced and max(users, key=lambda action: position.get(action, -1))
             yield Lifetime(rank, Kind.WEIGHTS, stage, None, made, ends, version)
             if replaced is None:
                 break
             made = replaced
 
 
-def _steps(view: Schedule | Program, rank: int, *, together: bool) -> dict[tuple[int, int], Action]:
+def _steps(view: Schedule | Program, rank: int) -> dict[tuple[int, int], Action]:
     """Stage and window to the action of a rank's list at whose end the stage's weights have been updated."""
     if isinstance(view, Program):
         return {(each.stage, each.window): each for each in view.actions[rank] if each.op is Op.STEP}
     if not view.backward:
         return {}
+    together = not view.is_asynchronous
     last: dict[tuple[int, int], Action] = {}
     for action in view.actions[rank]:
-        if action.op in MOVES or (action.op in CURVATURE and not together):
-            continue
-        for stage in view.stages_of(rank) if together else (action.stage,):
-            last[stage, view.window_at(action)] = action
+        if action.op in (COMPUTE if together else (Op.B, Op.W)):
+            for stage in view.stages_of(rank) if together else (action.stage,):
+                last[stage, view.window_at(action)] = action
     return last

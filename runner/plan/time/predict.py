@@ -12,13 +12,10 @@ from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import Simulation, StageCosts, play, simulate
 from runner.schedule.simulation.opportunistic import realised
 from runner.schedule.simulation.steady import period
-from runner.schedule.stream import repeat
 from runner.schedule.values import COMPUTE, Op, Program
 from runner.schedule.walk import in_order
 
 __all__ = ["predict_time", "ring_all_reduce_seconds", "stage_costs"]
-
-_WINDOWS = 6  # steps after which a stream repeats itself
 
 
 def predict_time(
@@ -57,7 +54,8 @@ def predict_time(
         program = lower(realised(schedule, costs), costs)
     source = "measured" if stage_seconds is not None else profile.seconds_source
     windows = schedule.windows
-    step, span, pipeline = _between_steps(program, costs) if post_validation else _of_one_step(program, costs)
+    flushed = not (post_validation or schedule.is_asynchronous)
+    step, span, pipeline = (_of_one_step if flushed else _between_steps)(program, costs)
     busy = tuple(each / windows for each in pipeline.computing)
     curvature = tuple(each / windows for each in pipeline.curvature) if schedule.has_curvature else ()
     return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, curvature)
@@ -78,9 +76,7 @@ def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Sim
 
 def _between_steps(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
     """The same of a step of many, each of which a rank begins as soon as it has ended the one before."""
-    alone = _pipeline_alone(costs)
-    shorter, longer = (lower(repeat(program.schedule, windows)) for windows in (_WINDOWS, _WINDOWS + 1))
-    return period(shorter, longer, costs), period(shorter, longer, alone), simulate(program, alone)
+    return period(program, costs), period(program.schedule, costs), simulate(program, costs)
 
 
 def _pipeline_alone(costs: StageCosts) -> StageCosts:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
+from runner.schedule.stream import repeat
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["period"]
 
+_WINDOWS = 6  # after which a stream repeats itself; one window more is one period more
 
-def period(shorter: Schedule | Program, longer: Schedule | Program, costs: Costs | StageCosts) -> float:
-    """Time from one optimizer step to the next, in the unit of the costs.
+
+def period(view: Schedule | Program, costs: Costs | StageCosts) -> float:
+    """Time from one optimizer step to the next where no rank waits for the others in between, in the costs' unit.
+
+    It is what one window more adds to a stream that is long enough to repeat itself.
 
     Args:
-        shorter: a stream of n windows, after which it repeats itself.
-        longer: the same stream of more windows, commonly n + 1. Programs are played with their reductions and steps,
-            schedules without.
+        view: one window, or an asynchronous stream. Of a program, messages, reductions and optimizer steps are played
+            as well; of a schedule its compute.
         costs: durations.
     """
-    more = _windows(longer) - _windows(shorter)
-    return (simulate(longer, costs).makespan - simulate(shorter, costs).makespan) / more
-
-
-def _windows(view: Schedule | Program) -> int:
-    return view.schedule.windows if isinstance(view, Program) else view.windows
+    schedule = view.schedule if isinstance(view, Program) else view
+    windows = _WINDOWS + schedule.windows
+    shorter, longer = (repeat(schedule, number) for number in (windows, windows + 1))
+    if isinstance(view, Program):
+        return simulate(lower(longer), costs).makespan - simulate(lower(shorter), costs).makespan
+    return simulate(longer, costs).makespan - simulate(shorter, costs).makespan
