@@ -296,5 +296,5 @@ def _move_notes(schedule: Schedule, figures: Sequence[StageFigures]) -> tuple[st
     moved = sum(figures[move.stage].saved_bytes + figures[move.stage].input_bytes for move in schedule.moves)
     return (
         f"{schedule.name} sends {format_bytes(2 * moved)} of activations a step between ranks r and D-1-r, of "
-        f"{len(schedule.moves)} micro-batches there and back; the step's seconds do not know of these messages",
+        f"{len(schedule.moves)} micro-batches there and back; a sender waits until they have left",
     )

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Program, Schedule
 
-__all__ = ["ACTIVATIONS", "Kind", "Lifetime", "lifetimes", "most_at_once", "weight_lifetimes"]
+__all__ = ["ACTIVATIONS", "Kind", "Lifetime", "change_in_flight", "lifetimes", "most_at_once", "weight_lifetimes"]
 
 
 class Kind(StrEnum):
@@ -182,7 +182,9 @@ class _Rank:
     def _use_input(self, action: Action) -> None:
         """Without messages, the input of another rank's stage is there when it is used."""
         source = action.stage - 1
-        if not self._lowered and source >= 0 and not self._is_here(source, action, Op.F):
+        if self._lowered or source < 0 or self._is_here(source, action, Op.F):
+            return
+        if (Kind.INPUT, action.stage, action.microbatch) not in self._alive:
             self._begin(Kind.INPUT, action)
 
     def _move(self, action: Action) -> None:
@@ -250,6 +252,11 @@ def most_at_once(row: Sequence[Action], living: Iterable[Lifetime]) -> int:
         alive += more[action]
         most = max(most, alive)
     return most
+
+
+def change_in_flight(action: Action) -> int:
+    """How many more micro-batches a rank has between their F and the end of their backward, once an action has run."""
+    return (action.op is Op.F) - (action.op in (Op.B, Op.W))
 
 
 def weight_lifetimes(view: Schedule | Program) -> tuple[tuple[Lifetime, ...], ...]:

@@ -174,8 +174,8 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitt
         raise ValueError(f"{schedule.name} hangs: rank {rank} waits at action {index} ({action}) for {missing}")
     if isinstance(costs, Costs):
         costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts)
-    stash = costs.stash or (0.0,) * schedule.stages
-    occupancy = costs.occupancy or (0.0,) * (schedule.stages - 1)
+    stash = _complete("a stash", costs.stash, schedule.stages)
+    occupancy = _complete("a link's occupancy", costs.occupancy, schedule.stages - 1)
     resources = Resources(view, durations(costs, view), stash, occupancy, _chances(jitter))
     resources.play(walked.steps)
     return _summary(view, resources.start, resources.end)
@@ -187,6 +187,13 @@ def peak_activations(view: Schedule | Program) -> tuple[float, ...]:
     if schedule.moves:  # how many a rank keeps of others' depends on when these move them
         return simulate(view, Costs()).peak_activations
     return peaks_in_order(view)
+
+
+def _complete(name: str, costs: Sequence[float], needed: int) -> Sequence[float]:
+    """The costs, or as many zeros as are needed where none are given."""
+    if costs and len(costs) != needed:
+        raise ValueError(f"costs of {name}: {len(costs)} given, {needed} needed")
+    return costs or (0.0,) * needed
 
 
 def _chances(jitter: Jitter | None) -> Chance:

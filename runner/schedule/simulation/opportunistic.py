@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.schedule.generators.list_scheduling import Clock, list_schedule
+from runner.schedule.liveness import change_in_flight
 from runner.schedule.simulation.clock import Costs, Jitter, StageCosts
 from runner.schedule.values import Action, Op, Payload, Program, Schedule
 
@@ -48,8 +49,7 @@ def take_forward(actions: list[Action], at: int, ahead: int) -> Action | None:
 
 def next_forward(actions: Sequence[Action], at: int, ahead: int) -> Action | None:
     """What :func:`take_forward` would take."""
-    held = sum((action.op is Op.F) - (action.op in (Op.B, Op.W)) for action in actions[:at])
-    if held >= ahead:
+    if sum(map(change_in_flight, actions[:at])) >= ahead:
         return None
     return next((action for action in actions[at:] if action.op is Op.F), None)
 
