@@ -53,7 +53,7 @@ def predict_memory(
     flattened: int = 0,
     accelerated: bool = True,
 ) -> MemoryPrediction:
-    """Each pipeline rank's memory at its peak.
+    """The memory of each pipeline rank at its peak.
 
     Args:
         program: one replica's lowered schedule; where its ranks may leave its order, of the order that holds most.
@@ -100,9 +100,9 @@ def predict_memory(
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
-    """Per stage: most micro-batches at once between the start of their forward and the end of their backward.
+    """Per stage, how many micro-batches are at once between the start of their forward and the end of their backward.
 
-    Where another rank runs the backward, it is that one's recomputation which counts.
+    Where another rank runs the backward, its recomputation takes the place of the forward.
     """
     most = [0] * schedule.stages
     rows = hurried(schedule)
@@ -122,7 +122,7 @@ _KEPT = (Kind.SAVED, Kind.DEFERRED, Kind.OUTPUT)
 
 
 class Held(NamedTuple):
-    """Micro-batches of one stage at one moment: by what is kept of them."""
+    """How many micro-batches of one stage are held at one moment, by what is kept of them."""
 
     saved: int
     deferred: int  # I is done, W is not
@@ -130,9 +130,10 @@ class Held(NamedTuple):
 
 
 def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
-    """Per stage, what is held at its forwards, recomputations and backwards; a moment that another exceeds is left out.
+    """Per stage, how much is held while its forwards and recomputations run; only the largest moments are returned.
 
-    The one that runs counts as saved. What a rank lends is not there meanwhile; what it hosts is of none of its stages.
+    The micro-batch that runs counts as saved. What a rank has sent to another one is not counted meanwhile, and what it
+    keeps for another one belongs to none of its stages.
     """
     moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
     rows = hurried(schedule)
@@ -154,7 +155,7 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
 
 
 def _largest(moments: set[Held]) -> Iterator[Held]:
-    """The moments that no other has at least as much of everything as."""
+    """The moments that no other moment exceeds or equals in everything."""
     for one in sorted(moments):
         if not any(one != other and all(a <= b for a, b in zip(one, other, strict=True)) for other in moments):
             yield one
@@ -162,9 +163,9 @@ def _largest(moments: set[Held]) -> Iterator[Held]:
 
 @dataclass(frozen=True)
 class StageMemoryLimit:
-    """Which layers fit a stage, by its own part of its rank's limit and its in-flight micro-batches.
+    """Says which layers fit a stage, by its own part of its rank's limit and its micro-batches in flight.
 
-    A bound for the partition's search: the rank's walk decides in the end.
+    It is a bound for the partition's search; in the end the walk of the rank decides.
 
     Args:
         profile: of the largest micro-batch.
@@ -227,7 +228,7 @@ class StageMemoryLimit:
         return self.held_bytes[stage] + self._own_peak(first, last, stage)
 
     def floor_bytes(self, first: int, last: int, stage: int) -> int:
-        """No more than :meth:`peak_bytes` of these layers, or of these and more before ``first``."""
+        """A lower bound of :meth:`peak_bytes` of these layers, alone or with more layers before ``first``."""
         return self.held_bytes[stage] + self._own_floor(first, last, stage)
 
     def _own_peak(self, first: int, last: int, stage: int) -> int:
@@ -243,7 +244,7 @@ class StageMemoryLimit:
         return self._states(figures) + least
 
     def _held(self, figures: StageFigures, stage: int) -> int:
-        """Bytes of the stage's micro-batches when they are most."""
+        """The bytes of the stage's micro-batches at the moment when these are most."""
         return max(
             held.saved * (figures.saved_bytes + figures.input_bytes)
             + held.deferred * (figures.deferred_bytes + figures.deferred_input_bytes)
@@ -264,7 +265,7 @@ class StageMemoryLimit:
 
 
 def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
-    """What a rank holds of a step's batch: inputs with the first stage, targets with the last."""
+    """The bytes of a step's batch on a rank: inputs where the first stage is, targets where the last one is."""
     stages = schedule.stages_of(rank)
     inputs = profile.input_bytes if 0 in stages else 0
     targets = profile.target_bytes if schedule.stages - 1 in stages else 0
@@ -272,7 +273,7 @@ def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: 
 
 
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:
-    """What a rank holds all the time; of a weight that several of its layers share, one."""
+    """What a rank holds all the time. A weight that several of its layers share counts once."""
     spare = [(weight, _spare_copies(weight, stages)) for weight in profile.shared]
     gradients = sum(stage.gradient_bytes for stage in stages) - sum(n * weight.gradient_bytes for weight, n in spare)
     ratio = profile.optimizer_bytes_per_gradient_byte
@@ -288,14 +289,14 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
 
 
 def _copied_bytes(figures: Sequence[StageFigures], profile: ModelProfile, schedule: Schedule, rank: int) -> int:
-    """Weights and optimizer states of the stages that checkpoints take from this pipeline rank; of twins, the first."""
+    """The bytes of weights and optimizer states that checkpoints take from this rank: of twins, from the first."""
     saved = [figures[stage] for stage, holder in enumerate(schedule.placement[0]) if holder == rank]
     states = _states(saved, profile, 0)
     return states.weights + states.optimizer
 
 
 def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
-    """How often these stages' layers count a weight that is there once."""
+    """How often too much these stages' layers count a weight that is there once."""
     uses = sum(stage.first <= layer <= stage.last for layer in weight.layers for stage in stages)
     return max(0, uses - 1)
 
@@ -303,7 +304,7 @@ def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
 def _shared_states(
     sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool
 ) -> tuple[MemoryParts, int]:
-    """What a rank holds beside activations, and what the end of its step takes more than that."""
+    """What a rank holds beside activations, and how many bytes more the end of its step takes."""
     held, more = sharing.held(stage), sharing.backward_extra(stage)
     here = 0 if accelerated else held.host  # what is offloaded stays in the one memory
     update = sharing.update_extra(stage) + (0 if accelerated else sharing.update_extra_host(stage))
@@ -319,15 +320,17 @@ def _shared_states(
 
 
 def _over_replicas(states: MemoryParts, temporaries: int, replicas: int) -> tuple[MemoryParts, int]:
-    """The same with the optimizer's states shared out, and what a step makes and drops: a part's gradients and
-    temporaries, then the parts of all."""
+    """The same with the optimizer's states shared out over replicas, and the bytes that a step makes and drops.
+
+    These are the gradients and temporaries of the own part, and then the updated parts of all replicas.
+    """
     part = -(-states.gradients // replicas)
     shared = replace(states, optimizer=-(-states.optimizer // replicas))
     return shared, max((1 + temporaries) * part, part * replicas)
 
 
 def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:
-    """The fp32 gradients of master weights, which a step makes and drops for all stages of a rank together."""
+    """The bytes of master weights' fp32 gradients, which a step makes and drops for all stages of a rank together."""
     return round(profile.master_bytes_per_gradient_byte * sum(stage.gradient_bytes for stage in stages))
 
 

@@ -1,4 +1,4 @@
-"""Seconds of an optimizer step, by playing the lowered program on the stages' seconds."""
+"""Predicts the seconds of an optimizer step: the lowered program is played with the seconds of its stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def predict_time(
     post_validation: bool = False,
     adjusted: Callable[[StageCosts], StageCosts] | None = None,
 ) -> TimePrediction:
-    """One optimizer step of one replica's pipeline, by playing what its ranks run; replicas run alike.
+    """The time of one optimizer step of one replica's pipeline, from playing what its ranks run. Replicas run alike.
 
     Args:
         program: one replica's lowered schedule.
@@ -38,10 +38,10 @@ def predict_time(
         figures: of each stage, from the same profile.
         mean_samples: mean samples of the step's micro-batches.
         data: replicas that reduce gradients, besides the twins of several pipelines.
-        link: between neighbouring ranks; none = messages and reductions cost nothing.
-        stage_seconds: whole stages measured in place; they win over the profile's layers.
-        post_validation: a step begins while others end the one before; predicted is one of many.
-        adjusted: what else is known of the costs that layers and link make.
+        link: between two ranks; without one, messages and reductions cost nothing.
+        stage_seconds: whole stages measured in place, which win over the profile's layers.
+        post_validation: whether ranks begin a step while others end the one before; the time is that of one of many.
+        adjusted: changes the costs that follow from layers and link by what else is known.
     """
     schedule = program.schedule
     copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
@@ -75,7 +75,7 @@ def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Sim
 
 
 def _between_steps(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
-    """The same of a step of many, each of which a rank begins as soon as it has ended the one before."""
+    """The same for one of many steps, each of which a rank begins as soon as it has ended the one before."""
     return period(program, costs), period(program.schedule, costs), simulate(program, costs)
 
 
@@ -86,11 +86,11 @@ def _pipeline_alone(costs: StageCosts) -> StageCosts:
 def stage_costs(
     profile: ModelProfile, figures: Sequence[StageFigures], *, mean_samples: float, copies: Sequence[int], link: Link
 ) -> StageCosts:
-    """The simulator's costs, in seconds. A recompute costs an F.
+    """The costs for the simulator, in seconds. A recomputation costs as much as a forward.
 
     Args:
         profile, figures, mean_samples, link: see :func:`predict_time`.
-        copies: of each stage: ranks that reduce its gradients.
+        copies: per stage, the number of ranks that reduce its gradients together.
     """
     ratio = mean_samples / profile.samples
     return StageCosts(
@@ -112,12 +112,12 @@ def stage_costs(
 
 
 def _of_both(seconds: Sequence[tuple[float, float]], ratio: float = 1.0) -> tuple[list[float], list[float]]:
-    """By stage, of K-FAC's factors of inputs, and of output gradients."""
+    """Stage by stage, the seconds of K-FAC's factors of inputs, and of those of output gradients."""
     return [inputs * ratio for inputs, _ in seconds], [outputs * ratio for _, outputs in seconds]
 
 
 def ring_all_reduce_seconds(num_bytes: int, copies: int, link: Link) -> float:
-    """A ring over ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes."""
+    """The seconds of an all-reduce in a ring of R = ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes each."""
     return 2 * (copies - 1) * link.seconds(num_bytes / copies)
 
 

@@ -1,4 +1,4 @@
-"""An event simulator: when each action starts and ends, if each takes what its costs say.
+"""An event simulator: it finds when each action starts and ends if each takes the time that its costs say.
 
 Ranks run their lists in order, on the resources of :mod:`runner.schedule.simulation.resources`. Of a program everything
 is played: messages, reductions, optimizer steps and what ranks lend each other. Of a schedule the compute is played;
@@ -22,13 +22,13 @@ __all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_act
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations, in any one unit, of one rank's whole share of a micro-batch; a chunk costs its part.
+    """Durations of one rank's whole share of a micro-batch, in any one unit. A chunk costs its part of them.
 
     Args:
         F, B, I, W: forward, full backward, gradient of the input, gradient of the weights.
         comm: one message between ranks.
-        curvature: K-FAC's sum of one factor of each of its layers.
-        inversion: of one factor of each of its layers.
+        curvature: K-FAC's sum of one factor of each of the rank's layers.
+        inversion: K-FAC's inversion of one factor of each of the rank's layers.
     """
 
     F: float = 1.0
@@ -40,7 +40,13 @@ class Costs:
     inversion: float = 1.5
 
     def per_stage(self, stages: int, chunks: int, parts: int = 1) -> StageCosts:
-        """The same durations stage by stage, ``chunks`` of them to a rank, of one of a micro-batch's ``parts``."""
+        """The same durations stage by stage.
+
+        Args:
+            stages: how many there are.
+            chunks: how many of them a rank has.
+            parts: into how many parts a micro-batch is cut; the result is of one part.
+        """
 
         def each(cost: float) -> tuple[float, ...]:
             return (cost / (chunks * parts),) * stages
@@ -86,7 +92,7 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Chance: everything takes its cost times 1 + ``amount`` times an exponential number of mean 1.
+    """Chance: everything takes its cost times (1 + ``amount`` times an exponentially distributed number of mean 1).
 
     Every action, and every message, has a number of its own, which depends on nothing but it and the seed, so that
     two orders of the same work meet the same chance.
@@ -96,7 +102,7 @@ class Jitter:
     seed: int = 0
 
     def factor(self, action: Action, *, message: bool = False) -> float:
-        """Of an action, or of the message that carries what it made."""
+        """The factor of an action, or of the message that carries what the action made."""
         kind = "message" if message else "work"
         return 1.0 + self.amount * random.Random(f"{self.seed} {kind} {action}").expovariate(1.0)
 
@@ -138,7 +144,7 @@ class Simulation:
         return peaks_in_time(self.view, self.start, self.end) if schedule.moves else peaks_in_order(self.view)
 
     def last(self, ops: Collection[Op]) -> float:
-        """The end of the last action of some kinds; 0 where there is none."""
+        """The moment when the last action of these ops ends; 0 where there is none."""
         rows = zip(self.view.actions, self.end, strict=True)
         return max(
             (end for row, ends in rows for each, end in zip(row, ends, strict=True) if each.op in ops), default=0.0
@@ -146,28 +152,28 @@ class Simulation:
 
     @property
     def utilisation_without_curvature(self) -> float:
-        """Share of all rank time under forwards, backwards and STEP."""
+        """The share of all rank time in which ranks run forwards, backwards and STEP."""
         total = self.makespan * len(self.busy)
         return (sum(self.busy) - sum(self.curvature)) / total if total else 0.0
 
 
 def simulate(view: Schedule | Program, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Simulation:
-    """Play ``view``. Linear in its number of actions.
+    """Play a schedule or a program. The time that this takes is linear in the number of actions.
 
     Args:
-        view: in the order of its lists; where ranks may leave it, see
+        view: what to play, in the order of its lists. Where ranks may leave that order, see
             :func:`runner.schedule.simulation.opportunistic.realised`.
-        costs: durations.
-        jitter: what they are multiplied by.
+        costs: the durations.
+        jitter: what the durations are multiplied by; None means that they are exact.
 
     Raises:
-        ValueError: if it cannot run to its end, or ``costs`` does not cover its stages.
+        ValueError: if ``view`` cannot run to its end, or ``costs`` does not cover its stages.
     """
     return play(view, walk(view), costs, jitter)
 
 
 def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Simulation:
-    """:func:`simulate` for who has walked ``view`` already."""
+    """:func:`simulate` for a caller that has walked ``view`` already."""
     schedule = view.schedule if isinstance(view, Program) else view
     if walked.stuck:
         rank, index, action, missing = walked.stuck[0]
@@ -190,7 +196,7 @@ def peak_activations(view: Schedule | Program) -> tuple[float, ...]:
 
 
 def _complete(name: str, costs: Sequence[float], needed: int) -> Sequence[float]:
-    """The costs, or as many zeros as are needed where none are given."""
+    """The costs, or as many zeros as are needed where no costs are given."""
     if costs and len(costs) != needed:
         raise ValueError(f"costs of {name}: {len(costs)} given, {needed} needed")
     return costs or (0.0,) * needed
@@ -203,7 +209,11 @@ def _chances(jitter: Jitter | None) -> Chance:
 
 
 def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[float, ...]]:
-    """Duration by op and stage (for messages: by edge), of every op that ``view`` uses."""
+    """The duration of every op that ``view`` uses, by stage; that of a message by edge.
+
+    Raises:
+        ValueError: if ``costs`` does not cover the stages.
+    """
     schedule = view.schedule if isinstance(view, Program) else view
     none = (0.0,) * schedule.stages
     table = {
