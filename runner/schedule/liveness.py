@@ -202,7 +202,7 @@ class _Rank:
 
     def _return(self, action: Action) -> None:
         self._begin(Kind.SAVED, action)
-        if action.stage > 0:
+        if action.stage > 0 and not self._is_here(action.stage - 1, action, Op.F):
             self._begin(Kind.INPUT, action)
 
     def _begin(self, kind: Kind, action: Action, stage: int | None = None) -> None:
