@@ -15,16 +15,19 @@ from torch.nn import functional
 
 from runner.engine.engine import Engine
 from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.engine.window import Window
 from runner.model.boundary import flatten
 from runner.schedule.catalogue.registry import build
-from runner.schedule.liveness import Kind, Lifetime, lifetimes
+from runner.schedule.liveness import Kind, Lifetime, lifetimes, weight_lifetimes
 from runner.schedule.lowering.program import lower
-from runner.schedule.values import Action, Op, Program, Schedule
+from runner.schedule.stream import repeat
+from runner.schedule.values import Action, Op, Program, Schedule, shifted
 
 sgd = partial(torch.optim.SGD, lr=1e-2)
 Alive = frozenset[tuple[Kind, int, int]]
 """Kind, stage and micro-batch of everything that is there."""
+
+Seen = tuple[Action, Alive, list[int]]
+"""An action, and what is there after it; also the versions of weights, where the engine keeps several."""
 
 SAME_KIND = {
     "weight_gradients": Kind.DEFERRED,
@@ -56,31 +59,74 @@ def make_model() -> nn.Sequential:
 def test_the_buffers_hold_what_is_said_to_live(name: str) -> None:
     schedule = build(name, **CASES[name])
     program = lower(schedule)
-    samples = 2 * schedule.microbatches
-    batch = torch.randn(samples, 6), torch.randn(samples, 6)
-    models = [make_model() for _ in range(schedule.ranks)]
+    compared = 0
+    for rank, seen in enumerate(trained(schedule, windows=1)):
+        compared += compare(program, rank, seen)
+    assert compared > 10 * schedule.ranks
 
-    def run(transport: ThreadTransport) -> list[tuple[Action, Alive]]:
-        layout = {"schedule": schedule, "pipeline": schedule.ranks, "data": 1, "count": schedule.microbatches}
-        engine = make_engine(models[transport.rank], functional.mse_loss, transport, **layout, optimizer=sgd)  # type: ignore[arg-type]
+
+def test_where_windows_overlap_versions_of_weights_live_too() -> None:
+    """The engine lets go of a version at the step after its last reader, at whose end both say the same."""
+    windows = 5
+    schedule = build("pipedream_2bw", ranks=3, microbatches=3)
+    program = lower(repeat(schedule, windows))
+    for rank, seen in enumerate(trained(schedule, windows)):
+        seen = numbered_through(seen, microbatches=3)
+        compare(program, rank, seen)
+        replayed = Replay(program, rank)
+        steps = [(action, held) for action, _, held in seen if action.op is Op.STEP]
+        assert len(steps) == windows
+        for action, held in steps[:-1]:  # after the last one no window comes for which one is kept
+            assert replayed.versions_after(action) == set(held)
+
+
+def numbered_through(seen: list[Seen], microbatches: int) -> list[Seen]:
+    """Where windows overlap, the engine numbers them round and round; here they are numbered on."""
+    round_of: dict[Action, int] = defaultdict(int)  # how often an action of this number has been done
+    places = 1 + max(action.microbatch or 0 for action, *_ in seen)
+    found = []
+    for action, held, versions in seen:
+        rounds, windows = round_of[action], places // microbatches
+        round_of[action] += 1
+        if action.microbatch is None:
+            later = action._replace(window=action.window + rounds * windows)
+        else:
+            later = shifted(action, rounds * places)
+        found.append((later, held, versions))
+    return found
+
+
+def trained(schedule: Schedule, windows: int) -> list[list[Seen]]:
+    """What the engine of each rank has done, and held, in so many optimizer steps."""
+    count = schedule.microbatches // schedule.windows
+    models = [make_model() for _ in range(schedule.ranks)]
+    batch = torch.randn(2 * count, 6), torch.randn(2 * count, 6)
+
+    def run(transport: ThreadTransport) -> list[Seen]:
+        model, order = models[transport.rank], {"schedule": schedule, "pipeline": schedule.ranks, "data": 1}
+        engine = make_engine(model, functional.mse_loss, transport, **order, count=count, optimizer=sgd)  # type: ignore[arg-type]
         seen = watched(engine, schedule)
-        engine.submit(part_of(batch, transport, schedule.ranks, 1, schedule))
+        for _ in range(windows):
+            engine.submit(part_of(batch, transport, schedule.ranks, 1, schedule))
         engine.drain()
         return seen
 
-    compared = 0
-    for rank, seen in enumerate(run_ranks(schedule.ranks, run)):
-        assert sorted(action for action, _ in seen if action.op in (Op.F, Op.B, Op.I)) == sorted(
-            action for action in program.actions[rank] if action.op in (Op.F, Op.B, Op.I)
-        )
-        expected: set[tuple[Kind, int, int]] = set()
-        replayed = Replay(program, rank)
-        for action, held in seen:
-            expected = replayed.after(action)
-            assert held == expected, f"rank {rank} after {action}"
-            compared += len(held)
-        assert not expected, "nothing is left"
-    assert compared > 10 * schedule.ranks
+    return run_ranks(schedule.ranks, run)
+
+
+def compare(program: Program, rank: int, seen: list[Seen]) -> int:
+    """Compare what a rank held with what is said to live; how many things these were."""
+    replayed, compared = Replay(program, rank), 0
+    numbers = 1 + max(number for _, held, _ in seen for *_, number in held)  # which may begin again
+    expected: set[tuple[Kind, int, int]] = set()
+    for action, held, _ in seen:
+        expected = {(kind, stage, number % numbers) for kind, stage, number in replayed.after(action)}
+        assert held == expected, f"rank {rank} after {action}"
+        compared += len(held)
+    assert not expected, "nothing is left"
+    done = {action for action, *_ in seen}
+    assert {action for action in program.actions[rank] if action.op is not Op.REDUCE} == done
+    return compared
 
 
 class Replay:
@@ -94,6 +140,8 @@ class Replay:
                 self._begins[each.begins].append(each)
                 self._ends[each.ends].append(each)
         self._alive: list[Lifetime] = []
+        self._versions = weight_lifetimes(program)[rank]
+        self._position = {action: index for index, action in enumerate(program.actions[rank])}
 
     def after(self, action: Action) -> set[tuple[Kind, int, int]]:
         self._alive += self._begins[action]
@@ -103,21 +151,27 @@ class Replay:
         assert len(places) == len(set(places)), "each is there once"
         return set(places)
 
+    def versions_after(self, action: Action) -> set[int]:
+        """The versions of the rank's weights that are there when an action has ended."""
+        now = self._position[action]
+        begun = [each for each in self._versions if each.begins is None or self._position[each.begins] <= now]
+        return {each.version for each in begun if each.ends is None or self._position[each.ends] > now}
 
-def watched(engine: Engine, schedule: Schedule) -> list[tuple[Action, Alive]]:
-    """Every action of the engine's executor in the order of execution, receives when they are posted, and what its
-    buffers hold after it."""
+
+def watched(engine: Engine, schedule: Schedule) -> list[Seen]:
+    """Every action of the engine's executor in the order of execution, receives when they are posted."""
     executor = engine._executor
-    seen: list[tuple[Action, Alive]] = []
+    seen: list[Seen] = []
 
-    def logged(handler: Callable[[Window, Action], None]) -> Callable[[Window, Action], None]:
-        def call(window: Window, action: Action) -> None:
-            handler(window, action)
-            seen.append((action, held_by(executor._rank.buffers._held, schedule, engine.view.position)))
+    def logged(handler: Callable[[Action], None]) -> Callable[[Action], None]:
+        def call(action: Action) -> None:
+            handler(action)
+            versions = [version for store in engine.stores.values() for version in store.versions]
+            seen.append((action, held_by(executor._rank.buffers._held, schedule, engine.view.position), versions))
 
         return call
 
-    for op in (Op.F, Op.B, Op.I, Op.W, Op.R, Op.SEND):
+    for op in (Op.F, Op.B, Op.I, Op.W, Op.R, Op.SEND, Op.STEP):
         executor._handlers[op] = logged(executor._handlers[op])
     receive = logged(executor._messages.receive)
     executor._handlers[Op.RECV] = receive
