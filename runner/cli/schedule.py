@@ -12,7 +12,8 @@ from runner.errors import EXIT_OK, Problem, RequestError, raise_problems
 from runner.plan.requested_schedule import costs_of, schedule_of
 from runner.schedule.simulation.clock import Costs
 from runner.schedule.simulation.opportunistic import realised
-from runner.schedule.stream import period, repeat
+from runner.schedule.simulation.steady import period
+from runner.schedule.stream import repeat
 from runner.schedule.values import Schedule
 
 __all__ = ["run"]

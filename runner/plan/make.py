@@ -165,7 +165,7 @@ def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
         in_flight=in_flight,
         activations=stages.activations,
         memory=_memory(draft, program, stages.figures),
-        time=_time(draft, stages.figures, stage_seconds),
+        time=_time(draft, program, stages.figures, stage_seconds),
         memory_limit_bytes=draft.limit_bytes,
         host_limit_bytes=draft.host_limit_bytes,
         advice=_notes(draft, stages, in_flight, measured=stage_seconds is not None),
@@ -254,9 +254,11 @@ def _memory(draft: Draft, program: Program, figures: Sequence[StageFigures]) -> 
     return replace(predicted, reserved=predict_reserved(config, draft.profile.trace, temporaries=needs.temporaries))
 
 
-def _time(draft: Draft, figures: Sequence[StageFigures], stage_seconds: StageSeconds | None) -> TimePrediction:
+def _time(
+    draft: Draft, program: Program, figures: Sequence[StageFigures], stage_seconds: StageSeconds | None
+) -> TimePrediction:
     return predict_time(
-        draft.schedule,
+        program,
         draft.profile,
         figures,
         mean_samples=draft.mean_samples,
@@ -294,5 +296,5 @@ def _move_notes(schedule: Schedule, figures: Sequence[StageFigures]) -> tuple[st
     moved = sum(figures[move.stage].saved_bytes + figures[move.stage].input_bytes for move in schedule.moves)
     return (
         f"{schedule.name} sends {format_bytes(2 * moved)} of activations a step between ranks r and D-1-r, of "
-        f"{len(schedule.moves)} micro-batches there and back; the step's seconds do not know of these messages",
+        f"{len(schedule.moves)} micro-batches there and back; a sender waits until they have left",
     )

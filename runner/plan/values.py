@@ -103,8 +103,11 @@ class Link:
 
     def seconds(self, num_bytes: float) -> float:
         """Seconds of one message."""
-        transfer = num_bytes / self.bytes_per_second if self.bytes_per_second else 0.0
-        return self.latency_seconds + transfer if num_bytes else 0.0
+        return self.latency_seconds + self.transfer_seconds(num_bytes) if num_bytes else 0.0
+
+    def transfer_seconds(self, num_bytes: float) -> float:
+        """Seconds of that in which the message keeps others from the link."""
+        return num_bytes / self.bytes_per_second if self.bytes_per_second else 0.0
 
     def slowed(self, delay_seconds: float, bytes_per_second: float | None) -> Link:
         """Behind another link, which a message passes first."""

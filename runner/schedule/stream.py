@@ -12,12 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import CURVATURE, Action, Op, Program, Schedule, shifted
 
-__all__ = ["Stream", "period", "repeat", "streams_of", "updates", "versions_held"]
-
-_WINDOWS = 6  # after which a stream repeats itself; one window more is one period more
+__all__ = ["Stream", "repeat", "streams_of", "updates", "versions_held"]
 
 Segment = tuple[Action, ...]
 
@@ -151,18 +148,6 @@ def repeat(schedule: Schedule, windows: int) -> Schedule:
         window_of_microbatch=tuple(window for window in range(windows) for _ in range(size)),
         actions=tuple(rows),
     )
-
-
-def period(schedule: Schedule, costs: Costs | StageCosts) -> float:
-    """Time from one optimizer step to the next where no rank waits for the others in between, in the costs' unit.
-
-    Args:
-        schedule: one window, or an asynchronous schedule.
-        costs: of its compute.
-    """
-    windows = _WINDOWS + schedule.windows
-    shorter, longer = (simulate(repeat(schedule, number), costs).makespan for number in (windows, windows + 1))
-    return longer - shorter
 
 
 def updates(schedule: Schedule) -> tuple[tuple[tuple[int, int, int], ...], ...]:

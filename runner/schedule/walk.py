@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from runner.schedule.dependencies import dependencies
 from runner.schedule.values import Action, Program, Schedule
 
-__all__ = ["Step", "Stuck", "Walk", "walk"]
+__all__ = ["Step", "Stuck", "Walk", "in_order", "walk"]
 
 
 class Step(NamedTuple):
@@ -36,6 +37,15 @@ class Walk:
 
     steps: tuple[Step, ...]
     stuck: tuple[Stuck, ...]
+
+
+def in_order(program: Program) -> Walk:
+    """The walk of a program by its own order, which is a topological one: faster than :func:`walk`, and not checked."""
+    cells = [itertools.count() for _ in program.actions]
+    return Walk(
+        tuple(Step(rank, next(cells[rank]), action, dependencies(program, action)) for rank, action in program.order),
+        (),
+    )
 
 
 def walk(view: Schedule | Program) -> Walk:

@@ -22,7 +22,7 @@ def predicted(name: str, ranks: int, microbatches: int, profile: ModelProfile, *
     schedule = registry.build(name, ranks=ranks, microbatches=microbatches)
     figures = stage_figures(profile, uniform(len(profile.layers), ranks))
     given = {"mean_samples": float(profile.samples)} | options
-    return predict_time(schedule, profile, figures, **given)  # type: ignore[arg-type]
+    return predict_time(lower(schedule), profile, figures, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -96,7 +96,7 @@ def test_the_step_ends_when_the_lowered_program_does(
     link = Link(0.1, 50.0)
     costs = stage_costs(profile, figures, mean_samples=1.0, copies=[data] * len(seconds), link=link)
     played = simulate(lower(schedule), costs)
-    time = predict_time(schedule, profile, figures, mean_samples=1.0, data=data, link=link)
+    time = predict_time(lower(schedule), profile, figures, mean_samples=1.0, data=data, link=link)
     assert time.step_seconds == pytest.approx(played.makespan)
     assert time.bubble_ratio == pytest.approx(simulate(schedule, costs).bubble_ratio)
 

@@ -1,15 +1,13 @@
-"""Peak memory of each rank, by walking what it will do.
+"""Peak memory of each rank: what it holds all the time, and the bytes of what comes and goes.
 
-The walk mirrors what the engine holds: a boundary input from the moment its receive is posted to the end of
-its micro-batch's backward, what autograd saved from forward to backward, the gradient of a boundary from when
-its receive is posted to the end of the backward that uses it, the gradient of an input until its message has
-left (the next one to leave finds it gone). Receives that follow a compute action are posted before it. Gradients
-are one persistent flat buffer, reduced in place. The ranks of the first and the last stage hold a whole step's inputs
-and targets.
+:mod:`runner.schedule.liveness` says from which action to which something lives; :mod:`runner.plan.memory.rank_walk`
+adds up its bytes. Gradients of weights are one persistent flat buffer, reduced in place. The ranks of the first and the
+last stage hold a whole step's inputs and targets.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -20,8 +18,9 @@ from runner.plan.memory.zero import StateBytes, ZeroSharing
 from runner.plan.stages.figures import LayerRanges, StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight
+from runner.schedule.liveness import Kind, Lifetime, lifetimes, most_at_once
 from runner.schedule.simulation.opportunistic import hurried
-from runner.schedule.values import CURVATURE, MOVES, Op, Program, Schedule
+from runner.schedule.values import Action, Op, Program, Schedule
 
 __all__ = [
     "StageMemoryLimit",
@@ -54,7 +53,7 @@ def predict_memory(
     flattened: int = 0,
     accelerated: bool = True,
 ) -> MemoryPrediction:
-    """Each pipeline rank's memory at its peak.
+    """The memory of each pipeline rank at its peak.
 
     Args:
         program: one replica's lowered schedule; where its ranks may leave its order, of the order that holds most.
@@ -71,7 +70,9 @@ def predict_memory(
     """
     schedule = program.schedule
     parts, host, kept = [], [], []
-    for rank, actions in enumerate(hurried(program)):
+    rows = hurried(program)
+    living = lifetimes(program, rows)
+    for rank, actions in enumerate(rows):
         stages = schedule.stages_of(rank)
         batch = _batch_bytes(profile, schedule, rank, batch_samples)
         held = [figures[stage] for stage in stages]
@@ -92,31 +93,36 @@ def predict_memory(
         copy = _copied_bytes(figures, profile, schedule, rank) // copied_by if copied_by is not None else 0
         if not accelerated:
             states = replace(states, buffers=states.buffers + copy)
-        parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions))
+        parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions, living[rank]))
         offloaded = sharing.held(held[0]).host if sharing is not None else 0
         host.append(offloaded + copy if accelerated else 0)
     return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
-    """Per stage: most micro-batches between the start of their forward and the end of their backward.
+    """Per stage, how many micro-batches are at once between the start of their forward and the end of their backward.
 
-    Where another rank runs the backward, it is that one's recomputation which counts.
+    Where another rank runs the backward, its recomputation takes the place of the forward.
     """
     most = [0] * schedule.stages
-    for actions in hurried(schedule):
-        held = [0] * schedule.stages
-        for action in actions:
-            if action.op is (Op.R if schedule.has_other_backward(action.stage) else Op.F):
-                held[action.stage] += 1
-                most[action.stage] = max(most[action.stage], held[action.stage])
-            elif action.op in (Op.B, Op.W):
-                held[action.stage] -= 1
+    rows = hurried(schedule)
+    for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
+        by_stage: dict[int, dict[int | None, Lifetime]] = defaultdict(dict)  # stage -> micro-batch -> its whole time
+        for each in living:
+            if each.kind in _KEPT:
+                first = by_stage[each.stage].setdefault(each.microbatch, each)
+                by_stage[each.stage][each.microbatch] = first._replace(ends=each.ends)
+        for stage, whole in by_stage.items():
+            most[stage] = max(most[stage], most_at_once(row, whole.values()))
     return tuple(most)
 
 
+_KEPT = (Kind.SAVED, Kind.DEFERRED, Kind.OUTPUT)
+"""What a stage keeps of a micro-batch between its forward and its backward, in the order of :class:`Held`."""
+
+
 class Held(NamedTuple):
-    """Micro-batches of one stage at one moment: by what is kept of them."""
+    """How many micro-batches of one stage are held at one moment, by what is kept of them."""
 
     saved: int
     deferred: int  # I is done, W is not
@@ -124,41 +130,32 @@ class Held(NamedTuple):
 
 
 def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
-    """Per stage, what is held at its forwards, recomputations and backwards; a moment that another exceeds is left out.
+    """Per stage, how much is held while its forwards and recomputations run; only the largest moments are returned.
 
-    The one that runs counts as saved. What a rank lends is not there meanwhile; what it hosts is of none of its stages.
+    The micro-batch that runs counts as saved. What a rank has sent to another one is not counted meanwhile, and what it
+    keeps for another one belongs to none of its stages.
     """
     moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
-    for actions in hurried(schedule):
-        now = [Held(0, 0, 0)] * schedule.stages
-        for action in actions:
-            if action.op in CURVATURE:
-                continue  # what waits for it is small beside the rest, and the rank's walk counts it
-            if action.op in MOVES:
-                held = now[action.stage]
-                now[action.stage] = held._replace(saved=held.saved + (1 if action.op is Op.IN else -1))
-                continue
-            assert action.microbatch is not None  # other compute has one
-            at, (saved, deferred, dropped) = action.stage, now[action.stage]
-            moved = schedule.has_other_backward(at)
-            again = schedule.is_recomputed(at, action.microbatch) and not moved
-            if action.op is Op.F and moved:
-                moments[at].add(Held(saved + 1, deferred, dropped))  # and keeps nothing
-            elif action.op is Op.F:
-                moments[at].add(Held(saved + 1, deferred, dropped))
-                now[at] = Held(saved, deferred, dropped + 1) if again else Held(saved + 1, deferred, dropped)
-            elif action.op is Op.R:
-                now[at] = Held(saved + 1, deferred, dropped)
-                moments[at].add(now[at])
-            elif action.op is Op.W:
-                now[at] = Held(saved, deferred - 1, dropped)
-            else:
-                now[at] = Held(saved - 1, deferred + (action.op is Op.I), dropped - again)
+    rows = hurried(schedule)
+    for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
+        changes: dict[Action | None, list[tuple[int, int]]] = defaultdict(list)  # of which count, by how much
+        for each in living:
+            if each.kind in _KEPT:
+                changes[each.begins].append((_KEPT.index(each.kind), 1))
+                changes[each.ends].append((_KEPT.index(each.kind), -1))
+        counts: dict[int, list[int]] = defaultdict(lambda: [0] * len(_KEPT))
+        for action in row:
+            now = counts[action.stage]
+            if action.op is Op.F or action.op is Op.R:
+                saved, deferred, dropped = now
+                moments[action.stage].add(Held(saved + 1, deferred, dropped))
+            for count, by in changes[action]:
+                now[count] += by
     return tuple(tuple(_largest(found)) for found in moments)
 
 
 def _largest(moments: set[Held]) -> Iterator[Held]:
-    """The moments that no other has at least as much of everything as."""
+    """The moments that no other moment exceeds or equals in everything."""
     for one in sorted(moments):
         if not any(one != other and all(a <= b for a, b in zip(one, other, strict=True)) for other in moments):
             yield one
@@ -166,9 +163,9 @@ def _largest(moments: set[Held]) -> Iterator[Held]:
 
 @dataclass(frozen=True)
 class StageMemoryLimit:
-    """Which layers fit a stage, by its own part of its rank's limit and its in-flight micro-batches.
+    """Says which layers fit a stage, by its own part of its rank's limit and its micro-batches in flight.
 
-    A bound for the partition's search: the rank's walk decides in the end.
+    It is a bound for the partition's search; in the end the walk of the rank decides.
 
     Args:
         profile: of the largest micro-batch.
@@ -231,7 +228,7 @@ class StageMemoryLimit:
         return self.held_bytes[stage] + self._own_peak(first, last, stage)
 
     def floor_bytes(self, first: int, last: int, stage: int) -> int:
-        """No more than :meth:`peak_bytes` of these layers, or of these and more before ``first``."""
+        """A lower bound of :meth:`peak_bytes` of these layers, alone or with more layers before ``first``."""
         return self.held_bytes[stage] + self._own_floor(first, last, stage)
 
     def _own_peak(self, first: int, last: int, stage: int) -> int:
@@ -247,7 +244,7 @@ class StageMemoryLimit:
         return self._states(figures) + least
 
     def _held(self, figures: StageFigures, stage: int) -> int:
-        """Bytes of the stage's micro-batches when they are most."""
+        """The bytes of the stage's micro-batches at the moment when these are most."""
         return max(
             held.saved * (figures.saved_bytes + figures.input_bytes)
             + held.deferred * (figures.deferred_bytes + figures.deferred_input_bytes)
@@ -268,7 +265,7 @@ class StageMemoryLimit:
 
 
 def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
-    """What a rank holds of a step's batch: inputs with the first stage, targets with the last."""
+    """The bytes of a step's batch on a rank: inputs where the first stage is, targets where the last one is."""
     stages = schedule.stages_of(rank)
     inputs = profile.input_bytes if 0 in stages else 0
     targets = profile.target_bytes if schedule.stages - 1 in stages else 0
@@ -276,7 +273,7 @@ def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: 
 
 
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:
-    """What a rank holds all the time; of a weight that several of its layers share, one."""
+    """What a rank holds all the time. A weight that several of its layers share counts once."""
     spare = [(weight, _spare_copies(weight, stages)) for weight in profile.shared]
     gradients = sum(stage.gradient_bytes for stage in stages) - sum(n * weight.gradient_bytes for weight, n in spare)
     ratio = profile.optimizer_bytes_per_gradient_byte
@@ -292,14 +289,14 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
 
 
 def _copied_bytes(figures: Sequence[StageFigures], profile: ModelProfile, schedule: Schedule, rank: int) -> int:
-    """Weights and optimizer states of the stages that checkpoints take from this pipeline rank; of twins, the first."""
+    """The bytes of weights and optimizer states that checkpoints take from this rank: of twins, from the first."""
     saved = [figures[stage] for stage, holder in enumerate(schedule.placement[0]) if holder == rank]
     states = _states(saved, profile, 0)
     return states.weights + states.optimizer
 
 
 def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
-    """How often these stages' layers count a weight that is there once."""
+    """How often too much these stages' layers count a weight that is there once."""
     uses = sum(stage.first <= layer <= stage.last for layer in weight.layers for stage in stages)
     return max(0, uses - 1)
 
@@ -307,7 +304,7 @@ def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
 def _shared_states(
     sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool
 ) -> tuple[MemoryParts, int]:
-    """What a rank holds beside activations, and what the end of its step takes more than that."""
+    """What a rank holds beside activations, and how many bytes more the end of its step takes."""
     held, more = sharing.held(stage), sharing.backward_extra(stage)
     here = 0 if accelerated else held.host  # what is offloaded stays in the one memory
     update = sharing.update_extra(stage) + (0 if accelerated else sharing.update_extra_host(stage))
@@ -323,15 +320,17 @@ def _shared_states(
 
 
 def _over_replicas(states: MemoryParts, temporaries: int, replicas: int) -> tuple[MemoryParts, int]:
-    """The same with the optimizer's states shared out, and what a step makes and drops: a part's gradients and
-    temporaries, then the parts of all."""
+    """The same with the optimizer's states shared out over replicas, and the bytes that a step makes and drops.
+
+    These are the gradients and temporaries of the own part, and then the updated parts of all replicas.
+    """
     part = -(-states.gradients // replicas)
     shared = replace(states, optimizer=-(-states.optimizer // replicas))
     return shared, max((1 + temporaries) * part, part * replicas)
 
 
 def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:
-    """The fp32 gradients of master weights, which a step makes and drops for all stages of a rank together."""
+    """The bytes of master weights' fp32 gradients, which a step makes and drops for all stages of a rank together."""
     return round(profile.master_bytes_per_gradient_byte * sum(stage.gradient_bytes for stage in stages))
 
 

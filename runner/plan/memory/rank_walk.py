@@ -1,18 +1,20 @@
-"""One rank's live bytes, action by action."""
+"""One rank's live bytes, action by action: a fold over the lifetimes of what it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import MemoryParts
+from runner.schedule.liveness import Kind, Lifetime
 from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Schedule
 
 __all__ = ["RankWalk"]
 
 
 class RankWalk:
-    """Plays a rank's list.
+    """Walks a rank's list, and adds up what is alive.
 
     Args:
         schedule: what the list was lowered from.
@@ -30,158 +32,131 @@ class RankWalk:
         self._figures = figures
         self._states = states
         self._step_bytes = step_bytes
-        self._activations = 0
-        self._held = 0  # boundary tensors
-        self._leaving: dict[int, int] = {}  # stage -> bytes of its last gradient message, still on its way; -1: output
-        self._inputs: dict[tuple[int, int], int] = {}  # stage, micro-batch -> of its input: W needs it, and it is held
-        self._forwarded: set[tuple[int, int]] = set()
-        self._to_sum: dict[Action, int] = {}  # K-FAC's sums to come -> bytes that nothing else keeps for them
-        self._peak = (0, 0, 0)  # activations, held, optimizer temporaries: at the moment when their sum was largest
 
-    def peak(self, actions: Sequence[Action]) -> MemoryParts:
-        """The parts at the peak over these actions."""
-        posted = 0
-        for index, action in enumerate(actions):
-            if action.op in COMPUTE:
-                posted = self._post_ahead(actions, max(posted, index + 1))
-            if index >= posted or action.op is not Op.RECV:
-                self._play(action)
-        activations, held, step = self._peak
+    def peak(self, actions: Sequence[Action], living: Iterable[Lifetime]) -> MemoryParts:
+        """The parts at the moment when their sum is largest.
+
+        Args:
+            actions: the rank's list of a program.
+            living: what lives on the rank meanwhile; see :func:`runner.schedule.liveness.lifetimes`.
+        """
+        activations, buffers = defaultdict[Action | None, int](int), defaultdict[Action | None, int](int)
+        watched: set[tuple[Action | None, Kind]] = set()  # backwards, and what they leave to K-FAC
+        for each in living:
+            for changes, num_bytes in zip((activations, buffers), self._bytes(each), strict=True):
+                if num_bytes:
+                    changes[each.begins] += num_bytes
+                    changes[each.ends] -= num_bytes
+            if each.kind in _LEFT_TO_SUMS and self._bytes(each)[0]:
+                watched.add((each.begins, each.kind))
+        peak, alive, held = (0, 0, 0), 0, 0
+        for action in self._as_posted(actions):
+            if action.op in COMPUTE or action.op is Op.STEP:
+                step = self._step_bytes if action.op is Op.STEP else 0
+                seen = (alive + self._transient(action, watched), held, step)
+                if sum(seen) > sum(peak):
+                    peak = seen
+            alive += activations.get(action, 0)
+            held += buffers.get(action, 0)
+        return self._parts(*peak)
+
+    def _parts(self, activations: int, buffers: int, step: int) -> MemoryParts:
         states = self._states
         return MemoryParts(
             weights=states.weights,
             gradients=states.gradients,
             optimizer=states.optimizer + step,
             activations=activations,
-            buffers=states.buffers + held,
+            buffers=states.buffers + buffers,
         )
 
-    def _post_ahead(self, actions: Sequence[Action], start: int) -> int:
-        """Post the receives before the next compute, as the executor does; the index after the last one.
+    def _as_posted(self, actions: Sequence[Action]) -> Iterator[Action]:
+        """The list, with receives where the engine posts them: before the compute action that they follow."""
+        posted, forwarded = 0, set[tuple[int, int | None]]()
+        for index, action in enumerate(actions):
+            if action.op in COMPUTE:
+                start = max(posted, index + 1)
+                for at in self._posted_ahead(actions, start, forwarded):
+                    posted = at + 1
+                    yield actions[at]
+            if action.op is Op.F:
+                forwarded.add((action.stage, action.microbatch))
+            if index >= posted or action.op is not Op.RECV:
+                yield action
+
+    def _posted_ahead(
+        self, actions: Sequence[Action], start: int, forwarded: set[tuple[int, int | None]]
+    ) -> Iterator[int]:
+        """Where the receives stand, from ``start`` to the next compute, that can be posted already.
 
         The shape of a gradient is known once its forward has run.
         """
-        posted = start
         for index in range(start, len(actions)):
             action = actions[index]
             if action.op in COMPUTE:
-                break
-            if action.op is Op.RECV:
-                if action.payload is Payload.STASH and self._is_here(action.stage, action):
-                    break  # another micro-batch leaves before this one is back
-                known = _place(action) in self._forwarded or self._schedule.has_other_backward(action.stage)
-                if action.payload is Payload.GRADIENT and not known:
-                    break
-                self._play(action)
-                posted = index + 1
-        return posted
+                return
+            if action.op is not Op.RECV:
+                continue
+            if action.payload is Payload.STASH and self._is_own(action):
+                return  # another micro-batch leaves before this one is back
+            known = (action.stage, action.microbatch) in forwarded or self._schedule.has_other_backward(action.stage)
+            if action.payload is Payload.GRADIENT and not known:
+                return
+            yield index
 
-    def _play(self, action: Action) -> None:
+    def _is_own(self, action: Action) -> bool:
+        """Whether the action's stage runs forward here, so that what it keeps is not another rank's."""
+        assert action.microbatch is not None  # messages have one
+        return self._schedule.rank_of(action.stage, action.microbatch) == self._rank
+
+    def _bytes(self, each: Lifetime) -> tuple[int, int]:
+        """Of something that lives: activations, and other buffers."""
+        figures = self._figures[each.stage]
+        match each.kind:
+            case Kind.SAVED:
+                return figures.saved_bytes, 0
+            case Kind.STASH:
+                return 0, figures.saved_bytes + figures.input_bytes
+            case Kind.DEFERRED:
+                return figures.deferred_bytes, figures.deferred_input_bytes
+            case Kind.OUTPUT:
+                return figures.output_bytes, 0
+            case Kind.INPUT:
+                return 0, figures.input_bytes
+            case Kind.OUTPUT_GRADIENT:
+                return 0, figures.output_gradient_bytes
+            case Kind.INPUT_GRADIENT | Kind.LEAVING_GRADIENT:
+                return 0, figures.input_gradient_bytes
+            case Kind.LEAVING_OUTPUT:
+                return 0, figures.output_bytes
+            case Kind.LAYER_INPUTS | Kind.LAYER_GRADIENTS:
+                return figures.curvature.kept_bytes[_LEFT_TO_SUMS.index(each.kind)], 0
+            case Kind.WEIGHTS:
+                return 0, 0  # the rank's states count them
+
+    def _transient(self, action: Action, watched: set[tuple[Action | None, Kind]]) -> int:
+        """Most activations above what was alive before, while an action runs."""
         figures = self._figures[action.stage]
-        if action.op is Op.F:
-            self._forwarded.add(_place(action))
-            if self._schedule.has_curvature and self._schedule.window_at(action) == 0:
-                self._to_sum |= {action._replace(op=op): 0 for op in (Op.CURV_A, Op.CURV_B)}
-        if action.op is Op.F and self._schedule.has_other_backward(action.stage):
-            self._forward_for_others(action, figures)
-        elif action.op is Op.F and self._is_recomputed(action):
-            self._see(figures.unsaved_forward_peak_bytes)
-            self._activations += figures.output_bytes
-        elif action.op is Op.F or action.op is Op.R:
-            self._see(figures.forward_peak_bytes)
-            self._activations += figures.saved_bytes
-        elif action.op is Op.B or action.op is Op.I:
-            self._backward(action, figures)
-        elif action.op is Op.W:
-            self._see(figures.largest_parameter_bytes)
-            self._activations -= figures.deferred_bytes
-            self._held -= self._inputs.pop(_place(action), 0)
-        elif action.op in CURVATURE:
-            self._see(figures.curvature.inversion_bytes if action.microbatch is None else 0)
-            self._activations -= self._to_sum.pop(action._replace(window=0), 0)
-        elif action.payload is Payload.STASH:
-            self._move(action, figures)
-        elif action.op is Op.RECV:
-            is_gradient = action.payload is Payload.GRADIENT
-            self._held += figures.output_gradient_bytes if is_gradient else figures.input_bytes
-        elif action.op is Op.SEND and action.payload is Payload.GRADIENT:
-            self._held -= self._leaving.pop(action.stage, 0)
-            self._leaving[action.stage] = figures.input_gradient_bytes
-        elif action.op is Op.STEP:
-            self._see(0, step=self._step_bytes)
+        match action.op:
+            case Op.F if self._keeps_nothing(action):
+                return figures.unsaved_forward_peak_bytes
+            case Op.F | Op.R:
+                return figures.forward_peak_bytes
+            case Op.B | Op.I:
+                split = action.op is Op.I
+                own = figures.input_backward_peak_bytes if split else figures.backward_peak_bytes
+                inputs, gradients = ((action, kind) in watched for kind in _LEFT_TO_SUMS)
+                return max(own, figures.curvature.backward_bytes[inputs]) if gradients else own
+            case Op.W:
+                return figures.largest_parameter_bytes
+            case op if op in CURVATURE and action.microbatch is None:
+                return figures.curvature.inversion_bytes
+            case _:
+                return 0
 
-    def _forward_for_others(self, action: Action, figures: StageFigures) -> None:
-        """A forward whose backward is on another rank: its output alone stays, until the next one's has left."""
-        self._see(figures.unsaved_forward_peak_bytes)
-        self._held += figures.output_bytes - self._leaving.pop(-1, 0)
-        self._leaving[-1] = figures.output_bytes
-        if action.stage > 0:
-            self._held -= figures.input_bytes
-        following = action._replace(stage=action.stage + 1)
-        if self._schedule.has_other_backward(following.stage) and self._is_here(following.stage, following, Op.B):
-            self._held += figures.output_bytes  # for the recomputation of the next stage
-
-    def _move(self, action: Action, figures: StageFigures) -> None:
-        """What a stage keeps of a micro-batch leaves or is back on its rank, comes to its host or leaves that."""
-        sign = 1 if action.op is Op.RECV else -1
-        if self._is_here(action.stage, action):
-            self._activations += sign * figures.saved_bytes
-            self._held += sign * figures.input_bytes
-        else:
-            self._held += sign * (figures.saved_bytes + figures.input_bytes)
-
-    def _backward(self, action: Action, figures: StageFigures) -> None:
-        """B, or I, after which some of it stays for W. Both make the gradient of the input and use the output's."""
-        split = action.op is Op.I
-        inputs, gradients = self._keep_for_sums(action, figures)
-        peak = figures.input_backward_peak_bytes if split else figures.backward_peak_bytes
-        self._see(max(peak, figures.curvature.backward_bytes[inputs > 0] if gradients else 0))
-        self._activations += inputs + gradients
-        self._held += figures.input_gradient_bytes - figures.output_gradient_bytes
-        kept = self._is_recomputed(action) and not self._schedule.has_other_backward(action.stage)
-        self._activations -= figures.saved_bytes + (figures.output_bytes if kept else 0)
-        if self._schedule.has_other_backward(action.stage) or not self._is_here(action.stage - 1, action):
-            self._held -= figures.input_bytes
-        if split:
-            self._activations += figures.deferred_bytes
-            self._hold_input(action, figures.deferred_input_bytes)
-
-    def _keep_for_sums(self, action: Action, figures: StageFigures) -> tuple[int, int]:
-        """Bytes of the layers' inputs, and of their outputs' gradients, that stay for K-FAC after this backward.
-
-        Until then autograd keeps the inputs.
-        """
-        kept = [0, 0]
-        for side, op in enumerate((Op.CURV_A, Op.CURV_B)):
-            item = action._replace(op=op)
-            if item in self._to_sum:
-                kept[side] = self._to_sum[item] = figures.curvature.kept_bytes[side]
-        return kept[0], kept[1]
-
-    def _hold_input(self, action: Action, num_bytes: int) -> None:
-        """What W needs of the stage's input stays.
-
-        Where the stage before is here, that input is its output, so that it is counted twice until its own backward,
-        which follows.
-        """
-        self._inputs[_place(action)] = num_bytes
-        self._held += num_bytes
-
-    def _is_recomputed(self, action: Action) -> bool:
-        assert action.microbatch is not None  # compute actions have one
-        return self._schedule.is_recomputed(action.stage, action.microbatch)
-
-    def _is_here(self, stage: int, action: Action, op: Op = Op.F) -> bool:
-        """Whether a neighbouring stage lives on this rank too: its output is handed over, not received."""
-        assert action.microbatch is not None  # compute actions have one
-        return stage >= 0 and self._schedule.rank_of(stage, action.microbatch, op) == self._rank
-
-    def _see(self, extra_activations: int, *, step: int = 0) -> None:
-        seen = (self._activations + extra_activations, self._held, step)
-        if sum(seen) > sum(self._peak):
-            self._peak = seen
+    def _keeps_nothing(self, forward: Action) -> bool:
+        assert forward.microbatch is not None  # a forward has one
+        return self._schedule.is_recomputed(forward.stage, forward.microbatch)
 
 
-def _place(action: Action) -> tuple[int, int]:
-    assert action.microbatch is not None  # compute actions have one
-    return action.stage, action.microbatch
+_LEFT_TO_SUMS = (Kind.LAYER_INPUTS, Kind.LAYER_GRADIENTS)

@@ -1,4 +1,4 @@
-"""Seconds from FLOPs, for a machine that is not at hand."""
+"""Estimates seconds from FLOPs, for a machine that is not at hand."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OPTIMIZER_FLOPS_PER_BYTE = 7 * 100.0
 def with_estimated_seconds(
     profile: ModelProfile, hardware: HardwareConfig, precision: str, *, efficiency: float = EFFICIENCY
 ) -> ModelProfile:
-    """The profile with every layer's seconds = FLOPs / (peak FLOP/s of the precision x efficiency).
+    """The profile with seconds for every layer: its FLOPs / (peak FLOP/s of the precision x efficiency).
 
     Args:
-        profile: its FLOPs are read, its seconds replaced.
-        hardware: ``flops`` by precision name, of one device.
-        precision: whose arithmetic it is: a key of ``hardware.flops``, e.g. fp32, bf16.
-        efficiency: share of the peak that is reached.
+        profile: its FLOPs are read, and its seconds are replaced.
+        hardware: states the peak FLOP/s of one device by the name of a precision.
+        precision: the format of the arithmetic, a key of ``hardware.flops`` such as fp32 or bf16.
+        efficiency: the share of the peak that is reached.
 
     Raises:
         RequestError: if the hardware states no FLOP/s for this precision.

@@ -1,22 +1,25 @@
-"""Seconds of an optimizer step, by playing the schedule on the stages' seconds."""
+"""Predicts the seconds of an optimizer step: the lowered program is played with the seconds of its stages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
-from runner.schedule.simulation.clock import Simulation, StageCosts, simulate
+from runner.schedule.lowering.program import lower
+from runner.schedule.simulation.clock import Simulation, StageCosts, play, simulate
 from runner.schedule.simulation.opportunistic import realised
-from runner.schedule.stream import period
-from runner.schedule.values import Op, Schedule
+from runner.schedule.simulation.steady import period
+from runner.schedule.values import COMPUTE, Op, Program
+from runner.schedule.walk import in_order
 
 __all__ = ["predict_time", "ring_all_reduce_seconds", "stage_costs"]
 
 
 def predict_time(
-    schedule: Schedule,
+    program: Program,
     profile: ModelProfile,
     figures: Sequence[StageFigures],
     *,
@@ -27,52 +30,67 @@ def predict_time(
     post_validation: bool = False,
     adjusted: Callable[[StageCosts], StageCosts] | None = None,
 ) -> TimePrediction:
-    """One optimizer step of one replica's pipeline; replicas run alike.
+    """The time of one optimizer step of one replica's pipeline, from playing what its ranks run. Replicas run alike.
 
     Args:
-        schedule: one replica's.
+        program: one replica's lowered schedule.
         profile: any micro-batch's; its seconds count in proportion to the samples.
         figures: of each stage, from the same profile.
         mean_samples: mean samples of the step's micro-batches.
         data: replicas that reduce gradients, besides the twins of several pipelines.
-        link: between neighbouring ranks; none = messages and reductions cost nothing.
-        stage_seconds: whole stages measured in place; they win over the profile's layers.
-        post_validation: a step begins while others end the one before; predicted is one of many.
-        adjusted: what else is known of the costs that layers and link make.
+        link: between two ranks; without one, messages and reductions cost nothing.
+        stage_seconds: whole stages measured in place, which win over the profile's layers.
+        post_validation: whether ranks begin a step while others end the one before; the time is that of one of many.
+        adjusted: changes the costs that follow from layers and link by what else is known.
     """
+    schedule = program.schedule
     copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
     costs = stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link or Link())
     if adjusted is not None:
         costs = adjusted(costs)
     if stage_seconds is not None:
         costs = _measured(costs, stage_seconds, len(figures))
-    schedule = realised(schedule, costs)
-    played = simulate(schedule, costs)
+    if schedule.ahead:
+        program = lower(realised(schedule, costs), costs)
     source = "measured" if stage_seconds is not None else profile.seconds_source
-    if post_validation:
-        seconds = period(schedule, costs)
-        bubble = 1.0 - sum(played.busy) / (schedule.ranks * seconds)
-        return TimePrediction(seconds + _longest_update(schedule, costs), bubble, played.busy, source, costs)
-    steps = schedule.windows
-    finish = max(_finish(schedule, played, costs)) + (steps - 1) * _longest_update(schedule, costs)
-    busy = tuple(each / steps for each in played.busy)
-    curvature = tuple(each / steps for each in played.curvature) if schedule.has_curvature else ()
-    return TimePrediction(finish / steps, played.bubble_ratio, busy, source, costs, curvature)
+    windows = schedule.windows
+    flushed = not (post_validation or schedule.is_asynchronous)
+    step, span, pipeline = (_of_one_step if flushed else _between_steps)(program, costs)
+    busy = tuple(each / windows for each in pipeline.computing)
+    curvature = tuple(each / windows for each in pipeline.curvature) if schedule.has_curvature else ()
+    return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, curvature)
 
 
-def _longest_update(schedule: Schedule, costs: StageCosts) -> float:
-    """Of a rank whose compute leaves no gap, reductions beside it included only where they last longer."""
-    return max(sum(costs.step[stage] for stage in schedule.stages_of(rank)) for rank in range(schedule.ranks))
+def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
+    """A step that begins when the one before has ended, or the mean of a stream's, which is played whole.
+
+    Returns:
+        seconds of the step, seconds of its forwards and backwards alone, and when these run.
+    """
+    walked, windows = in_order(program), program.schedule.windows
+    whole = pipeline = play(program, walked, costs)
+    if windows > 1:  # a window's reductions and updates come before the next one's forwards
+        pipeline = play(program, walked, _pipeline_alone(costs))
+    return whole.last({Op.STEP}) / windows, pipeline.last(COMPUTE) / windows, pipeline
+
+
+def _between_steps(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
+    """The same for one of many steps, each of which a rank begins as soon as it has ended the one before."""
+    return period(program, costs), period(program.schedule, costs), simulate(program, costs)
+
+
+def _pipeline_alone(costs: StageCosts) -> StageCosts:
+    return replace(costs, reduce=(), step=())
 
 
 def stage_costs(
     profile: ModelProfile, figures: Sequence[StageFigures], *, mean_samples: float, copies: Sequence[int], link: Link
 ) -> StageCosts:
-    """The simulator's costs, in seconds. A recompute costs an F.
+    """The costs for the simulator, in seconds. A recomputation costs as much as a forward.
 
     Args:
         profile, figures, mean_samples, link: see :func:`predict_time`.
-        copies: of each stage: ranks that reduce its gradients.
+        copies: per stage, the number of ranks that reduce its gradients together.
     """
     ratio = mean_samples / profile.samples
     return StageCosts(
@@ -88,16 +106,18 @@ def stage_costs(
         step=[stage.gradient_bytes * profile.optimizer_seconds_per_byte for stage in figures],
         curvature=_of_both([stage.curvature.sum_seconds for stage in figures], ratio),
         inversion=_of_both([stage.curvature.inversion_seconds for stage in figures]),
+        stash=[link.seconds((stage.saved_bytes + stage.input_bytes) * ratio) for stage in figures],
+        occupancy=[link.transfer_seconds(stage.output_bytes * ratio) for stage in figures[:-1]],
     )
 
 
 def _of_both(seconds: Sequence[tuple[float, float]], ratio: float = 1.0) -> tuple[list[float], list[float]]:
-    """By stage, of K-FAC's factors of inputs, and of output gradients."""
+    """Stage by stage, the seconds of K-FAC's factors of inputs, and of those of output gradients."""
     return [inputs * ratio for inputs, _ in seconds], [outputs * ratio for _, outputs in seconds]
 
 
 def ring_all_reduce_seconds(num_bytes: int, copies: int, link: Link) -> float:
-    """A ring over ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes."""
+    """The seconds of an all-reduce in a ring of R = ``copies`` ranks: 2 (R - 1) messages of 1/R of the bytes each."""
     return 2 * (copies - 1) * link.seconds(num_bytes / copies)
 
 
@@ -112,27 +132,5 @@ def _measured(costs: StageCosts, seconds: StageSeconds, stages: int) -> StageCos
         step=seconds.step,
         curvature=costs.curvature,
         inversion=costs.inversion,
+        stash=costs.stash,
     )
-
-
-def _finish(schedule: Schedule, played: Simulation, costs: StageCosts) -> list[float]:
-    """When each rank's optimizer step has ended.
-
-    What comes after the compute is the same on every rank: each stage's gradients are reduced once the last
-    backward of each of its copies has ended, one stage after the other beside the compute, then all its stages step.
-    So it is added here, which plays a third of the actions of the lowered program, to the same times.
-    """
-    last: dict[int, float] = {}  # by stage, over all ranks that hold it
-    for actions, ends in zip(schedule.actions, played.end, strict=True):
-        for action, end in zip(actions, ends, strict=True):
-            if action.op in (Op.B, Op.W):
-                last[action.stage] = max(last.get(action.stage, 0.0), end)
-    finish = []
-    for rank in range(schedule.ranks):
-        moment = 0.0
-        for stage in sorted(schedule.stages_of(rank), key=lambda stage: last[stage]):
-            moment = max(moment, last[stage]) + (costs.reduce[stage] if costs.reduce else 0.0)
-        if schedule.has_curvature:
-            moment = max(moment, played.end[rank][-1])  # K-FAC's work at the end, whose inverses the step uses
-        finish.append(moment + sum(costs.step[stage] for stage in schedule.stages_of(rank)))
-    return finish

@@ -1,9 +1,10 @@
-"""Seconds that ZeRO adds to a step on a machine that is described: collectives, the update, what goes to the host.
+"""The seconds of ZeRO's collectives, updates and traffic with the host in a step, on a machine that is described.
 
-Counted, in passes of a ring over the replicas (a reduce-scatter or an all-gather is one): stage 0 two over the
-gradients; stages 1 and 2 two over the gradients, whose buckets DeepSpeed 0.19.8 sums on all ranks, and one over the
-weights; stage 3 one over the gradients and, in each forward and backward, one over the weights, a message per layer
-and neighbour. None of it is taken to overlap with the compute, so that it is at most this.
+Collectives are counted in passes of a ring over the replicas; a reduce-scatter or an all-gather is one pass. Stage 0
+makes two passes over the gradients. Stages 1 and 2 make two over the gradients, whose buckets DeepSpeed 0.19.8 sums on
+all ranks, and one over the weights. Stage 3 makes one over the gradients and, in each forward and backward, one over
+the weights, with a message per layer and neighbour. None of it is taken to overlap with the compute, so that the result
+is an upper bound.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PASSES_OVER_MEMORY = 7
 def with_sharing(
     config: RunConfig, costs: StageCosts, profile: ModelProfile, figures: Sequence[StageFigures], link: Link
 ) -> StageCosts:
-    """``costs`` with the reductions and steps of the request's stage of ZeRO; as they are where it has none."""
+    """``costs`` with the reductions and steps of the request's stage of ZeRO; unchanged where it asks for none."""
     if config.zero.stage is None or profile.seconds_source != "estimated":
         return costs
     seconds = _Seconds(config, profile, link)
@@ -76,7 +77,7 @@ class _Seconds:
         return travel + (self._moved(part) * neighbours / memory if memory else 0.0)
 
     def _moved(self, part: float) -> float:
-        """Bytes that an update of ``part`` bytes of gradients reads and writes."""
+        """The bytes that an update of ``part`` bytes of gradients reads and writes."""
         kind = OPTIMIZERS[self._config.optimizer.name]
         elements = part / self._width
         if kind.state_bytes is None:
@@ -86,7 +87,7 @@ class _Seconds:
         )  # weight twice, gradient; states twice
 
     def _ring(self, num_bytes: int, messages: int = 1) -> float:
-        """One pass of ``num_bytes`` in so many messages to each neighbour."""
+        """The seconds of one pass of ``num_bytes``, in so many messages to each neighbour."""
         hops = self._replicas - 1
         return hops * messages * self._link.seconds(num_bytes / self._replicas / messages)
 

@@ -1,4 +1,4 @@
-"""How short a flushed step can be at all, whatever the order."""
+"""A lower bound of the time of a flushed step, whatever the order of its actions is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["lower_bound"]
 
 
 def lower_bound(schedule: Schedule, costs: StageCosts, limit: float | None = None, *, recompute: bool = False) -> float:
-    """A time below which no order of this schedule's stages and micro-batches ends, in the unit of the costs.
+    """The time, in the unit of the costs, that every order of this schedule's stages and micro-batches takes at least.
 
     The largest of three times of each rank. It cannot begin before the first micro-batch has come to it, and works
     without pause at best. In one pipeline, it has forwards alone to do until the first micro-batch comes back, and no
@@ -24,8 +24,9 @@ def lower_bound(schedule: Schedule, costs: StageCosts, limit: float | None = Non
     Args:
         schedule: where the stages are and which way each micro-batch goes; its order is not looked at.
         costs: durations per stage, and of messages.
-        limit: micro-batches of its whole share that a rank may keep between F and B or W; None: any number.
-        recompute: of orders that keep no activations but the last stage's, and run every other forward twice.
+        limit: micro-batches of its whole share that a rank may keep between F and B or W; None means any number.
+        recompute: True asks for the bound of orders that keep no activations but those of the last stage, and that run
+            every other forward twice.
     """
     ways = [_Way(row, costs) for row in schedule.placement]
     counts = Counter(schedule.pipeline_of_microbatch)
@@ -50,10 +51,10 @@ def lower_bound(schedule: Schedule, costs: StageCosts, limit: float | None = Non
 
 
 class _Way:
-    """A micro-batch's way through the stages, alone, with the cheaper of the ways to run its backward.
+    """The way of one micro-batch through the stages without any other, with the cheaper of the two kinds of backward.
 
     Attributes:
-        arrival: per stage, when the first micro-batch comes to it.
+        arrival: per stage, the moment when the first micro-batch reaches it.
     """
 
     def __init__(self, placement: Sequence[int], costs: StageCosts) -> None:
@@ -67,12 +68,12 @@ class _Way:
         return [stage for stage, owner in enumerate(self._placement) if owner == rank]
 
     def comes_back(self, stage: int) -> float:
-        """When the first micro-batch's gradient comes to ``stage``."""
+        """The moment when the gradient of the first micro-batch reaches ``stage``."""
         back = sum(self._back[stage + 1 :]) + sum(self._hops[stage:])
         return self.arrival[-1] + self._costs.F[-1] + back
 
     def kept(self, stage: int) -> float:
-        """How long ``stage`` keeps something of a micro-batch, at least."""
+        """The time for which ``stage`` keeps something of a micro-batch, at least."""
         after = _cheapest_backward(self._costs, stage) - self._back[stage]
         return self.comes_back(stage) - self.arrival[stage] + self._back[stage] + after
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.schedule.generators.list_scheduling import Clock, list_schedule
+from runner.schedule.liveness import change_in_flight
 from runner.schedule.simulation.clock import Costs, Jitter, StageCosts
 from runner.schedule.values import Action, Op, Payload, Program, Schedule
 
@@ -31,12 +32,12 @@ def take_forward(actions: list[Action], at: int, ahead: int) -> Action | None:
     """Put the next forward, with its RECV and SEND, before the action at a place of a rank's list.
 
     Args:
-        actions: is changed.
-        at: where; what stands before has been done.
+        actions: the rank's list, which is changed.
+        at: the place; what stands before it has been done.
         ahead: see :class:`runner.schedule.values.Schedule`.
 
     Returns:
-        the forward; None, and nothing is changed, where there is none or the rank holds enough.
+        the forward. Where there is none, or the rank holds enough, the result is None and nothing is changed.
     """
     forward = next_forward(actions, at, ahead)
     if forward is None:
@@ -47,9 +48,8 @@ def take_forward(actions: list[Action], at: int, ahead: int) -> Action | None:
 
 
 def next_forward(actions: Sequence[Action], at: int, ahead: int) -> Action | None:
-    """What :func:`take_forward` would take."""
-    held = sum((action.op is Op.F) - (action.op in (Op.B, Op.W)) for action in actions[:at])
-    if held >= ahead:
+    """The forward that :func:`take_forward` would take, or None."""
+    if sum(map(change_in_flight, actions[:at])) >= ahead:
         return None
     return next((action for action in actions[at:] if action.op is Op.F), None)
 
@@ -61,7 +61,10 @@ def _belongs(action: Action, forward: Action) -> bool:
 
 
 def hurried(view: Schedule | Program) -> tuple[tuple[Action, ...], ...]:
-    """Each rank's list if all its gradients were late: the one that holds most. Without the rule, the lists."""
+    """Each rank's list if all its gradients were late, which is the order that holds most.
+
+    Where ranks may not leave their order, these are the lists as they are.
+    """
     schedule = view.schedule if isinstance(view, Program) else view
     if not schedule.ahead:
         return view.actions
@@ -77,7 +80,7 @@ def hurried(view: Schedule | Program) -> tuple[tuple[Action, ...], ...]:
 
 
 def realised(schedule: Schedule, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Schedule:
-    """``schedule`` in the order in which its ranks run it if everything takes what ``costs`` and ``jitter`` say.
+    """``schedule`` in the order in which its ranks run it if everything takes the time that the costs say.
 
     The result is in order itself: simulated with the same costs and jitter it takes the same time.
     """
