@@ -22,7 +22,7 @@ import torch
 from runner.checkpoint.durable import TEMPORARY, CheckpointError, durably, first_line
 from runner.checkpoint.parts import check_parts, read_parts
 from runner.config.rules.sections import NEVER_CALLED
-from runner.model.targets import import_target
+from runner.targets import import_target
 
 __all__ = [
     "CheckpointError",

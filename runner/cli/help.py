@@ -101,7 +101,7 @@ def _section(item: Field[Any]) -> Any:
 def _key(path: str, item: Field[Any], section: str) -> str:
     default = item.default_factory() if item.default_factory is not MISSING else item.default
     shown = f"{path}={_shown(default)}"
-    return _entry(shown, _comments().get((section, item.name), ""), 40)
+    return _entry(shown, _comments().get((section, item.name)) or item.metadata.get("about", ""), 40)
 
 
 def _shown(value: object) -> str:

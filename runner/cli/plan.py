@@ -105,8 +105,8 @@ def _plan_report(jobs: Sequence[Sequence[str]]) -> str | None:
 
 def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
     """What the function makes of them, as text."""
-    from runner.model.targets import import_target
     from runner.report.tables import TextTable
+    from runner.targets import import_target
 
     made = import_target("plan_report", target)(documents)
     rows = tuple(tuple(row) for row in made["rows"])

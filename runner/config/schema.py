@@ -10,7 +10,9 @@ The defaults here are the contract's for a run that names its own model or data.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+from runner.memory.solve.strategies import options_by_key, owners_of
 
 __all__ = [
     "ActivationCheckpointConfig",
@@ -36,6 +38,9 @@ __all__ = [
     "TransportConfig",
     "ZeroConfig",
 ]
+
+
+Section = TypeVar("Section")
 
 
 @dataclass
@@ -135,14 +140,38 @@ class OffloadConfig:
     delay_from: int | None = None  # from this step on the host updates beside the next step, which takes effect late
 
 
+def _with_keys_of_strategies(section: type[Section]) -> type[Section]:
+    """Give a section the keys that the shipped strategies read, null where they are not given."""
+    for key, option in options_by_key().items():
+        section.__annotations__[key] = option.kind | None
+        told = f"{' or '.join(owners_of(key))}: {option.about}"
+        setattr(section, key, field(default=None, metadata={"about": told}))
+    return section
+
+
 @dataclass
+@_with_keys_of_strategies
 class ActivationCheckpointConfig:
-    """Which saved tensors are dropped after the forward and computed again in the backward."""
+    """Which saved tensors are dropped after the forward and computed again in the backward.
+
+    Besides these keys it has those that the strategies read (runner/memory/solve/strategies).
+    """
 
     name: str = "none"
-    every: int | None = None  # periodic: layers whose input alone is kept, and that are computed again together
-    save_ops: str | None = None  # selective: operators whose outputs are kept: matmuls, attention, every_second_matmul
-    layers: list[str] | None = None  # manual: names or indices of the layers that are computed again
+    target: str | None = None  # your own: package.module:name of a Strategy, or of a function that makes a program
+    kwargs: dict[str, Any] = field(default_factory=dict)  # its options
+
+    def __post_init__(self) -> None:
+        """A target is a strategy of one's own, whose option file needs no name."""
+        if self.target is not None and self.name == "none":
+            self.name = "custom"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The strategy's options by key, as far as they are given."""
+        if self.target is not None:
+            return dict(self.kwargs)
+        return {key: getattr(self, key) for key in options_by_key() if getattr(self, key) is not None}
 
 
 @dataclass

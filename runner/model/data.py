@@ -14,7 +14,8 @@ from runner.config.schema import DataConfig, LossConfig
 from runner.errors import Problem, RequestError, RunFailedError, RunnerError, raise_problems
 from runner.model.boundary import flatten, shapes
 from runner.model.datamodule import Loaded, loaded
-from runner.model.targets import call_target, explained, import_target
+from runner.model.targets import call_target, explained
+from runner.targets import import_target
 
 __all__ = [
     "Collate",

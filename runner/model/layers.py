@@ -31,6 +31,7 @@ from runner.model.ties import find_ties, first_names
 __all__ = [
     "Around",
     "LayerSource",
+    "Part",
     "StageModule",
     "build_stage",
     "call_whole",
@@ -172,6 +173,22 @@ class Around(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Part:
+    """Consecutive layers of a stage, and what goes around them.
+
+    Args:
+        first, last: indices in the whole model, inclusive.
+        around: runs them in its own way; None = they are just run.
+        inside: parts of this part, which are run in its place; together its layers, in order. Empty = the layers.
+    """
+
+    first: int
+    last: int
+    around: Around | None = None
+    inside: tuple[Part, ...] = ()
+
+
 class StageModule(nn.Module):
     """Consecutive layers of a model as one module.
 
@@ -190,7 +207,7 @@ class StageModule(nn.Module):
         self.layers = nn.ModuleList(source.build() for source in sources)
         self._first_names = dict(first_names or {})
         self._first_source = sources[0]
-        self._parts: tuple[tuple[int, int, Around | None], ...] = ((self.first_layer, self.last_layer, None),)
+        self._parts: tuple[Part, ...] = (Part(self.first_layer, self.last_layer),)
         self._whole: Around | None = None
 
     @property
@@ -208,30 +225,33 @@ class StageModule(nn.Module):
         listed = list(self.layers)  # a slice of a ModuleList would build a module
         return listed[first - self.first_layer : last + 1 - self.first_layer]
 
-    def wrap(self, parts: Sequence[tuple[int, int, Around | None]], whole: Around | None = None) -> None:
+    def wrap(self, parts: Sequence[Part], whole: Around | None = None) -> None:
         """Set what goes around parts of the stage, and around all of it; parameters and their names stay.
 
         Args:
-            parts: first and last layer of each, indices in the whole model; together all layers, in order.
+            parts: together all layers, in order.
             whole: around all parts.
 
         Raises:
             ValueError: the parts are not the stage's layers in order.
         """
-        covered = [index for first, last, _ in parts for index in range(first, last + 1)]
+        covered = [index for part in parts for index in range(part.first, part.last + 1)]
         if covered != list(range(self.first_layer, self.last_layer + 1)):
             raise ValueError(f"parts {covered} are not the layers {self.first_layer} .. {self.last_layer}")
         self._parts, self._whole = tuple(parts), whole
 
     def forward(self, value: Any, before_layer: BeforeLayer | None = None) -> Any:
         """Run the layers in order; ``before_layer`` is called with each layer's index in the whole model."""
-        run = partial(self._run_parts, before_layer)
+        run = partial(self._run_parts, self._parts, before_layer)
         return run(value) if self._whole is None else self._whole(run, value, seeded=before_layer is not None)
 
-    def _run_parts(self, before_layer: BeforeLayer | None, value: Any) -> Any:
-        for first, last, around in self._parts:
-            run = partial(self._run_layers, first, last, before_layer)
-            value = run(value) if around is None else around(run, value, seeded=before_layer is not None)
+    def _run_parts(self, parts: Sequence[Part], before_layer: BeforeLayer | None, value: Any) -> Any:
+        for part in parts:
+            if part.inside:
+                run = partial(self._run_parts, part.inside, before_layer)
+            else:
+                run = partial(self._run_layers, part.first, part.last, before_layer)
+            value = run(value) if part.around is None else part.around(run, value, seeded=before_layer is not None)
         return value
 
     def _run_layers(self, first: int, last: int, before_layer: BeforeLayer | None, value: Any) -> Any:

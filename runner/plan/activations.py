@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import Problem
 from runner.memory.solve.adjust import adjusted, host_bytes
-from runner.memory.solve.policies import policy_problems, solve
+from runner.memory.solve.policies import policy_problems, solve, strategy_of
+from runner.memory.solve.program import DEEPEST, depth
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
+from runner.plan.values import MemoryPrediction
 from runner.profile import ModelProfile
+from runner.schedule.values import Schedule
 
-__all__ = ["activation_notes", "activation_problems", "plan_activations"]
+__all__ = ["activation_notes", "activation_problems", "plan_activations", "program_problems", "stage_budgets"]
 
 Partition = Sequence[tuple[int, int]]
 
 
 def plan_activations(
-    config: RunConfig, profile: ModelProfile, partition: Partition, *, on_accelerator: bool
+    config: RunConfig,
+    profile: ModelProfile,
+    partition: Partition,
+    *,
+    on_accelerator: bool,
+    in_flight: Sequence[int] | None = None,
+    budgets: Callable[[], Sequence[int]] | None = None,
 ) -> tuple[ActivationPlan, ModelProfile]:
     """The policies' plan for these stages, and the profile with its costs in it.
 
     On a CPU nothing that goes to the host's memory leaves the device, and the profile says so.
+
+    Args:
+        config: the request.
+        profile: of the step's largest micro-batch.
+        partition: first and last layer of each stage, inclusive.
+        on_accelerator: the host's memory is another one than the device's.
+        in_flight: per stage, micro-batches whose saved tensors are alive at once; None where that is not known.
+        budgets: see :func:`stage_budgets`; called where the policy reads them. None where they are not known.
     """
-    to_host = config.offload.activations == "save_on_cpu"
-    plan = solve(profile, partition, _options(config), to_host=to_host)
+    to_host, options = config.offload.activations == "save_on_cpu", _options(config)
+    known = budgets() if budgets is not None and strategy_of(options).reads_budget else None
+    plan = solve(profile, partition, options, to_host=to_host, budgets=known, in_flight=in_flight)
     counted = plan if on_accelerator else ActivationPlan(plan.stages)
     return plan, adjusted(profile, counted)
 
@@ -33,6 +51,48 @@ def plan_activations(
 def activation_problems(config: RunConfig, layer_names: Sequence[str]) -> list[Problem]:
     """Layers that a policy names and the model does not have."""
     return policy_problems(_options(config), layer_names)
+
+
+def stage_budgets(limit: int, schedule: Schedule, plain: MemoryPrediction) -> tuple[int, ...]:
+    """Bytes that each stage's saved tensors and temporaries may take: what its rank has left, in equal parts.
+
+    Args:
+        limit: bytes of a rank.
+        schedule: says which stages a rank has.
+        plain: what the ranks need where everything is kept.
+    """
+    left: dict[int, int] = {}
+    for rank, parts in enumerate(plain.parts):
+        stages = schedule.stages_of(rank)
+        for stage in stages:
+            share = max(0, limit - (parts.total - parts.activations)) // len(stages)
+            left[stage] = min(share, left.get(stage, share))
+    return tuple(left[stage] for stage in range(schedule.stages))
+
+
+def program_problems(config: RunConfig, plan: ActivationPlan) -> list[Problem]:
+    """What stands against running a plan's programs."""
+    return [*_depth_problems(config, plan), *_operator_problems(config, plan)]
+
+
+def _depth_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Problem]:
+    for number, program in enumerate(plan.stages):
+        if (deepest := depth(program)) > DEEPEST:
+            section = config.activation_checkpoint
+            rule = f"must put at most {DEEPEST} segments inside of each other"
+            why = f"Stage {number} has {deepest}, each of them a call that waits for the ones inside"
+            fix = "a policy that keeps more, or more stages"
+            yield Problem("activation_checkpoint", section.target or section.name, rule, why, fix)
+
+
+def _operator_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Problem]:
+    """A user's own program keeps operators' outputs: what the rules of a shipped policy refuse beforehand."""
+    target, moved = config.activation_checkpoint.target, plan.to_host
+    picks = any(segment.save_ops is not None for program in plan.stages for segment in program)
+    if target is not None and picks and (moved or config.compile):
+        path, value, needed = ("offload.activations", "save_on_cpu", "none") if moved else ("compile", True, "false")
+        why = f"{target} keeps the outputs of single operators, which are not seen there"
+        yield Problem(path, value, f"must be {needed}", why, f"{path}={needed}")
 
 
 def activation_notes(
@@ -57,9 +117,4 @@ def activation_notes(
 
 def _options(config: RunConfig) -> PolicyOptions:
     section = config.activation_checkpoint
-    return PolicyOptions(
-        name=section.name,
-        every=section.every,
-        save_ops=section.save_ops,
-        layers=None if section.layers is None else tuple(section.layers),
-    )
+    return PolicyOptions(section.name, section.target, **section.given)

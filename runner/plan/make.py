@@ -11,7 +11,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import Problem, raise_problems
 from runner.memory.solve.values import ActivationPlan
-from runner.plan.activations import activation_notes, plan_activations
+from runner.plan.activations import activation_notes, plan_activations, program_problems, stage_budgets
 from runner.plan.cut.partition import NothingFitsError, Partition, partition
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.layout.topology import Topology
@@ -196,7 +196,16 @@ def _cut(draft: Draft) -> _Stages:
     whole = (0, len(profile.layers) - 1)
     _, rough = plan_activations(draft.config, profile, [whole], on_accelerator=accelerated)
     layers, notes = _partition(draft, rough)
-    activations, costs = plan_activations(draft.config, profile, layers, on_accelerator=accelerated)
+
+    def budgets() -> Sequence[int]:
+        plain = _memory(draft, lower(draft.schedule), stage_figures(profile, layers))
+        return stage_budgets(draft.limit_bytes, draft.schedule, plain)
+
+    in_flight = in_flight_microbatches(draft.schedule)
+    activations, costs = plan_activations(
+        draft.config, profile, layers, on_accelerator=accelerated, in_flight=in_flight, budgets=budgets
+    )
+    raise_problems(program_problems(draft.config, activations))
     return _Stages(layers, activations, stage_figures(costs, layers), notes)
 
 

@@ -21,10 +21,10 @@ import torch
 import runner
 from runner.config.links import cache_root
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
-from runner.model.targets import import_target
 from runner.plan.requested_schedule import num_stages
 from runner.profile import ModelProfile, profile_from_json
 from runner.record import write_atomically
+from runner.targets import import_target
 
 __all__ = ["cached_profile"]
 

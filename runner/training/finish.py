@@ -15,11 +15,11 @@ from torch import Tensor
 from runner.config.compose.resolve import to_container
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
-from runner.model.targets import import_target
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, read_steps, step_seconds
 from runner.strategy.pipeline import PipelineStrategy
+from runner.targets import import_target
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import StepClock
 from runner.training.checkpoints import Checkpoints

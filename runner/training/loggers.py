@@ -11,8 +11,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.profilers import Profiler, PyTorchProfiler, SimpleProfiler
 
 from runner.config.schema import RunConfig
-from runner.model.targets import import_target
 from runner.record import RunRecord
+from runner.targets import import_target
 
 __all__ = ["build_logger", "build_profiler", "note_identity"]
 

@@ -15,6 +15,7 @@ from runner.config.optimizers import OPTIMIZERS
 from runner.config.rules.sections import KNOWN_NAMES, rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
+from runner.memory.solve.strategies import STRATEGIES
 
 # What an option needs besides its name to be a right request.
 COMPANY = {
@@ -23,7 +24,11 @@ COMPANY = {
     ("loss", "custom"): ["loss.target=mine:loss"],
     ("logger", "custom"): ["logger.target=mine:Logger"],
     ("schedule", "from_file"): ["schedule.file=mine.csv"],
-    ("activation_checkpoint", "manual"): ["activation_checkpoint.layers=[0]"],
+    ("activation_checkpoint", "custom"): ["activation_checkpoint.target=mine:strategy"],
+    **{
+        ("activation_checkpoint", name): [f"activation_checkpoint.{each.key}={each.example}" for each in known.options]
+        for name, known in STRATEGIES.items()
+    },
     ("offload", "optimizer_cpu"): ["zero.stage=1"],
     ("offload", "parameters_cpu"): ["zero.stage=3", "parallelism.pipeline=1"],
     ("offload", "nvme"): ["zero.stage=3", "offload.nvme_path=drive", "parallelism.pipeline=1"],

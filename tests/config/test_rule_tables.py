@@ -14,6 +14,7 @@ from runner.config.rules.table import Computed, Row, Table, where
 from runner.config.rules.zero_table import ZERO
 from runner.config.schema import RunConfig
 from runner.errors import Problem
+from runner.memory.solve.strategies import STRATEGIES, options_by_key
 from runner.plan.rules.document import DOCUMENTS, all_tables, documented
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NEGATIVE = [
     "parallelism.pipeline", "parallelism.data", "parallelism.tensor", "data.batch_size", "data.workers",
     "schedule.microbatches", "schedule.chunks", "schedule.memory_limit", "schedule.pipes", "schedule.twin_check_every",
-    "schedule.steps", "activation_checkpoint.every", "optimizer.lr", "optimizer.eps", "optimizer.weight_decay",
+    "schedule.steps", "optimizer.lr", "optimizer.eps", "optimizer.weight_decay",
     "optimizer.momentum", "optimizer.variance_refreshes", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps",
     "lr_scheduler.min_lr", "lr_scheduler.base_batch", "trainer.max_steps", "trainer.val_every", "trainer.log_every",
     "trainer.threads", "trainer.grad_clip_norm", "trainer.grad_clip_value", "trainer.ema_decay", "checkpoint.every",
@@ -37,13 +38,14 @@ UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",
     "launcher.name", "logger.name", "profiler.name", "device", "sweep_retry", "sweep_on_failure", "memory_limit",
     "report", "sweep_report", "plan_report", "model.target", "data.target", "loss.target", "data.collate",
-    "activation_checkpoint.save_ops", "offload.activations", "trainer.on_nonfinite", "compression.name",
+    "offload.activations", "trainer.on_nonfinite", "compression.name",
 ]  # fmt: skip
 OF_SLURM = {
     "nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "time_limit": "1:00", "signal_seconds": 1, "requeue": False,
     "partition": "a", "account": "a", "sbatch": ["--x"], "wait": True, "dry_run": True,
 }  # fmt: skip
 SCALING = ("initial_scale", "growth_interval", "growth_factor", "backoff_factor", "minimum_scale")
+WRONG: dict[Any, Any] = {int: -1, float: -1.0, str: "no such", list[str]: []}  # of a strategy's option, by its type
 COMBINED: list[dict[str, Any]] = [
     {"resume": ""}, {"memory_limit": "0"}, {"report": "???", "sweep_report": "???", "plan_report": "???"},
     {"model.target": "???", "data.target": "???", "loss.target": "???", "data.collate": "???"},
@@ -51,9 +53,9 @@ COMBINED: list[dict[str, Any]] = [
     {"parallelism.tensor": 2}, {"schedule.post_validation": True, "trainer.ema_decay": 0.9},
     {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},
     {"partition.name": "manual"}, {"partition.name": "manual", "partition.boundaries": [2, 1]},
-    {"activation_checkpoint.name": "periodic"}, {"activation_checkpoint.name": "selective"},
-    {"activation_checkpoint.name": "manual"}, {"activation_checkpoint.every": 2},
-    {"activation_checkpoint.save_ops": "matmuls"}, {"activation_checkpoint.layers": []},
+    *({"activation_checkpoint.name": name} for name in (*STRATEGIES, "custom")),
+    *({f"activation_checkpoint.{each.key}": WRONG[each.kind]} for each in options_by_key().values() if each.rule),
+    {"activation_checkpoint.target": "a"}, {"activation_checkpoint.kwargs": {"a": 1}},
     {"activation_checkpoint.name": "selective", "offload.activations": "save_on_cpu", "compile": True},
     {"zero.stage": 1, "zero.config": "nowhere.json"}, {"optimizer.betas": [1.0]},
     {"optimizer.momentum": 0.5, "optimizer.freeze_step": 1, "optimizer.variance_refreshes": 1},

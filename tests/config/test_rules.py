@@ -9,6 +9,7 @@ import pytest
 from runner.config.compose.resolve import resolve
 from runner.config.optimizers import OPTIMIZERS
 from runner.config.rules.sections import rules
+from runner.memory.solve.strategies import STRATEGIES
 
 _NOT_YET = "not available in this version"
 
@@ -64,7 +65,7 @@ def told(*overrides: str) -> list[str]:
         ("offload.activations=cpu", "offload.activations = cpu: must be one of none, save_on_cpu. Try offload.activations=none."),
         (
             "activation_checkpoint.name=ful",
-            "activation_checkpoint.name = ful: must be one of none, full, periodic, selective, manual. "
+            f"activation_checkpoint.name = ful: must be one of {', '.join((*STRATEGIES, 'custom'))}. "
             "Try activation_checkpoint=full.",
         ),
         ("compression.name=powersgd", f"compression.name = powersgd: must be none. Compression is {_NOT_YET}. Try compression=none."),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from plan_profiles import layer, model
 
-from runner.config.rules.memory import MEMORY, POLICIES, SAVE_OPS
+from runner.config.rules.memory import MEMORY
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
-from runner.memory.solve.policies import SOLVERS, policy_problems
-from runner.memory.solve.save_ops import PRESETS, SaveChoice
+from runner.memory.solve.policies import policy_problems
+from runner.memory.solve.save_ops import SaveChoice
 from runner.memory.solve.values import PolicyOptions
 from runner.model.compiled import compile_problems
 from runner.plan.make import make_plan
@@ -26,11 +26,6 @@ def request(**section: object) -> RunConfig:
 
 def lines(config: RunConfig) -> list[str]:
     return [problem.line() for problem in MEMORY.problems(config)]
-
-
-def test_the_configurations_names_are_the_solvers() -> None:
-    assert set(POLICIES) == set(SOLVERS)
-    assert set(SAVE_OPS) == set(PRESETS)
 
 
 @pytest.mark.parametrize(

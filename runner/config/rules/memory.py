@@ -4,77 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.config.rules.table import Row, Table, value_at, where
-from runner.config.rules.values import at_least, is_given, one_of
+from runner.config.rules.table import Row, Table, value_at
+from runner.config.rules.values import is_given, one_of
 from runner.config.schema import RunConfig
+from runner.memory.solve.strategies import STRATEGIES, options_by_key, owners_of
+from runner.memory.solve.strategy import SECTION, Option, shown
 
-__all__ = ["MEMORY", "POLICIES", "SAVE_OPS"]
+__all__ = ["MEMORY", "POLICIES"]
 
-POLICIES = ("none", "full", "periodic", "selective", "manual")
-SAVE_OPS = ("matmuls", "attention", "every_second_matmul")
+POLICIES = (*STRATEGIES, "custom")
+"""Names of the shipped strategies, and the one of a user's own; with a target there may be another."""
+
 _OFFLOADED_ACTIVATIONS = ("none", "save_on_cpu")
 
-# Each option of the section, the policy that it belongs to, and a value to show.
-_OPTIONS = {"every": ("periodic", "2"), "save_ops": ("selective", "matmuls"), "layers": ("manual", "[0]")}
 
-
-def _of_policy(key: str, policy: str, example: str) -> Iterator[Row[RunConfig]]:
-    """A policy's own option must be there, the others' must not."""
-    path, others = f"activation_checkpoint.{key}", set(POLICIES) - {policy}
-    yield Row(
-        path,
-        lambda c: not is_given(c, path),
-        "must be given",
-        f"The policy {policy} needs it",
-        fix=f"{path}={example}",
-        when=lambda c: c.activation_checkpoint.name == policy,
-    )
+def _of_option(option: Option) -> Iterator[Row[RunConfig]]:
+    """A strategy's own option must be there and right, the others' must not."""
+    path, owners = f"{SECTION}.{option.key}", owners_of(option.key)
+    if option.required:
+        yield Row(
+            path,
+            lambda c: not is_given(c, path),
+            "must be given",
+            "The policy {activation_checkpoint.name} needs it",
+            fix=f"{path}={option.example}",
+            when=lambda c: c.activation_checkpoint.target is None and c.activation_checkpoint.name in owners,
+        )
     yield Row(
         path,
         lambda c: is_given(c, path),
-        f"belongs to activation_checkpoint={policy}",
+        f"belongs to {SECTION}={' or '.join(owners)}",
         "The policy {activation_checkpoint.name} has no use for it",
         fix=f"{path}=null",
-        value=lambda c: _shown(value_at(c, path)),
-        when=lambda c: c.activation_checkpoint.name in others,
+        value=lambda c: shown(value_at(c, path)),
+        when=lambda c: _is_own(c) or c.activation_checkpoint.name in set(STRATEGIES) - set(owners),
     )
+    if option.rule:
+        yield Row(
+            path,
+            lambda c: option.breaks(value_at(c, path)),
+            option.rule,
+            fix=lambda c: option.fix_of(value_at(c, path), path),
+            value=lambda c: shown(value_at(c, path)),
+            when=lambda c: is_given(c, path),
+        )
 
 
-def _names_operators(config: RunConfig) -> bool:
-    return config.activation_checkpoint.save_ops is not None
+def _is_own(config: RunConfig) -> bool:
+    """Whether the strategy is the user's."""
+    return config.activation_checkpoint.target is not None
 
 
-def _shown(value: object) -> object:
-    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list) else value
+def _picks_operators(config: RunConfig) -> bool:
+    strategy = STRATEGIES.get(config.activation_checkpoint.name)
+    return not _is_own(config) and strategy is not None and strategy.picks_operators
 
 
 MEMORY: Table[RunConfig] = Table(
     "Activations",
     (
-        *(row for key, (policy, example) in _OPTIONS.items() for row in _of_policy(key, policy, example)),
-        at_least("activation_checkpoint.every", 1),
-        *where(
-            lambda c: is_given(c, "activation_checkpoint.save_ops"), one_of("activation_checkpoint.save_ops", SAVE_OPS)
-        ),
+        *(row for option in options_by_key().values() for row in _of_option(option)),
         Row(
-            "activation_checkpoint.layers",
-            lambda c: c.activation_checkpoint.layers == [],
-            "must name at least one layer",
-            fix="activation_checkpoint=none",
-            value=lambda c: "[]",
+            f"{SECTION}.kwargs",
+            lambda c: bool(c.activation_checkpoint.kwargs),
+            "belong to a target",
+            "The policy {activation_checkpoint.name} is no function of yours",
+            fix=lambda c: f"{SECTION}.kwargs={{}}",  # braces in a text would name a fact
+            when=lambda c: not _is_own(c) and c.activation_checkpoint.name in STRATEGIES,
         ),
         one_of("offload.activations", _OFFLOADED_ACTIVATIONS),
         Row(
             "offload.activations",
-            lambda c: c.activation_checkpoint.name == "selective" and c.offload.activations == "save_on_cpu",
-            "must not meet activation_checkpoint=selective",
-            "The hooks that move saved tensors do not see what a selective policy keeps: it would stay on the device",
+            lambda c: _picks_operators(c) and c.offload.activations == "save_on_cpu",
+            "must not meet activation_checkpoint={activation_checkpoint.name}",
+            "The hooks that move saved tensors do not see what such a policy keeps: it would stay on the device",
             fix="activation_checkpoint=full or offload=none",
         ),
         Row(
             "compile",
-            lambda c: c.activation_checkpoint.name == "selective" and c.compile,
-            "must be false with activation_checkpoint=selective",
+            lambda c: _picks_operators(c) and c.compile,
+            "must be false with activation_checkpoint={activation_checkpoint.name}",
             "It keeps the outputs of single operators, and a compiled layer has none that it could see",
             fix="activation_checkpoint=full or compile=false",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from runner.config.optimizers import OPTIMIZERS
 from runner.config.precision import PRECISIONS
@@ -12,6 +13,7 @@ from runner.config.rules.table import Row, Table, where
 from runner.config.rules.values import at_least, is_given, one_of, optional_target, target
 from runner.config.schema import RunConfig
 from runner.config.units import parse_bytes
+from runner.memory.solve.strategy import SECTION
 
 __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 
@@ -38,9 +40,17 @@ def _limit_bytes(config: RunConfig) -> float:
         return math.nan
 
 
+def _known_name(group: str) -> Row[RunConfig]:
+    """An option's name is known; a strategy of one's own may have any."""
+    row = one_of(f"{group}.name", KNOWN_NAMES[group])
+    if group != SECTION:
+        return row
+    return replace(row, when=lambda c: c.activation_checkpoint.target is None)
+
+
 _NAMES: Table[RunConfig] = Table(
     "Names",
-    (*(one_of(f"{group}.name", known) for group, known in KNOWN_NAMES.items()), one_of("device", _DEVICES)),
+    (*(_known_name(group) for group in KNOWN_NAMES), one_of("device", _DEVICES)),
 )
 
 _RUN: Table[RunConfig] = Table(
@@ -75,6 +85,10 @@ _FUNCTIONS: Table[RunConfig] = Table(
         *target("model.target"),
         *target("data.target"),
         *target("loss.target"),
+        *where(
+            lambda c: c.activation_checkpoint.name == "custom" or c.activation_checkpoint.target is not None,
+            *target("activation_checkpoint.target"),
+        ),
         *where(lambda c: c.logger.name == "custom", *target("logger.target")),
         Row(
             "logger.target",

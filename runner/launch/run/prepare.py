@@ -145,7 +145,7 @@ def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
 
 def _callable_problems(config: RunConfig) -> list[Problem]:
     """Of the functions that are called after the first step, or by one rank alone: found now, not then."""
-    from runner.model.targets import import_target
+    from runner.targets import import_target
 
     problems: list[Problem] = []
     for path, target in (("logger.target", config.logger.target), ("report", config.report)):

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from runner.memory.apply.recompute import Recompute
-from runner.memory.solve.values import Segment
-from runner.model.layers import StageModule
+from runner.memory.solve.values import ChainProgram, Segment
+from runner.model.layers import Part, StageModule
 
 __all__ = ["install"]
 
 
-def install(stage: StageModule, segments: Sequence[Segment], *, to_host: bool = False) -> None:
+def install(stage: StageModule, program: ChainProgram, *, to_host: bool = False) -> None:
     """Make a stage drop, keep and move saved tensors as planned; its outputs and gradients stay the same bits.
+
+    A segment inside of another one is a checkpoint inside of a checkpoint. The stage's graph is that of the first
+    forward at every depth, so that gradients are added up in the order in which they always are.
 
     Args:
         stage: on its device already.
-        segments: the stage's segments, in order.
+        program: the stage's.
         to_host: saved tensors are moved to the host's memory and fetched back in the backward.
     """
-    parts = [(each.first, each.last, _around(stage, each) if each.recompute else None) for each in segments]
-    stage.wrap(parts, _SaveOnCpu(stage) if to_host else None)
+    stage.wrap(_parts(stage, program), _SaveOnCpu(stage) if to_host else None)
 
 
-def _around(stage: StageModule, segment: Segment) -> Recompute:
+def _parts(stage: StageModule, program: ChainProgram) -> tuple[Part, ...]:
+    return tuple(Part(each.first, each.last, _around(stage, each), _parts(stage, each.inside)) for each in program)
+
+
+def _around(stage: StageModule, segment: Segment) -> Recompute | None:
+    if not segment.recompute:
+        return None
     return Recompute(stage.layers_between(segment.first, segment.last), segment.save_ops)
 
 

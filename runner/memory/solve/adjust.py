@@ -4,6 +4,9 @@ Per segment that is computed again, from layer s to layer e: from forward to bac
 stays, and the output of e where somebody needs it; the backward begins with a forward of the whole segment, whose saved
 tensors are alive together until they are used. So the segment's peak stands in the row of layer e.
 
+A segment that is run forward again by a program of its own keeps, at its second run, what that program keeps: the
+inputs of segments inside, which are run a third time in their turn, and what the operators of the other layers save.
+
 A tensor between layers stays alive after their forwards if a layer's autograd saves it, if a segment is computed again
 from it, or if it leaves the stage. It counts once, in the first layer that keeps it: see :mod:`.tensors`.
 
@@ -17,9 +20,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from runner.memory.solve.program import reruns
+from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
 from runner.memory.solve.tensors import StageTensors
 from runner.memory.solve.values import ActivationPlan, Segment
-from runner.profile import LayerProfile, ModelProfile, Recomputation
+from runner.profile import LayerProfile, ModelProfile
 
 __all__ = ["adjusted", "host_bytes"]
 
@@ -52,7 +57,7 @@ def host_bytes(before: ModelProfile, segments: Sequence[Segment]) -> int:
             total += _input_bytes(before, segment.first)
             continue
         for layer in before.layers[segment.first : segment.last + 1]:
-            total += _recomputation(layer, None).recomputed_bytes
+            total += recomputation(layer, None).recomputed_bytes
     return total
 
 
@@ -75,6 +80,7 @@ class _Stage:
         first = segments[0].first
         self._segments = [(each, each.first - first, each.last - first) for each in segments]
         self.tensors = StageTensors(before, self._chain)
+        self._second_run = SecondRun(self._chain, self.tensors, first)
         self._find_holders()
 
     def _find_holders(self) -> None:
@@ -85,7 +91,7 @@ class _Stage:
             for at in range(start, end + 1):
                 if not segment.recompute:
                     self.tensors.hold_saved(at)
-                elif _recomputation(self._chain[at], segment.save_ops).keeps_output:
+                elif recomputation(self._chain[at], segment.save_ops).keeps_output:
                     self.tensors.hold_output(at)
         if self._has_loss:
             self.tensors.hold_saved(len(self._chain) - 1)
@@ -111,20 +117,21 @@ class _Stage:
     def _again(self, segment: Segment, start: int, end: int) -> list[LayerProfile]:
         """The layers of a segment that is run forward again in its backward."""
         rows = []
-        peak = self._peak_of_backward(segment, start, end)
+        peak = self._second_run.peak(segment)
+        runs = reruns(segment)
         for at in range(start, end + 1):
             layer = self._chain[at]
-            figures = _recomputation(layer, segment.save_ops)
+            figures = recomputation(layer, segment.save_ops)
             share = figures.recomputed_flops / layer.forward_flops if layer.forward_flops else 1.0
-            more_seconds = layer.forward_seconds * share
+            more_seconds = layer.forward_seconds * share * runs[segment.first + at - start]
             of_input, of_weights = layer.split_seconds
             row = self._row(
                 at,
                 saved_bytes=figures.kept_bytes + self.tensors.counted_bytes(at),
-                running_bytes=self.tensors.waiting_bytes(at) + self._forward_peak(layer, figures),
+                running_bytes=self.tensors.waiting_bytes(at) + dropping_forward_bytes(layer, figures),
                 backward_transient_bytes=peak if at == end else 0,
                 chained_backward_bytes=None,
-                backward_flops=layer.backward_flops + figures.recomputed_flops,
+                backward_flops=layer.backward_flops + figures.recomputed_flops * runs[segment.first + at - start],
                 backward_seconds=layer.backward_seconds + more_seconds,
                 input_gradient_seconds=of_input + more_seconds,
                 weight_gradient_seconds=of_weights,
@@ -144,59 +151,6 @@ class _Stage:
             pending_output_bytes=self.tensors.pending_output_bytes(at),
             **changes,
         )
-
-    def _forward_peak(self, layer: LayerProfile, figures: Recomputation) -> int:
-        ordinary = layer.saved_bytes + layer.forward_transient_bytes
-        if layer.unsaved_forward_bytes is None:
-            return ordinary
-        return min(ordinary, layer.unsaved_forward_bytes + figures.kept_bytes)
-
-    def _peak_of_backward(self, segment: Segment, start: int, end: int) -> int:
-        """Most above what the segment kept and the gradient of its output, while it runs again and goes back."""
-        leaves = end == len(self._chain) - 1  # then the caller holds the output and its gradient
-        known = 0 if leaves else self._chain[end].gradient_of_output_bytes
-        given = {*self.tensors.inputs(start)}  # and what was counted since
-        peak = made = 0
-        for at in range(start, end + 1):
-            layer = self._chain[at]
-            figures = _recomputation(layer, segment.save_ops)
-            saves = self.tensors.saves(at)
-            between = {storage: size for storage, size in self.tensors.inputs(at).items() if storage not in given}
-            made += sum(size for storage, size in between.items() if storage in saves)
-            waiting = sum(size for storage, size in between.items() if storage not in saves)
-            given |= saves
-            if at == end:
-                done = figures.recomputed_bytes - figures.released_bytes
-                running = waiting + max(done, self._stopped_forward(at) - figures.kept_bytes)
-                backward = self._last_backward(at) if leaves else layer.inner_backward_bytes
-                return max(peak, made + running, made + done + backward)
-            ordinary = layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes
-            peak = max(peak, made + waiting + ordinary)
-            made += figures.recomputed_bytes
-            own_gradient = layer.gradient_of_output_bytes - known
-            peak = max(peak, made + own_gradient + layer.inner_backward_bytes)
-        return peak
-
-    def _stopped_forward(self, at: int) -> int:
-        """Peak of a second forward of a segment's last layer: nobody asks for its output, it stops before."""
-        layer, saves = self._chain[at], self.tensors.saves(at)
-        if layer.stopped_forward_bytes is not None:
-            return layer.stopped_forward_bytes
-        unsaved_output = sum(size for storage, size in self.tensors.made(at).items() if storage not in saves)
-        return layer.saved_bytes + layer.forward_transient_bytes - unsaved_output
-
-    def _last_backward(self, at: int) -> int:
-        """Peak of a stage's last layer that was run again: the caller holds the gradient, and not the second output."""
-        layer, saves = self._chain[at], self.tensors.saves(at)
-        second_output = sum(size for storage, size in self.tensors.made(at).items() if storage in saves)
-        if layer.chained_backward_bytes is None:
-            return layer.backward_transient_bytes
-        return max(layer.chained_backward_bytes, layer.backward_transient_bytes - second_output)
-
-
-def _recomputation(layer: LayerProfile, save_ops: str | None) -> Recomputation:
-    """What a second forward of a layer keeps and makes; where that is not known, nothing and everything."""
-    return layer.recomputation.get(save_ops or "", Recomputation(0, layer.saved_bytes, layer.forward_flops))
 
 
 def _on_device(rows: list[LayerProfile], stage: _Stage) -> list[LayerProfile]:

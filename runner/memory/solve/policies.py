@@ -1,101 +1,87 @@
-"""Activation-checkpoint policies: each turns one stage into segments.
-
-A solver is a function of a :class:`StageChain` and :class:`PolicyOptions`; adding one to :data:`SOLVERS` is all it
-takes to be planned and installed. The layer is the finest grain.
-"""
+"""From a policy by name, or a user's own, to the program of every stage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from runner.errors import Problem, did_you_mean
-from runner.memory.solve.values import ActivationPlan, PolicyOptions, Segment, StageChain
+from runner.errors import Problem, RequestError
+from runner.memory.solve.program import check_program
+from runner.memory.solve.strategies import STRATEGIES
+from runner.memory.solve.strategy import SECTION, Strategy
+from runner.memory.solve.values import ActivationPlan, ChainProgram, PolicyOptions, Segment, StageChain
 from runner.profile import ModelProfile
+from runner.targets import import_target
 
-__all__ = ["SOLVERS", "Solver", "policy_problems", "solve"]
+__all__ = ["policy_problems", "solve", "strategy_of"]
 
-Solver = Callable[[StageChain, PolicyOptions], tuple[Segment, ...]]
+_TARGET = f"{SECTION}.target"
 
-_PATH = "activation_checkpoint.layers"
-_SHOWN = 12
+
+def strategy_of(options: PolicyOptions) -> Strategy:
+    """The strategy that is asked for.
+
+    A user's own is a :class:`Strategy`, or a function of a :class:`StageChain` that returns segments.
+
+    Raises:
+        RequestError: the target does not import, or is nothing that can be called.
+    """
+    if options.target is None:
+        return STRATEGIES[options.name]
+    found = import_target(_TARGET, options.target)
+    return found if isinstance(found, Strategy) else Strategy(options.name, found, reads_budget=True, any_options=True)
 
 
 def solve(
-    profile: ModelProfile, partition: Sequence[tuple[int, int]], options: PolicyOptions, *, to_host: bool = False
+    profile: ModelProfile,
+    partition: Sequence[tuple[int, int]],
+    options: PolicyOptions,
+    *,
+    to_host: bool = False,
+    budgets: Sequence[int | None] | None = None,
+    in_flight: Sequence[int] | None = None,
 ) -> ActivationPlan:
-    """The policy's segments for every stage.
+    """The policy's program for every stage.
 
     Args:
         profile: of the whole model.
         partition: first and last layer of each stage, inclusive.
         options: the policy; it must have no :func:`policy_problems`.
         to_host: see :class:`ActivationPlan`.
+        budgets, in_flight: per stage, see :class:`StageChain`; default: not known, one.
+
+    Raises:
+        RequestError: a user's own strategy raises, or returns no program of the stage.
     """
-    solver = SOLVERS[options.name]
-    names = [layer.name for layer in profile.layers]
-    if options.layers is not None:
-        found = (_index(asked, names) for asked in options.layers)
-        options = replace(options, layers=tuple(str(index) for index in found if index is not None))
-    chains = (StageChain(first, profile.layers[first : last + 1]) for first, last in partition)
-    return ActivationPlan(tuple(solver(chain, options) for chain in chains), to_host)
+    strategy = strategy_of(options)
+    budgets, in_flight = budgets or [None] * len(partition), in_flight or [1] * len(partition)
+    programs = []
+    for (first, last), budget, count in zip(partition, budgets, in_flight, strict=True):
+        chain = StageChain(profile, first, last, options.values, budget, count)
+        programs.append(_solve_users(strategy, chain, options.target) if options.target else strategy(chain))
+    return ActivationPlan(tuple(programs), to_host)
 
 
 def policy_problems(options: PolicyOptions, layer_names: Sequence[str]) -> list[Problem]:
-    """What a policy asks of layers that the model does not have."""
-    problems = []
-    for asked in options.layers or ():
-        if _index(asked, layer_names) is None:
-            near = did_you_mean(asked, layer_names)
-            fix = f"{_PATH}=[{near}]" if near is not None else ""
-            problems.append(Problem(_PATH, asked, "must name layers of the model", _known(layer_names), fix))
-    return problems
+    """What is wrong with a policy for a model; of a user's own one also with its arguments."""
+    try:
+        strategy = strategy_of(options)
+    except RequestError as error:
+        return list(error.problems)
+    own = options.target is not None
+    problems = strategy.option_problems(options.values, f"{SECTION}.kwargs") if own else []
+    return problems or strategy.model_problems(options.values, layer_names)
 
 
-def _known(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-    return f"It has {len(names)}: {shown}; an index from 0 to {len(names) - 1} will do too"
-
-
-def _index(asked: str, names: Sequence[str]) -> int | None:
-    """A name wins over an index: layers of an ``nn.Sequential`` are named by numbers that are their indices anyway."""
-    if asked in names:
-        return list(names).index(asked)
-    return int(asked) if asked.isdecimal() and int(asked) < len(names) else None
-
-
-def _none(stage: StageChain, options: PolicyOptions) -> tuple[Segment, ...]:
-    return (Segment(stage.first, stage.last),)
-
-
-def _full(stage: StageChain, options: PolicyOptions) -> tuple[Segment, ...]:
-    return tuple(Segment(layer, layer, recompute=True) for layer in _indices(stage))
-
-
-def _periodic(stage: StageChain, options: PolicyOptions) -> tuple[Segment, ...]:
-    """Chen et al. 2016 with a given period: the input of every k-th layer is kept, counted from the stage's first."""
-    every = options.every or 1
-    starts = range(stage.first, stage.last + 1, every)
-    return tuple(Segment(start, min(start + every - 1, stage.last), recompute=True) for start in starts)
-
-
-def _selective(stage: StageChain, options: PolicyOptions) -> tuple[Segment, ...]:
-    return tuple(Segment(layer, layer, recompute=True, save_ops=options.save_ops) for layer in _indices(stage))
-
-
-def _manual(stage: StageChain, options: PolicyOptions) -> tuple[Segment, ...]:
-    chosen = set(options.layers or ())  # indices by now: see solve
-    return tuple(Segment(layer, layer, recompute=str(layer) in chosen) for layer in _indices(stage))
-
-
-def _indices(stage: StageChain) -> range:
-    return range(stage.first, stage.last + 1)
-
-
-SOLVERS: Mapping[str, Solver] = {
-    "none": _none,
-    "full": _full,
-    "periodic": _periodic,
-    "selective": _selective,
-    "manual": _manual,
-}
+def _solve_users(strategy: Strategy, chain: StageChain, target: str) -> ChainProgram:
+    """A user's answer, which is looked at before anything is made of it."""
+    try:
+        program = strategy(chain)
+        segments = all(isinstance(each, Segment) for each in program)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise RequestError([Problem(_TARGET, target, "must make a program of a stage", why)]) from error
+    wrong = check_program(program, chain.first, chain.last) if segments else "it returned other things than segments"
+    if wrong is not None:
+        rule = f"must return segments that are the layers {chain.first} .. {chain.last} in order"
+        raise RequestError([Problem(_TARGET, target, rule, wrong[0].upper() + wrong[1:])])
+    return program

@@ -59,9 +59,9 @@ PLACE_TABLES: tuple[Table[RequestFacts], ...] = (
         "Layers that a policy names",
         (
             Computed(
-                "activation_checkpoint.layers",
+                "activation_checkpoint.*",
                 lambda f: activation_problems(f.config, f.layer_names),
-                "must name layers of the model",
+                "layers that a policy names must be the model's; your own policy must import and take its options",
             ),
         ),
         applies=lambda f: bool(f.layer_names),

@@ -10,6 +10,7 @@ from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import Problem, RequestError
+from runner.memory.solve.strategies import options_by_key
 from runner.plan.values import RunPlan, TimePrediction
 from runner.schedule.catalogue import registry
 
@@ -22,7 +23,7 @@ Overrides = Mapping[str, str | int]
 _OPTIONS_OF_OTHERS = {
     "schedule": ("chunks", "file", "memory_limit"),
     "partition": ("boundaries",),
-    "activation_checkpoint": ("every", "save_ops", "layers"),
+    "activation_checkpoint": tuple(options_by_key()),
 }
 
 # Actions that all trials of one plan may replay together: keeps advice within a second or two.

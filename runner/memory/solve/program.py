@@ -1,0 +1,116 @@
+"""A program step by step: in which order layers run forward and backward, and what each run leaves.
+
+This is the one statement of how a program is executed. ``apply`` does it with nested checkpoints, ``adjust`` predicts
+it, the tests count it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from runner.memory.solve.values import ChainProgram, Segment
+
+__all__ = ["DEEPEST", "Operation", "Step", "check_program", "depth", "forwards", "operations", "reruns", "second_run"]
+
+DEEPEST = 64
+"""Most segments inside of each other that can be run: each is a checkpoint around the others, about eight calls deep,
+and Python's stack ends at a thousand."""
+
+
+class Step(Enum):
+    """What is done with one layer."""
+
+    FORWARD = "Fno"
+    """It runs forward, and neither its input nor what autograd would save is kept."""
+
+    FORWARD_FROM_KEPT = "Fck"
+    """It runs forward like that, but its input is kept: a later run starts from it."""
+
+    FORWARD_WITH_GRAPH = "Fall"
+    """It runs forward, and what autograd saves is kept for its backward."""
+
+    BACKWARD = "B"
+    """It runs backward, and what was kept for it is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step of one layer.
+
+    Args:
+        step: what is done.
+        layer: index in the whole model.
+    """
+
+    step: Step
+    layer: int
+
+
+def operations(program: ChainProgram) -> Iterator[Operation]:
+    """Every step of a program in the order of execution: the stage's forward, then its backward."""
+    yield from _forward(program)
+    yield from _backward(program)
+
+
+def second_run(segment: Segment) -> ChainProgram:
+    """The program by which a segment is run forward again."""
+    return segment.inside or (Segment(segment.first, segment.last),)
+
+
+def reruns(segment: Segment) -> Counter[int]:
+    """How often each layer of a segment runs forward within the segment's backward."""
+    return Counter(each.layer for each in _backward((segment,)) if each.step is not Step.BACKWARD)
+
+
+def depth(program: ChainProgram) -> int:
+    """Most segments inside of each other that are run again."""
+    return max((1 + depth(segment.inside) for segment in program if segment.recompute), default=0)
+
+
+def forwards(program: ChainProgram) -> int:
+    """How often layers run forward in all, the first time included."""
+    return sum(each.step is not Step.BACKWARD for each in operations(program))
+
+
+def _forward(program: Sequence[Segment]) -> Iterator[Operation]:
+    for segment in program:
+        for layer in range(segment.first, segment.last + 1):
+            dropped = Step.FORWARD_FROM_KEPT if layer == segment.first else Step.FORWARD
+            yield Operation(dropped if segment.recompute else Step.FORWARD_WITH_GRAPH, layer)
+
+
+def _backward(program: Sequence[Segment]) -> Iterator[Operation]:
+    for segment in reversed(program):
+        if segment.recompute:
+            again = second_run(segment)
+            needed = again[:-1] if again[-1].recompute else again  # nobody asks a second run for its output
+            yield from _forward(needed)
+            yield from _backward(again)
+        else:
+            yield from (Operation(Step.BACKWARD, layer) for layer in range(segment.last, segment.first - 1, -1))
+
+
+def check_program(program: Sequence[Segment], first: int, last: int) -> str | None:
+    """What is wrong with a program of layers ``first`` to ``last``, in words; None where nothing is."""
+    expected = first
+    for segment in program:
+        if segment.first != expected or segment.last < segment.first:
+            return f"segment {segment.first} .. {segment.last} stands where layer {expected} is next"
+        expected = segment.last + 1
+        wrong = _check_inside(segment)
+        if wrong is not None:
+            return wrong
+    return None if expected == last + 1 else f"it ends before layer {expected} of {first} .. {last}"
+
+
+def _check_inside(segment: Segment) -> str | None:
+    if not segment.inside:
+        return None
+    if not segment.recompute or segment.save_ops is not None:
+        return f"segment {segment.first} .. {segment.last} has a program inside and is not wholly computed again"
+    if any(each.save_ops is not None for each in segment.inside):
+        return f"operators are chosen inside of segment {segment.first} .. {segment.last}"
+    return check_program(segment.inside, segment.first, segment.last)

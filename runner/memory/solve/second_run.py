@@ -1,0 +1,147 @@
+"""The most memory of a segment's backward: its second run forward, and the backward of what that run has kept.
+
+Bytes are counted above what the segment has kept from its first run (its input, and what a selective policy keeps) and
+the gradient of its output, which are there when its backward begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.memory.solve.program import second_run
+from runner.memory.solve.tensors import StageTensors
+from runner.memory.solve.values import Segment
+from runner.profile import LayerProfile, Recomputation
+
+__all__ = ["SecondRun", "dropping_forward_bytes", "recomputation"]
+
+
+def recomputation(layer: LayerProfile, save_ops: str | None) -> Recomputation:
+    """What a second forward of a layer keeps and makes; where that is not known, nothing and everything."""
+    return layer.recomputation.get(save_ops or "", Recomputation(0, layer.saved_bytes, layer.forward_flops))
+
+
+def dropping_forward_bytes(layer: LayerProfile, figures: Recomputation) -> int:
+    """Peak of a layer's forward that drops what it saves, but for what a selective policy keeps."""
+    ordinary = layer.saved_bytes + layer.forward_transient_bytes
+    if layer.unsaved_forward_bytes is None:
+        return ordinary
+    return min(ordinary, layer.unsaved_forward_bytes + figures.kept_bytes)
+
+
+@dataclass
+class _Walk:
+    """One second run as far as it is walked.
+
+    Args:
+        given: storages that are there without it, or that it keeps already.
+        known_gradient: bytes of the gradient of its output that make room for those of the tensors before.
+        made: bytes that it keeps by now.
+        peak: the most so far. A layer's backward is reckoned when its forward is: the layers behind it, which run
+            backward first, have freed theirs by then.
+    """
+
+    given: set[int]
+    known_gradient: int
+    made: int = 0
+    peak: int = 0
+
+    def reach(self, num_bytes: int) -> None:
+        """So much is alive at once."""
+        self.peak = max(self.peak, num_bytes)
+
+
+class SecondRun:
+    """Peaks of segments' backwards.
+
+    Args:
+        chain: the stage's layers, and the loss where it is the last.
+        tensors: between them.
+        first: index of the stage's first layer in the whole model.
+    """
+
+    def __init__(self, chain: Sequence[LayerProfile], tensors: StageTensors, first: int) -> None:
+        self._chain = chain
+        self._tensors = tensors
+        self._first = first
+
+    def peak(self, segment: Segment) -> int:
+        """Of a segment that is computed again, and of the segments inside."""
+        start, end = segment.first - self._first, segment.last - self._first
+        leaves = self._leaves(end)  # then the caller holds the output and its gradient
+        known = 0 if leaves else self._chain[end].gradient_of_output_bytes
+        walk = _Walk({*self._tensors.inputs(start)}, known)
+        program = second_run(segment)
+        for part in program:
+            if part.recompute:
+                self._again(walk, part, is_last=part is program[-1])
+                continue
+            for layer in range(part.first, part.last + 1):
+                if layer == segment.last:
+                    self._last(walk, end, segment.save_ops)
+                else:
+                    self._layer(walk, layer - self._first, segment.save_ops)
+        return walk.peak
+
+    def _leaves(self, at: int) -> bool:
+        """Whether a layer's output leaves the stage."""
+        return at == len(self._chain) - 1
+
+    def _again(self, walk: _Walk, part: Segment, *, is_last: bool) -> None:
+        """A segment inside keeps its input, and saves nothing until its own backward; the last one is not run yet."""
+        start, end = part.first - self._first, part.last - self._first
+        for at in () if is_last else range(start, end + 1):
+            running = dropping_forward_bytes(self._chain[at], recomputation(self._chain[at], None))
+            walk.reach(walk.made + sum(self._fresh(walk, at).values()) + running)
+        kept = self._fresh(walk, start)
+        walk.made += sum(kept.values())
+        walk.given |= kept.keys()
+        own_gradient = 0 if is_last else self._chain[end].gradient_of_output_bytes - walk.known_gradient
+        walk.reach(walk.made + own_gradient + self.peak(part))
+
+    def _fresh(self, walk: _Walk, at: int) -> dict[int, int]:
+        """Of a layer's input, what only this run has made, and has not kept so far."""
+        inputs = self._tensors.inputs(at)
+        return {storage: size for storage, size in inputs.items() if storage not in walk.given}
+
+    def _take_input(self, walk: _Walk, at: int) -> int:
+        """Keep of a layer's input what its autograd saves; bytes of the rest, which wait while it runs."""
+        saves, fresh = self._tensors.saves(at), self._fresh(walk, at)
+        walk.made += sum(size for storage, size in fresh.items() if storage in saves)
+        walk.given |= saves
+        return sum(size for storage, size in fresh.items() if storage not in saves)
+
+    def _layer(self, walk: _Walk, at: int, save_ops: str | None) -> None:
+        """A layer that keeps its graph, with others behind it."""
+        layer, figures = self._chain[at], recomputation(self._chain[at], save_ops)
+        waiting = self._take_input(walk, at)
+        walk.reach(walk.made + waiting + layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes)
+        walk.made += figures.recomputed_bytes
+        own_gradient = layer.gradient_of_output_bytes - walk.known_gradient
+        walk.reach(walk.made + own_gradient + layer.inner_backward_bytes)
+
+    def _last(self, walk: _Walk, at: int, save_ops: str | None) -> None:
+        """The last layer: the run stops when it has what its backward needs, which then begins."""
+        layer, figures = self._chain[at], recomputation(self._chain[at], save_ops)
+        waiting = self._take_input(walk, at)
+        done = figures.recomputed_bytes - figures.released_bytes
+        walk.reach(walk.made + waiting + max(done, self._stopped_forward(at) - figures.kept_bytes))
+        backward = self._last_backward(at) if self._leaves(at) else layer.inner_backward_bytes
+        walk.reach(walk.made + done + backward)
+
+    def _stopped_forward(self, at: int) -> int:
+        """Peak of a second forward of a segment's last layer: nobody asks for its output, it stops before."""
+        layer, saves = self._chain[at], self._tensors.saves(at)
+        if layer.stopped_forward_bytes is not None:
+            return layer.stopped_forward_bytes
+        unsaved_output = sum(size for storage, size in self._tensors.made(at).items() if storage not in saves)
+        return layer.saved_bytes + layer.forward_transient_bytes - unsaved_output
+
+    def _last_backward(self, at: int) -> int:
+        """Peak of a stage's last layer that was run again: the caller holds the gradient, and not the second output."""
+        layer, saves = self._chain[at], self._tensors.saves(at)
+        second_output = sum(size for storage, size in self._tensors.made(at).items() if storage in saves)
+        if layer.chained_backward_bytes is None:
+            return layer.backward_transient_bytes
+        return max(layer.chained_backward_bytes, layer.backward_transient_bytes - second_output)

@@ -1,0 +1,34 @@
+"""Compute segments of equally many layers again."""
+
+from __future__ import annotations
+
+from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.values import ChainProgram, Segment, StageChain
+
+__all__ = ["STRATEGY"]
+
+
+def _solve(chain: StageChain) -> ChainProgram:
+    """The input of every k-th layer is kept, counted from the stage's first."""
+    every = chain.options["every"]
+    starts = range(chain.first, chain.last + 1, every)
+    return tuple(Segment(start, min(start + every - 1, chain.last), recompute=True) for start in starts)
+
+
+STRATEGY = Strategy(
+    "periodic",
+    _solve,
+    source="Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, with a given period",
+    about="of every so many layers the input of the first alone is kept",
+    options=(
+        Option(
+            "every",
+            int,
+            "layers whose input alone is kept, and that are computed again together",
+            example="2",
+            rule="must be at least 1",
+            breaks=lambda every: every < 1,
+            fix="1",
+        ),
+    ),
+)

@@ -1,0 +1,65 @@
+"""Binomial checkpointing: the fewest forwards that a given number of kept inputs allows.
+
+A. Griewank, A. Walther 2000, Algorithm 799: Revolve, ACM Transactions on Mathematical Software 26(1). All steps are
+taken to cost the same. With s inputs kept, the first of the chain's included, and no layer run more than r times before
+its backward, at most beta(s, r) = (s + r choose s) layers can be reversed. With the least such r, l layers take
+t(l, s) = r l - beta(s + 1, r - 1) forwards, and l more that keep a graph.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from math import comb
+
+from runner.memory.solve.strategy import Option, Strategy
+from runner.memory.solve.values import ChainProgram, Segment, StageChain
+
+__all__ = ["STRATEGY"]
+
+
+def _solve(chain: StageChain) -> ChainProgram:
+    return _reverse(chain.first, len(chain.layers), chain.options["slots"])
+
+
+def _reverse(first: int, num_layers: int, slots: int) -> ChainProgram:
+    """Cut off the left part, which is run again with as many slots; the right part has one less, its input takes it.
+
+    Each right part is cut in its turn, until it is one layer, which keeps its graph.
+    """
+    program = []
+    while num_layers > 1:
+        left = _split(num_layers, slots)
+        inside = _reverse(first, left, slots) if left > 1 else ()
+        program.append(Segment(first, first + left - 1, recompute=True, inside=inside))
+        first, num_layers, slots = first + left, num_layers - left, slots - 1
+    return (*program, Segment(first, first))
+
+
+def _split(num_layers: int, slots: int) -> int:
+    """Layers of the left part: the fewest with which both parts need no more repetitions than the whole allows."""
+    repetitions = next(r for r in count(1) if _reversible(slots, r) >= num_layers)
+    return max(1, _reversible(slots, repetitions - 2), num_layers - _reversible(slots - 1, repetitions))
+
+
+def _reversible(slots: int, repetitions: int) -> int:
+    """beta(s, r)."""
+    return comb(slots + repetitions, slots) if repetitions >= 0 else 0
+
+
+STRATEGY = Strategy(
+    "revolve",
+    _solve,
+    source="Griewank and Walther 2000, Algorithm 799: Revolve",
+    about="a fixed number of layer inputs is kept, and the rest is run forward again as often as it must be",
+    options=(
+        Option(
+            "slots",
+            int,
+            "layer inputs that a stage keeps at once, that of its first included",
+            example="4",
+            rule="must be at least 1",
+            breaks=lambda slots: slots < 1,
+            fix="1",
+        ),
+    ),
+)

@@ -1,0 +1,115 @@
+"""What a strategy is: one object that says everything of itself that others need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.errors import Problem
+from runner.memory.solve.values import ChainProgram, Segment, StageChain
+
+__all__ = ["Option", "SECTION", "Solver", "Strategy", "shown"]
+
+SECTION = "activation_checkpoint"
+"""The section of a request that chooses a strategy."""
+
+Solver = Callable[[StageChain], Sequence[Segment]]
+"""From one stage's chain to its program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A key that a strategy reads.
+
+    Args:
+        key: its name in the section.
+        kind: its type as the schema writes it: ``int``, ``float``, ``str``, ``bool``, ``list[str]``, …
+        about: what it means, for the help.
+        example: a value as one would write it.
+        rule: what must hold of a value of this type, in words; empty = any will do.
+        breaks: whether a value breaks the rule.
+        fix: a value to try in place of one that breaks it, or a whole override.
+        required: it must be given.
+    """
+
+    key: str
+    kind: Any
+    about: str
+    example: str
+    rule: str = ""
+    breaks: Callable[[Any], bool] = lambda value: False
+    fix: str | Callable[[Any], str] = ""
+    required: bool = True
+
+    def fix_of(self, value: Any, path: str) -> str:
+        """The override to try where ``path`` has a value that breaks the rule."""
+        fix = self.fix(value) if callable(self.fix) else self.fix or self.example
+        return fix if "=" in fix else f"{path}={fix}"
+
+    def problem(self, value: Any, path: str) -> Problem | None:
+        """What is wrong with a value that the schema has not typed, as those of a user's own strategy."""
+        accepted = (int, float) if self.kind is float else self.kind
+        if isinstance(self.kind, type) and (
+            not isinstance(value, accepted) or isinstance(value, bool) != (accepted is bool)
+        ):
+            return Problem(path, shown(value), f"must be of type {self.kind.__name__}", fix=f"{path}={self.example}")
+        return Problem(path, shown(value), self.rule, fix=self.fix_of(value, path)) if self.breaks(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to keep, drop and make anew what the backward needs.
+
+    Args:
+        name: how a request names it.
+        solve: makes the program of one stage. It is pure: the same chain gives the same program.
+        source: where it comes from.
+        about: what it does, in one line.
+        options: the keys that it reads.
+        model_problems: what is wrong with its options for a model whose layers have these names.
+        picks_operators: it keeps the outputs of single operators inside of layers.
+        reads_budget: its programs depend on :attr:`StageChain.budget_bytes`, which takes a prediction to know.
+        any_options: it says nothing of its options, as a plain function: every key is handed to it.
+    """
+
+    name: str
+    solve: Solver
+    source: str = ""
+    about: str = ""
+    options: tuple[Option, ...] = ()
+    model_problems: Callable[[Mapping[str, Any], Sequence[str]], list[Problem]] = lambda options, names: []
+    picks_operators: bool = False
+    reads_budget: bool = False
+    any_options: bool = False
+
+    def __call__(self, chain: StageChain) -> ChainProgram:
+        """The program of one stage."""
+        return tuple(self.solve(chain))
+
+    def option_problems(self, values: Mapping[str, Any], section: str = SECTION) -> list[Problem]:
+        """Options that are missing, wrong or not its own.
+
+        Args:
+            values: by key, those that were not given left out.
+            section: where the keys stand, for messages.
+        """
+        known = {option.key: option for option in self.options}
+        problems = []
+        for key, option in known.items():
+            path = f"{section}.{key}"
+            if key not in values and option.required:
+                why = f"The policy {self.name} needs it"
+                problems.append(Problem(path, None, "must be given", why, f"{path}={option.example}"))
+            elif key in values and (problem := option.problem(values[key], path)) is not None:
+                problems.append(problem)
+        for key in () if self.any_options else sorted(values.keys() - known.keys()):
+            why = f"It has {', '.join(known)}" if known else "It has no options"
+            rule = f"is no option of the policy {self.name}"
+            problems.append(Problem(f"{section}.{key}", shown(values[key]), rule, why, f"~{section}.{key}"))
+        return problems
+
+
+def shown(value: object) -> object:
+    """A value as an override writes it."""
+    return "[" + ",".join(map(str, value)) + "]" if isinstance(value, list | tuple) else value

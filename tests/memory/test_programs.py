@@ -1,0 +1,126 @@
+"""Programs that re-enter layers: what they do step by step is what runs, with the same bits and the predicted peak."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from layouts import train_in_threads, uniform
+from plan_profiles import layer, model
+from programs import count_forwards, make_blocks, measured_and_predicted, points
+from test_memory_engine import CASES, COUNT
+from torch import nn
+
+from runner.config.compose.groups import options, shipped_conf
+from runner.memory.apply.install import install
+from runner.memory.solve.adjust import adjusted
+from runner.memory.solve.program import Step, check_program, depth, forwards, operations, reruns
+from runner.memory.solve.strategies import STRATEGIES
+from runner.memory.solve.values import ActivationPlan, ChainProgram, Segment
+from runner.model.layers import StageModule, layers_of
+
+AGAIN = partial(Segment, recompute=True)
+
+
+def some_program(generator: random.Random, first: int, last: int, deep: int = 3) -> ChainProgram:
+    """Any program: segments of any length, kept or computed again, by any program inside."""
+    program = []
+    while first <= last:
+        end = generator.randint(first, last)
+        again = deep > 0 and generator.random() < 0.7
+        inside = some_program(generator, first, end, deep - 1) if again and generator.random() < 0.7 else ()
+        program.append(Segment(first, end, recompute=again, inside=inside))
+        first = end + 1
+    return tuple(program)
+
+
+PROGRAMS = [some_program(random.Random(seed), 0, 7) for seed in range(12)]
+
+
+def test_every_strategy_has_an_option_file_and_says_what_it_is() -> None:
+    shipped = options("activation_checkpoint", (shipped_conf(),))
+    assert set(shipped) == {*STRATEGIES, "custom"}
+    assert all(strategy.about and (strategy.source or name == "none") for name, strategy in STRATEGIES.items())
+
+
+def test_a_program_step_by_step() -> None:
+    program = (AGAIN(0, 2, inside=(AGAIN(0, 1), Segment(2, 2))), Segment(3, 3))
+    told = " ".join(f"{each.step.value}{each.layer}" for each in operations(program))
+    assert told == "Fck0 Fno1 Fno2 Fall3 B3 Fck0 Fno1 Fall2 B2 Fall0 Fall1 B1 B0"
+    assert reruns(program[0]) == Counter({0: 2, 1: 2, 2: 1})
+    assert (forwards(program), depth(program)) == (9, 2)
+
+
+def test_the_last_segment_inside_is_not_run_for_an_output_that_nobody_needs() -> None:
+    program = (AGAIN(0, 3, inside=(AGAIN(0, 1), AGAIN(2, 3))),)
+    assert reruns(program[0]) == Counter({0: 2, 1: 2, 2: 1, 3: 1})
+    assert count_forwards(4, program) == Counter({0: 3, 1: 3, 2: 2, 3: 2})
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_layer_runs_as_often_as_the_steps_say(program: ChainProgram) -> None:
+    steps = Counter(each.layer for each in operations(program) if each.step is not Step.BACKWARD)
+    assert count_forwards(8, program) == steps
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_backward_costs_its_own_and_every_forward_in_it(program: ChainProgram) -> None:
+    (rows,) = [adjusted(model([layer()] * 8), ActivationPlan((program,))).layers]
+    steps = Counter(each.layer for each in operations(program) if each.step is not Step.BACKWARD)
+    assert [row.backward_seconds for row in rows] == [2.0 + (steps[at] - 1) * 1.0 for at in range(8)]
+    assert [row.backward_flops for row in rows] == [200.0 + (steps[at] - 1) * 100.0 for at in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ((Segment(0, 1), Segment(3, 3)), "layer 2 is next"),
+        ((Segment(0, 2),), "ends before layer 3"),
+        ((Segment(0, 4),), "ends before layer 5"),
+        ((), "ends before layer 0"),
+        ((Segment(0, 3, inside=(Segment(0, 3),)),), "not wholly computed again"),
+        ((AGAIN(0, 3, inside=(Segment(0, 2),)),), "ends before layer 3 of 0 .. 3"),
+        ((AGAIN(0, 3, inside=(AGAIN(0, 3, save_ops="matmuls"),)),), "operators are chosen inside"),
+    ],
+)
+def test_what_is_no_program(program: ChainProgram, words: str) -> None:
+    wrong = check_program(program, 0, 3)
+    assert wrong is not None
+    assert words in wrong
+    assert all(check_program(each, 0, 7) is None for each in PROGRAMS)
+
+
+def bits(case: str, schedule: str, pipeline: int, seed: int | None) -> tuple[object, dict[str, torch.Tensor]]:
+    """Losses and state after two steps of plain SGD, under any program where a seed is given."""
+    make, loss, batches = CASES[case]
+    partition = uniform(len(layers_of(make(), 0)), pipeline)
+
+    def prepare(stage: StageModule, number: int) -> None:
+        if seed is not None:
+            install(stage, some_program(random.Random(seed), *partition[number]))
+
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    return train_in_threads(
+        make, loss, batches, pipeline=pipeline, data=1, schedule=schedule, count=COUNT, optimizer=sgd, prepare=prepare
+    )
+
+
+@pytest.mark.parametrize(("schedule", "pipeline"), [("1f1b", 1), ("gpipe", 2), ("1f1b", 2)])
+@pytest.mark.parametrize("case", CASES)
+def test_any_program_gives_the_same_bits(case: str, schedule: str, pipeline: int) -> None:
+    expected_losses, expected = bits(case, schedule, pipeline, None)
+    for seed in range(3):
+        losses, state = bits(case, schedule, pipeline, seed)
+        assert losses == expected_losses
+        assert [name for name in expected if not torch.equal(state[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_measured_peak_is_the_predicted_one(seed: int) -> None:
+    generator = random.Random(seed)
+    programs = [some_program(generator, first, last) for first, last in uniform(10, 2)]
+    measured, predicted = measured_and_predicted(make_blocks, nn.functional.mse_loss, points(), programs, "1f1b")
+    assert measured == pytest.approx(predicted, rel=0.05)

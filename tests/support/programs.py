@@ -1,0 +1,101 @@
+"""Stages under programs of segments: forwards counted, gradients, and the peak beside the predicted one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from layouts import make_engine, part_of, uniform
+from torch import Tensor, nn
+
+from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.memory.apply.install import install
+from runner.memory.solve.adjust import adjusted
+from runner.memory.solve.values import ActivationPlan, ChainProgram
+from runner.model.layers import StageModule, build_stage, layers_of
+from runner.plan.memory.predict import predict_memory
+from runner.plan.stages.figures import stage_figures
+from runner.profiling.model import profile_layers
+from runner.schedule.catalogue.registry import build
+from runner.schedule.lowering.program import lower
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Counted(nn.Module):
+    """A layer that notes each of its forwards."""
+
+    def __init__(self, number: int, calls: Counter[int]) -> None:
+        super().__init__()
+        self.number, self.calls, self.linear = number, calls, nn.Linear(3, 3)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.calls[self.number] += 1
+        return self.linear(value).tanh()
+
+
+def count_forwards(num_layers: int, program: ChainProgram) -> Counter[int]:
+    """How often each layer of a stage runs in one forward and backward."""
+    calls: Counter[int] = Counter()
+    sources = layers_of(nn.Sequential(*(Counted(number, calls) for number in range(num_layers))), 0)
+    stage = build_stage(sources, 0, num_layers - 1)
+    install(stage, program)
+    stage(torch.ones(2, 3)).sum().backward()
+    return calls
+
+
+def make_blocks(count: int = 10, width: int = 48, dropout: float = 0.1) -> nn.Sequential:
+    """Layers of equal shape that save several tensors each."""
+    torch.manual_seed(0)
+    block = partial(nn.Linear, width, width)
+    return nn.Sequential(
+        *(nn.Sequential(block(), nn.Tanh(), nn.Dropout(dropout), block(), nn.GELU()) for _ in range(count))
+    )
+
+
+def points(samples: int = 1024, width: int = 48) -> Batch:
+    """Inputs and targets of :func:`make_blocks`."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(samples, width, generator=generator), torch.randn(samples, width, generator=generator)
+
+
+def measured_and_predicted(
+    make: Callable[[], nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    batch: Batch,
+    programs: Sequence[ChainProgram],
+    schedule: str,
+    count: int = 4,
+) -> tuple[list[int], tuple[int, ...]]:
+    """Peak bytes of each rank of a pipeline under AdamW: by the meter of a run, and by the plan."""
+    ranks, samples = len(programs), len(batch[0])
+    sources = layers_of(make(), 0)
+    partition = uniform(len(sources), ranks)
+    part = (value[: samples // count] for value in batch)
+    profile = replace(profile_layers(sources, *part, loss, torch.float32), optimizer_bytes_per_gradient_byte=2.0)
+    figures = stage_figures(adjusted(profile, ActivationPlan(tuple(programs))), partition)
+    lowered = lower(build(schedule, ranks=ranks, microbatches=count))
+    predicted = predict_memory(lowered, profile, figures, batch_samples=samples).peak_bytes
+    models = [make() for _ in range(ranks)]
+
+    def prepare(stage: StageModule, number: int) -> None:
+        install(stage, programs[number])
+
+    def run(transport: ThreadTransport) -> int:
+        engine = make_engine(
+            models[transport.rank], loss, transport, schedule=schedule, pipeline=ranks, data=1, count=count,
+            optimizer=partial(torch.optim.AdamW, foreach=False), prepare=prepare,
+        )  # fmt: skip
+        meter = MemoryMeter(engine)
+        for _ in range(2):
+            own = part_of(batch, transport, ranks, 1)
+            with meter.step(own):
+                engine.submit(own)
+        engine.drain()
+        return meter.peak_bytes
+
+    return run_ranks(ranks, run), predicted
