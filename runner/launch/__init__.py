@@ -1,4 +1,4 @@
-"""Starting the ranks of a run, and what stays true whichever way they end."""
+"""Starts the ranks of a run and keeps the promises that hold however the run ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A rank that torchrun, srun or mpirun has started: nothing to launch, one place and one verdict to agree on."""
+"""Runs a rank that torchrun, srun or mpirun has started.
+
+No process is launched here. The ranks agree on one run directory, and on whether the request may start.
+"""
 
 from __future__ import annotations
 
@@ -52,30 +55,34 @@ _HANDING_OVER = timedelta(minutes=2)
 
 
 def attach(config: RunConfig, *, command: str, entry: str) -> int:
-    """Be one of the ranks of torchrun or mpirun; returns this process's exit status.
+    """Run this process as one of the ranks that torchrun or mpirun started.
 
-    Rank 0 checks the request and makes the directory; the others learn its verdict through the store, before
-    the first collective.
+    Rank 0 checks the request and makes the run directory. The other ranks read the result from the store before the
+    first collective operation.
+
+    Returns:
+    the exit status of this process.
 
     Raises:
-        RequestError, DoesNotFitError: on every rank, so that the reason is seen whichever ends first.
+    RequestError, DoesNotFitError: on every rank, so that the user sees the reason whichever rank ends first.
     """
     raise_problems(world_size_problems(config, int(os.environ["WORLD_SIZE"])))
     signals = StopSignals.listen()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher's way of ending the others
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher ends the other ranks with SIGTERM
     return _run(config, None, command=command, entry=entry, signals=signals)
 
 
 def attach_step(config: RunConfig, step: Step, *, command: str, entry: str, place_is_made: bool = False) -> int:
-    """Be one of srun's ranks; as :func:`attach` otherwise.
+    """Run this process as one of the ranks that srun started; see :func:`attach`.
 
-    Told to stop, the ranks save at a step's end, and rank 0's last act is to queue the job again.
+    When the job is told to stop, the ranks save a checkpoint at the end of a step. Rank 0 then queues the job again as
+    its last action.
 
     Args:
-        place_is_made: the run's directory has been made for it already, by whoever submitted the job.
+    place_is_made: whether the process that submitted the job has already made the run directory.
 
     Raises:
-        RunFailedError: the ranks could not meet.
+    RunFailedError: the ranks could not reach one another.
     """
     signals = StopSignals.listen((signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM))
     if step.rank == 0:
@@ -101,7 +108,7 @@ def _run(
     run_dir, resume = _agreed_place(begin, store, rank)
     config = replace(config, run_dir=str(run_dir), resume=resume)
     if rank > 0:
-        compile_operators(config)  # rank 0's machine has them
+        compile_operators(config)  # rank 0 has compiled them on its machine already
     _meet(store, rank)
     failure: RankFailure | None = None
     try:
@@ -112,7 +119,7 @@ def _run(
         return EXIT_INTERRUPTED
     except Exception as error:
         failure = report_failure(error, run_dir, rank)
-    if failure is not None:  # the exception is let go, and what its frames held with it
+    if failure is not None:  # the exception is released here, and with it the tensors that its frames held
         return _account(failure, config, run_dir, rank, step)
     if not stopped:
         return EXIT_OK
@@ -123,7 +130,7 @@ def _run(
 
 
 def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, step: Step | None) -> int:
-    """Tell of a failure, and do about it what can be done; this rank's exit status."""
+    """Report a failure, queue the job again where that is allowed, and return the exit status of this rank."""
     message = f"rank {rank} failed: {failure.summary()}"
     logger.error("%s", message)
     status = status_of(failure.exit_status)
@@ -137,7 +144,7 @@ def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, 
 
 
 def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
-    """Whether as many ranks were started as the request's degrees ask for."""
+    """Problems if the number of ranks that were started is not the product of the parallelism degrees."""
     degrees = config.parallelism
     wanted = degrees.pipeline * degrees.data * degrees.tensor
     if wanted == world_size:
@@ -150,18 +157,18 @@ def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
 
 
 class _Beginning:
-    """What rank 0 does before the others may: check the request and make, or find, the run's directory."""
+    """What rank 0 does before the other ranks may start: it checks the request and makes or finds the run directory."""
 
     def __init__(self, config: RunConfig, step: Step | None, command: str, place_is_made: bool) -> None:
         self.config = config
         self.step = step
         self.command = command
         self.place_is_made = place_is_made
-        if config.run_dir is None and step is not None:  # it survives a requeue, as the job's number does
+        if config.run_dir is None and step is not None:  # the same after a requeue
             self.config = replace(config, run_dir=str((OUTPUTS / config.name / f"job_{step.place}").absolute()))
 
     def __call__(self) -> RunConfig:
-        """The request as it starts: its ``run_dir`` is there, its ``resume`` a file or null."""
+        """Return the request as it starts: ``run_dir`` exists, and ``resume`` is a file or None."""
         config, again = self.config, self.step is not None and self.step.restarts > 0
         if again and config.run_dir is not None and has_begun(Path(config.run_dir)):
             return go_on(config, Path(config.run_dir), command=self.command)[0]
@@ -174,7 +181,7 @@ class _Beginning:
 
 
 def _agreed_place(begin: _Beginning, store: Store | None, rank: int) -> tuple[Path, str | None]:
-    """The run's directory, and the checkpoint that it continues from."""
+    """Return the run directory and the checkpoint to resume from, as rank 0 has decided them for all ranks."""
     if rank == 0:
         try:
             config = begin()
@@ -186,7 +193,7 @@ def _agreed_place(begin: _Beginning, store: Store | None, rank: int) -> tuple[Pa
             raise
         _tell(store, {"run_dir": config.run_dir, "resume": config.resume})
         return Path(str(config.run_dir)), config.resume
-    assert store is not None  # rank 1 and up have peers
+    assert store is not None  # a rank above 0 is not alone, so there is a store
     store.wait([_VERDICT], _PREPARING)
     verdict = json.loads(store.get(_VERDICT))
     if "run_dir" in verdict:
@@ -197,7 +204,7 @@ def _agreed_place(begin: _Beginning, store: Store | None, rank: int) -> tuple[Pa
 
 
 def _meet(store: Store | None, rank: int) -> None:
-    """Wait until every rank's machine has what the run needs; the collectives' own patience is shorter."""
+    """Wait until every rank's machine has what the run needs; the time-out of collective operations is too short."""
     if store is not None:
         store.set(f"{_READY}/{rank}", "")
         store.wait([f"{_READY}/{one}" for one in range(int(os.environ["WORLD_SIZE"]))], _PREPARING)
@@ -219,7 +226,10 @@ def _broken(error: BaseException) -> Problem:
 
 
 def _finish(run_dir: Path, status: Status, reason: str) -> bool:
-    """Whether this rank was the first to speak: it is nearest to the cause, and the others leave its word alone."""
+    """Record why the run ended and return True, unless another rank has done so before.
+
+    The first rank to report is nearest to the cause, so later ranks leave its report unchanged.
+    """
     if RunRecord.load(run_dir).status != "running":
         return False
     record = finish_failed(run_dir, status, reason)
@@ -229,7 +239,11 @@ def _finish(run_dir: Path, status: Status, reason: str) -> bool:
 
 
 def _hand_over(config: RunConfig, run_dir: Path, step: Step | None, signals: StopSignals | None) -> None:
-    """All is saved; nothing but leaving may come after this, for SLURM ends a job that it queues again."""
+    """Record that the run was preempted and queue the job again.
+
+    All data must have been saved. Only the exit may follow, because SLURM ends the processes of a job that it queues
+    again.
+    """
     number = signals.received if signals is not None else None
     name = name_of_signal(number) if number is not None else "a signal"
     record = RunRecord.load(run_dir)
@@ -240,7 +254,7 @@ def _hand_over(config: RunConfig, run_dir: Path, step: Step | None, signals: Sto
 
 
 def _leave_together(store: Store | None, rank: int) -> None:
-    """Nobody leaves before rank 0 has handed over: the first one to end makes srun end the others."""
+    """Keep every rank alive until rank 0 has handed over, because srun ends all ranks when the first one ends."""
     if store is None:
         return
     if rank == 0:

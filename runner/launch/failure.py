@@ -1,4 +1,4 @@
-"""What a rank says of its own failure, in a file, so that the parent can show it and choose the exit status."""
+"""How a rank reports its own failure: in a file, from which the parent shows it and chooses the exit status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.record import Status, write_atomically
 
 __all__ = ["RankFailure", "error_file", "log_file", "status_of"]
 
-# CPU tensors have no exception of their own for this: torch raises RuntimeError with one of these.
+# torch has no exception type for exhausted CPU memory: it raises RuntimeError with one of these texts.
 _OUT_OF_MEMORY_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
 
 
@@ -28,11 +28,11 @@ class RankFailure:
     """An exception that ended a rank.
 
     Args:
-        type, message, traceback: of the exception.
-        where: ``file:line in function``, the innermost frame outside of installed packages; empty where there is none.
-        explained: whether the message says all there is to say, so that no traceback is called for.
-        exit_status: the rank's own.
-        time: seconds since the epoch, to tell the first failure from those that followed from it.
+    type, message, traceback: of the exception.
+    where: ``file:line in function``, the innermost frame outside installed packages; empty if there is none.
+    explained: whether the message alone tells the user what to do, so that no traceback is needed.
+    exit_status: the exit status of the rank.
+    time: seconds since the epoch, to tell the first failure from those that it caused.
     """
 
     type: str
@@ -45,7 +45,7 @@ class RankFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RankFailure:
-        """Of an exception that has just been caught."""
+        """Describe an exception that has just been caught."""
         found = _in_loader_worker(str(error))
         return cls(
             type=type(error).__name__,
@@ -58,7 +58,7 @@ class RankFailure:
         )
 
     def summary(self) -> str:
-        """One line: the message of an error of the runner's own; type, message and place of any other."""
+        """One line: the message of the runner's own errors; type, message and place of any other error."""
         first = next((line.strip() for line in self.message.splitlines() if line.strip()), "")
         if self.explained:
             return first
@@ -66,12 +66,12 @@ class RankFailure:
         return f"{said} ({self.where})" if self.where else said
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write this failure as JSON."""
         write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> RankFailure | None:
-        """What the rank wrote, or None where it died before it could."""
+        """Return what the rank wrote, or None if it ended before it could write."""
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -79,17 +79,17 @@ class RankFailure:
 
 
 def log_file(run_dir: Path, rank: int) -> Path:
-    """What rank ``rank`` wrote to its standard output and error; of rank 0, its traceback only."""
+    """Path of the standard output and error of rank ``rank``; for rank 0 the file holds only its traceback."""
     return run_dir / "logs" / f"rank_{rank}.log"
 
 
 def error_file(run_dir: Path, rank: int) -> Path:
-    """Where rank ``rank`` leaves its :class:`RankFailure`."""
+    """Path of the file in which rank ``rank`` leaves its :class:`RankFailure`."""
     return run_dir / "logs" / f"rank_{rank}.error.json"
 
 
 def status_of(exit_status: int) -> Status:
-    """The record's status of a run that ended with this exit status."""
+    """The record's status for a run that ended with this exit status."""
     if exit_status == EXIT_WRONG_REQUEST:
         return "unsupported"
     return "out_of_memory" if exit_status == EXIT_DOES_NOT_FIT else "failed"
@@ -116,7 +116,10 @@ def _innermost(frames: Sequence[tuple[str, int | None, str]]) -> str:
 
 
 def _in_loader_worker(message: str) -> tuple[str, str] | None:
-    """What was said and where, of an exception that torch brings from a DataLoader's worker as a traceback's text."""
+    """Return message and place of an exception in a DataLoader worker, or None if it is none.
+
+    torch passes such an exception on as the text of its traceback.
+    """
     worker = _WORKER.match(message)
     if worker is None:
         return None

@@ -1,6 +1,7 @@
-"""What mpirun tells the ranks that it starts, in the variables that torchrun's ranks have.
+"""Sets the variables that torchrun's ranks have from those that mpirun gives its processes.
 
-No message travels by MPI. Source: Open MPI's documentation, "Environment variables set by mpirun" (OMPI_COMM_WORLD_*).
+No message travels over MPI. Source: Open MPI's documentation, "Environment variables set by mpirun"
+(OMPI_COMM_WORLD_*).
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ _JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")  # the same in all ranks th
 
 
 def num_ranks(environment: Mapping[str, str] | None = None) -> int:
-    """How many processes mpirun has started, this one among them; 0 outside of mpirun."""
+    """The number of processes that mpirun has started, including this one; 0 outside mpirun."""
     found = os.environ if environment is None else environment
     return int(found.get("OMPI_COMM_WORLD_SIZE", "0"))
 
 
 def become_rank(environment: MutableMapping[str, str]) -> None:
-    """Set the variables of a rank; an address and a port that are set already stay.
+    """Set the variables of a rank; an address and a port that are set already are kept.
 
     Raises:
-        RequestError: the ranks are on several machines, and nobody says where rank 0 is.
+    RequestError: the ranks are on several machines, and nothing tells where rank 0 is.
     """
     rank, world_size = int(environment["OMPI_COMM_WORLD_RANK"]), num_ranks(environment)
     local_size = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])

@@ -1,8 +1,8 @@
 """One rank of a run: ``python -m runner.launch.rank CONFIG_FILE RUN_DIR [MODULE:FUNCTION]``.
 
-The parent starts it from the resolved configuration's file, with the usual variables (``RANK``, ``WORLD_SIZE``,
-``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``); the store's listening socket is inherited by rank 0, so that no
-other process can take the port in between.
+The parent starts it with the file of the resolved configuration and the usual variables (``RANK``, ``WORLD_SIZE``,
+``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``). Rank 0 inherits the listening socket of the store, so that no other
+process can take the port in between.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 RankEntry = Callable[[RunConfig, Path], bool | None]
-"""Returns whether it stopped early because it was asked to."""
+"""A function that runs a rank and returns whether it stopped early because it was asked to."""
 
 TRAIN_ENTRY = "runner.training.run:run_rank"
 STORE_FD_VARIABLE = "RUNNER_STORE_FD"
@@ -53,7 +53,9 @@ TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 
 def main(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
-    """Run this process's rank to its end; returns its exit status, with the reason in the rank's error file."""
+    """Run this process's rank to its end and return its exit status; the reason of a failure is in the rank's error
+    file.
+    """
     from runner.config.compose.resolve import load
 
     try:
@@ -67,17 +69,17 @@ def main(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
 
 
 def rank_variables(rank: int, store_fd: int) -> dict[str, str]:
-    """What the environments of the ranks of one machine differ in.
+    """The environment variables in which the ranks of one machine differ.
 
     Args:
-        store_fd: the store's listening socket, as rank 0 inherits it.
+    store_fd: the listening socket of the store, which rank 0 inherits.
     """
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     return own if rank else own | {STORE_FD_VARIABLE: str(store_fd)}
 
 
 def report_failure(error: Exception, run_dir: Path, rank: int) -> RankFailure:
-    """Leave the rank's error file, and the traceback of what the runner does not explain in its log."""
+    """Write the rank's error file, and write the traceback to its log unless the message explains all."""
     failure = RankFailure.of(error)
     failure.save(error_file(run_dir, rank))
     if not failure.explained:
@@ -87,25 +89,24 @@ def report_failure(error: Exception, run_dir: Path, rank: int) -> RankFailure:
 
 
 def prepare_process(config: RunConfig) -> None:
-    """Threads of this process, before anything computes."""
+    """Set the number of threads of this process, before anything computes."""
     import torch
 
     torch.set_num_threads(config.trainer.threads)
 
 
 def load_entry(entry: str) -> RankEntry:
-    """The function that ``module:function`` names; it is called on every rank."""
+    """Import the function that ``module:function`` names; every rank calls it."""
     module, _, function = entry.partition(":")
     found: RankEntry = getattr(importlib.import_module(module), function)
     return found
 
 
 def open_store(config: RunConfig) -> Store | None:
-    """The key-value store that the ranks meet in: over the parent's socket, torchrun's, or at rank 0's node.
+    """Return the key-value store in which the ranks meet, or None for a single rank.
 
-    None for a single rank.
-
-    ``launcher.rendezvous_timeout_seconds`` is how long ranks wait for one another.
+    It is opened over the parent's socket, by torchrun, or at rank 0's node. Ranks wait for one another for
+    ``launcher.rendezvous_timeout_seconds``.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
     from torch.distributed.rendezvous import rendezvous
@@ -132,7 +133,7 @@ def open_store(config: RunConfig) -> Store | None:
 
 @contextlib.contextmanager
 def process_group(config: RunConfig, store: Store | None) -> Iterator[None]:
-    """The process group of all ranks, for as long as the block runs: Gloo on CPU, NCCL on CUDA. None for one rank."""
+    """Hold the process group of all ranks while the block runs: Gloo on CPU, NCCL on CUDA, none for a single rank."""
     import torch.distributed
 
     if store is None:
@@ -148,12 +149,12 @@ def process_group(config: RunConfig, store: Store | None) -> Iterator[None]:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     yield
-    # Only where the block ended well: after an error the peers may be gone, and leaving in order could wait for them.
+    # Only after success: after an error the peers may have ended, and destroying the group could wait for them.
     torch.distributed.destroy_process_group()
 
 
 def uses_cuda(config: RunConfig) -> bool:
-    """Whether this run's tensors live on CUDA devices."""
+    """Whether the tensors of this run are on CUDA devices."""
     from runner.model.device import device_type
 
     return device_type(config) == "cuda"
@@ -162,9 +163,9 @@ def uses_cuda(config: RunConfig) -> bool:
 def leave(status: int) -> NoReturn:
     """End the process without the interpreter's own teardown.
 
-    There, threads of torch's communication abort now and then although everything is done (see
-    :func:`runner.engine.transport.processes.destroy_process_groups`), and after a failure they may wait for peers
-    that are gone. What others registered for the end of the process still runs.
+    In that teardown, threads of torch's communication sometimes abort although all work is done (see
+    :func:`runner.engine.transport.processes.destroy_process_groups`), and after a failure they may wait for peers that
+    have ended. Functions that others registered for the end of the process are still called.
     """
     atexit._run_exitfuncs()
     for child in multiprocessing.active_children():
@@ -175,9 +176,9 @@ def leave(status: int) -> NoReturn:
 
 
 def run(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> NoReturn:
-    """Be a rank that this machine's supervisor has started, to the end of the process."""
+    """Run a rank that this machine's supervisor has started, and end the process."""
     die_with_parent()
-    ignore_preemption()  # the parent decides, and tells by SIGTERM
+    ignore_preemption()  # the parent decides, and sends SIGTERM
     faulthandler.enable()
     leave(main(config_file, run_dir, entry))
 

@@ -1,4 +1,4 @@
-"""Train a few steps in a layout and in one process, with real ranks, and compare."""
+"""Trains a few steps in a layout and in one process, with real ranks, and compares the results."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ logger = logging.getLogger(__name__)
 DEFAULT_STEPS = 4
 TRACE_ENTRY = "runner.training.verify.trace:run_traced_rank"
 _REFERENCE_ENTRY = "runner.training.verify.reference:run_reference"
-_MOST_EXACT_REPLICAS = 2  # a + b = b + a; the sum of more depends on its order
+_MOST_EXACT_REPLICAS = 2  # a + b = b + a, but the sum of three or more terms depends on their order
 
 
 def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = TRACE_ENTRY) -> Comparison | int:
     """Compare the layout of a request with one process.
 
     Args:
-        config: the resolved request; where it writes and what it saves does not matter here.
-        steps: optimizer steps of each.
-        entry: what each rank of the layout runs.
+    config: the resolved request; its settings for output and checkpoints are ignored.
+    steps: number of optimizer steps of each run.
+    entry: ``module:function`` that each rank of the layout runs.
 
     Returns:
-        the comparison, or the exit status of an interruption.
+    the comparison, or the exit status of an interruption.
 
     Raises:
-        RequestError, DoesNotFitError: the request could not be trained either.
-        RunFailedError: a rank failed.
+    RequestError, DoesNotFitError: the request could not be trained either.
+    RunFailedError: a rank failed.
     """
     from runner.training.verify.compare import compare_runs
 
@@ -81,7 +81,7 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = TRACE_
 
 
 def _short(config: RunConfig, steps: int) -> RunConfig:
-    """The request for so many steps, with the learning rates that a whole run would have."""
+    """The request limited to ``steps`` steps, with the learning rates of the whole run."""
     scheduler = config.lr_scheduler
     if scheduler.name != "constant" and scheduler.total_steps is None:
         scheduler = replace(scheduler, total_steps=config.trainer.max_steps)
@@ -107,15 +107,18 @@ def _run(config: RunConfig, plan: RunPlan, directory: Path, world_size: int, ent
 
 
 def _promise(config: RunConfig, plan: RunPlan) -> Promise:
-    """Equal bits, where every sum has one order: on the CPU, one thread, at most two replicas that share
-    nothing out, one micro-batch after the other, and no weight that several stages add up by themselves."""
+    """``bitwise`` where every sum has one order, else ``rounding``.
+
+    Bitwise equality needs the CPU, one thread, at most two replicas without ZeRO sharding, micro-batches that are added
+    in order, and no tied weight whose gradients several stages add.
+    """
     alone = config.parallelism.data <= _MOST_EXACT_REPLICAS and not config.zero.stage
     exact = not uses_cuda(config) and config.trainer.threads == 1 and alone
     return "bitwise" if exact and plan.schedule.sums_in_order and not _ties_cross(config, plan) else "rounding"
 
 
 def _ties_cross(config: RunConfig, plan: RunPlan) -> bool:
-    """Whether a weight stands in several stages."""
+    """Whether a weight is shared by layers of several stages."""
     from runner.model.load import model_layers
     from runner.model.ties import find_ties
 
@@ -136,7 +139,7 @@ def _raise(outcome: Outcome, place: Path) -> None:
 
 
 class _Told(RequestError):
-    """What a rank found wrong with the request, in its own words."""
+    """A request that a rank refused, with the rank's own message."""
 
     def __init__(self, message: str) -> None:
         super().__init__([Problem("request", "", message)])

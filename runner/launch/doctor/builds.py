@@ -1,4 +1,4 @@
-"""Operators of DeepSpeed, compiled on request: one row each, with the compiler's first error."""
+"""Compiles operators of DeepSpeed on request: one row for each, with the compiler's first error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ __all__ = ["builds"]
 
 
 def builds(names: Sequence[str]) -> list[Check]:
-    """Compile ``names``, of :data:`runner.optim.operators.OPERATORS`, for what this machine computes on."""
+    """Compile the operators ``names`` (keys of :data:`runner.optim.operators.OPERATORS`) for this machine's device
+    type.
+    """
     if not names:
         return []
     if importlib.util.find_spec("deepspeed") is None:

@@ -1,9 +1,9 @@
-"""Collectives between ranks of this machine, for real: whether their values are right, and how fast they are.
+"""Runs collective operations between ranks of this machine, checks their results and measures their speed.
 
-Bus bandwidth is the algorithm's bandwidth times what each collective must move at least, so that it compares with the
-link's own. Source: NCCL tests, doc/PERFORMANCE.md.
+Bus bandwidth is the algorithm's bandwidth times the share of the data that each rank must at least move, so that the
+figure can be compared with the link's own bandwidth. Source: NCCL tests, doc/PERFORMANCE.md.
 
-As a module it is one rank: ``python -m runner.launch.doctor.collectives STORE RANK RANKS DEVICE``.
+Run as a module, this file is one rank: ``python -m runner.launch.doctor.collectives STORE RANK RANKS DEVICE``.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SECONDS = 120
 
 
 def start_together(lines: Sequence[Sequence[str]], seconds: float) -> list[tuple[int, str, str]]:
-    """Run the commands side by side; status, standard output and error of each.
+    """Run the commands side by side and return status, standard output and standard error of each.
 
     Raises:
-        TimeoutError: one has not ended in time; all are ended.
+    TimeoutError: a command did not end in time; all of them are killed.
     """
     ranks = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
     try:
@@ -54,17 +54,18 @@ def start_together(lines: Sequence[Sequence[str]], seconds: float) -> list[tuple
 
 
 def measure_collectives(num_ranks: int, device: str) -> dict[str, Any]:
-    """Check and time the collectives over ``num_ranks`` ranks; the link's figures are kept for ``hardware=auto``.
+    """Check and time the collectives over ``num_ranks`` ranks, and save the link's figures for ``hardware=auto``.
 
     Args:
-        device: ``cpu`` (Gloo) or ``cuda`` (NCCL, a device for each rank).
+    device: ``cpu`` (Gloo) or ``cuda`` (NCCL, one device for each rank).
 
     Returns:
-        ``right`` (by collective), ``seconds`` and ``bus_bytes_per_second`` (of 16 MiB), ``latency_seconds`` of a
-        message of 8 bytes, ``bytes_per_second`` of a large one.
+    ``right`` (by collective), ``seconds`` and ``bus_bytes_per_second`` (for 16 MiB), ``latency_seconds`` of a
+    message of 8 bytes, ``bytes_per_second`` of a large message.
 
     Raises:
-        RuntimeError: a rank failed, with what it said; TimeoutError: one hangs.
+    RuntimeError: a rank failed; the message holds the last line of its error output.
+    TimeoutError: a rank does not end.
     """
     with tempfile.TemporaryDirectory() as place:
         line = [sys.executable, "-m", "runner.launch.doctor.collectives", str(Path(place) / "store")]
@@ -108,13 +109,13 @@ def _rank(store: str, rank: int, num_ranks: int, device: str) -> dict[str, Any]:
 
 
 def _collectives(ranks: int) -> dict[str, float]:
-    """By name, what each rank's link carries per byte of the whole."""
+    """For each collective, the bytes that each rank's link carries per byte of the whole message."""
     part = (ranks - 1) / ranks
     return {"all_reduce": 2 * part, "all_gather": part, "broadcast": 1.0, "send and receive": 1.0}
 
 
 def _runner(name: str, rank: int, ranks: int, device: str, num_bytes: int) -> Callable[[], bool]:
-    """A function that runs the collective once and says whether this rank's values are right."""
+    """Return a function that runs the collective once and says whether this rank received the right values."""
     import torch
     import torch.distributed as dist
 
@@ -137,7 +138,7 @@ def _runner(name: str, rank: int, ranks: int, device: str, num_bytes: int) -> Ca
         return _all_equal(sent, float(ranks))
 
     def send_and_receive() -> bool:
-        """Round the ring."""
+        """Send to the next rank of the ring and receive from the previous one."""
         taken = torch.empty_like(own)
         both = [dist.isend(own, (rank + 1) % ranks), dist.irecv(taken, (rank - 1) % ranks)]
         for one in both:
@@ -178,4 +179,4 @@ if __name__ == "__main__":
     if sys.argv[2] == "0":
         print(json.dumps(measured))
     sys.stdout.flush()
-    os._exit(0)  # past the teardown in which torch's threads may abort
+    os._exit(0)  # skips the interpreter's teardown, in which torch's threads may abort

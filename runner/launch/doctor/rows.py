@@ -1,4 +1,4 @@
-"""What this machine can run: one row per thing that the runner may need, with the way to get it."""
+"""Reports what this machine can run: one row for each requirement, with a way to meet it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERSIONS = {
     "hydra-core": ">=1.3,<1.4",
     "omegaconf": ">=2.3,<2.4",
 }
-"""Supported versions; the package's own requirements say the same."""
+"""Supported versions, the same as in the requirements of this package."""
 
 _OF_DEFAULT_RECIPE = ("emoji", "emosvg", "resvg-py", "pillow")
 _SLURM = ("sbatch", "srun", "squeue", "scontrol")
@@ -41,7 +41,7 @@ _GLOO_SECONDS = 60
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60
 
-# Two ranks add a number over Gloo. They leave as ranks do, past the teardown in which torch's threads may abort.
+# Two ranks add a number over Gloo. Like ranks of a run, they skip the teardown in which torch's threads may abort.
 _RANK = """
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
@@ -54,14 +54,14 @@ os._exit(0 if total.item() == 2 else 1)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing.
+    """The result of one check.
 
     Args:
-        name: what was looked for.
-        ok: whether it is there.
-        found: what is there, or why it is not.
-        fix: one line that helps; empty where nothing is missing.
-        needed: whether training needs it at all, or it was asked for by name; else only some options do.
+    name: what was looked for.
+    ok: whether it was found.
+    found: what was found, or why it was not.
+    fix: one line that tells how to get it; empty if nothing is missing.
+    needed: True if training always needs it or if the user named it; False if only some options need it.
     """
 
     name: str
@@ -71,15 +71,15 @@ class Check:
     needed: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """A row of ``runner doctor --json``."""
+        """Return the row as it appears in ``runner doctor --json``."""
         return {"status": "ok" if self.ok else "missing", **{k: v for k, v in asdict(self).items() if k != "ok"}}
 
 
 def examine(outputs: Path) -> list[Check]:
-    """Every check, in the order of being shown.
+    """Run every check and return the rows in the order in which they are shown.
 
     Args:
-        outputs: the folder that runs will be written below.
+    outputs: the folder below which runs will be written.
     """
     checks: list[Callable[[], list[Check]]] = [
         _python,
@@ -159,7 +159,7 @@ def _disk(outputs: Path) -> list[Check]:
 
 
 def _gloo() -> list[Check]:
-    """Two ranks for real: a host name that does not resolve or a closed loopback shows here."""
+    """Start two real ranks: this finds a host name that does not resolve and a closed loopback interface."""
     fix = "let processes talk over the loopback interface, or set GLOO_SOCKET_IFNAME=lo"
     if importlib.util.find_spec("torch") is None:
         return [Check("gloo", False, "torch is not installed", f'pip install "torch{VERSIONS["torch"]}"', needed=True)]
@@ -176,7 +176,7 @@ def _gloo() -> list[Check]:
 
 
 def _shared_memory() -> list[Check]:
-    """Loader workers hand batches over in it."""
+    """Check /dev/shm, through which the workers of a data loader hand over their batches."""
     place = "/dev/shm"
     if not os.path.isdir(place):
         return [Check("shared memory", False, f"no {place}: data.workers=0 runs", f"mount a tmpfs at {place}")]
@@ -186,7 +186,10 @@ def _shared_memory() -> list[Check]:
 
 
 def _ports() -> list[Check]:
-    """One to listen at, and whether ranks that srun and mpirun start find theirs outside of the outgoing ones."""
+    """Check that a port can be opened, and that the ports where ranks meet are not used for outgoing connections.
+
+    The second check matters for ranks that srun and mpirun start.
+    """
     try:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
@@ -206,11 +209,11 @@ def _ports() -> list[Check]:
 
 
 def collectives(device: str, num_ranks: int) -> list[Check]:
-    """Whether collectives give the right values, and how fast they are; one row each, and the link's.
+    """Check the values and the speed of the collectives; one row for each of them, and one for the link.
 
     Args:
-        device: see :func:`runner.launch.doctor.collectives.measure_collectives`.
-        num_ranks: as many as take part.
+    device: see :func:`runner.launch.doctor.collectives.measure_collectives`.
+    num_ranks: how many ranks take part.
     """
     fix = "see `runner doctor` for gloo; on GPUs run with NCCL_DEBUG=INFO"
     try:

@@ -1,4 +1,4 @@
-"""Hydra's plugins in a sweep: submitit's launcher, which submits its jobs as an array."""
+"""Hydra's plugins in a sweep: submitit's launcher, which submits the jobs as one array, and Optuna's sweeper."""
 
 from __future__ import annotations
 

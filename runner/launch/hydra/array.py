@@ -1,9 +1,9 @@
-"""The jobs of a sweep as one array of SLURM's, submitted by submitit with the settings of Hydra's launcher for it.
+"""Submits the jobs of a sweep as one SLURM array, through submitit and with the settings of Hydra's launcher.
 
-Each task of the array is a step whose tasks are the ranks of one job: they start as srun's do, from the job's resolved
-configuration. submitit is not asked how they end: without SLURM's accounting it waits for ever for a task that was
-killed, takes a failed node as final although SLURM queues the job again, and gives up at the first failure. The records
-and SLURM's own state of each job say it here.
+Each task of the array is a step whose tasks are the ranks of one job. They start as ranks under srun do, from the job's
+resolved configuration. How a job ended is read from its record and from SLURM's state of the job, not from submitit:
+without SLURM's accounting, submitit waits for ever for a task that was killed; it takes a failed node as final although
+SLURM queues the job again; and it gives up at the first failure.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["ARRAY_FILE", "array_problems", "follow_jobs", "submit_array", "unfin
 logger = logging.getLogger(__name__)
 
 ARRAY_FILE = "array.json"
-"""In the sweep's directory: job's number to SLURM's, of those that were submitted."""
+"""A file in the sweep's directory: for each submitted job, its number in the sweep and its SLURM number."""
 
 _OF_EXECUTOR = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name")
 _POLL_SECONDS = 0.5
-_SETTLED = 3  # polls: a job that is queued again passes through some states of an end
+_SETTLED = 3  # polls in a row: a job that is queued again also passes through states that mean "ended"
 
 
 def array_problems(settings: Mapping[str, Any], configs: Sequence[RunConfig]) -> list[Problem]:
-    """What is wrong with running these jobs as one array."""
+    """Reasons why these jobs cannot run as one array."""
     if any(config.launcher.name != "local" for config in configs):
         why = "submitit starts the ranks"
         return [Problem("launcher", "slurm", "cannot be combined with hydra/launcher", why, "launcher=local")]
@@ -60,13 +60,13 @@ def array_problems(settings: Mapping[str, Any], configs: Sequence[RunConfig]) ->
 def submit_array(
     settings: Mapping[str, Any], jobs: Mapping[int, tuple[Path, RunConfig]], sweep_dir: Path, entry: str
 ) -> dict[int, str]:
-    """Submit the jobs as one array; SLURM's number of each, which is written down as well.
+    """Submit the jobs as one array; return their SLURM numbers and save them in :data:`ARRAY_FILE`.
 
     Args:
-        settings: of Hydra's launcher ``submitit_slurm``.
-        jobs: by number, their directories, which hold what the ranks read, and their requests.
-        sweep_dir: holds submitit's own files, in ``.submitit``.
-        entry: see :func:`runner.launch.run.start.train`.
+    settings: of Hydra's launcher ``submitit_slurm``.
+    jobs: number of each job to its directory, which holds what the ranks read, and its request.
+    sweep_dir: holds submitit's own files, in ``.submitit``.
+    entry: see :func:`runner.launch.run.start.train`.
     """
     import submitit
 
@@ -85,13 +85,14 @@ def submit_array(
 
 
 def unfinished(sweep_dir: Path) -> dict[int, str]:
-    """The jobs of an earlier start that SLURM has not ended, by number."""
+    """Jobs that an earlier start of the sweep submitted and that SLURM has not ended, by number."""
     found = {number: (job, job_state(job)) for number, job in _read(sweep_dir).items()}
     return {number: job for number, (job, state) in found.items() if state is not None and state not in ENDED}
 
 
 def follow_jobs(jobs: Mapping[int, str], sweep_dir: Path) -> None:
-    """Wait until SLURM has ended them all, and say in their records what they could not. Ctrl-C cancels them."""
+    """Wait until SLURM has ended all jobs, and complete the records of jobs that could not do so. Ctrl-C cancels them.
+    """
     ended = dict.fromkeys(jobs, 0)
     states: dict[int, str] = {}
     try:
@@ -111,13 +112,16 @@ def follow_jobs(jobs: Mapping[int, str], sweep_dir: Path) -> None:
 
 
 class _Task:
-    """What submitit runs in every task of the array: this task's rank."""
+    """The callable that submitit runs in every task of the array; each task is one rank."""
 
     def __init__(self, entry: str) -> None:
         self._entry = entry
 
     def __call__(self, job_dir: str) -> None:
-        """Leaves the process: submitit would take a return for the job's end, also where it is queued again."""
+        """Run the rank and end the process.
+
+        It does not return, because submitit takes a return as the end of the job, also when SLURM queues the job again.
+        """
         from runner.launch.slurm.job import main
 
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -125,7 +129,9 @@ class _Task:
 
 
 def _parameters(settings: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """submitit's, of Hydra's: the ranks' share of each node, and a rank that fails ends the others."""
+    """Translate the settings of Hydra's launcher to submitit's: the ranks per node, and one failed rank ends the
+    others.
+    """
     given = {key: value for key, value in settings.items() if not key.startswith("_")}
     for key in ("submitit_folder", "max_num_timeout"):
         del given[key]

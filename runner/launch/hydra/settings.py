@@ -1,4 +1,4 @@
-"""The words of a sweep that choose and set Hydra's plugins, resolved by Hydra against the plugins' own schemas."""
+"""The command-line words of a sweep that choose and set Hydra's plugins, resolved against the plugins' schemas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.errors import Problem, RequestError, raise_problems
 __all__ = ["LAUNCHER", "SWEEPER", "chooses", "plugin_settings", "split_words"]
 
 LAUNCHER, SWEEPER = "launcher", "sweeper"
-# What may be chosen of each kind, and the packages that bring it.
+# Kind of plugin to the option that may be chosen, the package that contains it, and our extra that installs it.
 _PLUGINS = {
     LAUNCHER: ("submitit_slurm", "hydra-submitit-launcher", "runner[submitit]"),
     SWEEPER: ("optuna", "hydra-optuna-sweeper", "runner[optuna]"),
@@ -20,7 +20,7 @@ _PLUGINS = {
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words about Hydra's plugins, and the others."""
+    """Return the words about Hydra's plugins, and the other words."""
     prefixes = tuple(prefix for kind in _PLUGINS for prefix in (f"hydra/{kind}=", f"hydra.{kind}."))
     ours = [word for word in words if word.startswith(prefixes)]
     return ours, [word for word in words if word not in ours]
@@ -32,15 +32,15 @@ def chooses(kind: str, words: Sequence[str]) -> bool:
 
 
 def plugin_settings(kind: str, words: Sequence[str], name: str) -> dict[str, Any] | None:
-    """The settings of ``hydra/<kind>`` as plain values; None where no word chooses one.
+    """Return the settings of ``hydra/<kind>`` as plain values, or None if no word chooses such a plugin.
 
     Args:
-        kind: of plugin, e.g. ``launcher``.
-        words: see :func:`split_words`.
-        name: what the settings may refer to as ``hydra.job.name``.
+    kind: the kind of plugin, e.g. ``launcher``.
+    words: see :func:`split_words`.
+    name: the value of ``hydra.job.name``, to which the settings may refer.
 
     Raises:
-        RequestError: there is no such plugin here, or it has no such setting.
+    RequestError: the plugin is not installed, or it has no such setting.
     """
     own = [word for word in words if word.startswith((f"hydra/{kind}=", f"hydra.{kind}."))]
     if not own:

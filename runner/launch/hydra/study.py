@@ -1,7 +1,7 @@
-"""A sweep whose values a sampler chooses: Hydra's sweeper for Optuna asks, the sweep's jobs answer.
+"""A sweep whose values are chosen by a sampler: Hydra's Optuna sweeper asks, and the jobs of the sweep answer.
 
-Every trial is a job of one sweep, in its ledger: a study that is started again with a seeded sampler asks for the same
-values, and what is done is not run again.
+Every trial is a job of one sweep and stands in its ledger. When a study with a seeded sampler is started again, it asks
+for the same values, and jobs that are done are not run again.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def study(
     entry: str = TRAIN_ENTRY,
     console: Console | None = None,
 ) -> int:
-    """Run the trials that the sweeper asks for, and show the table of all.
+    """Run the trials that the sweeper asks for, and show a table of all of them.
 
-    A trial's value is its last validation's loss, else its last step's.
+    The value of a trial is the loss of its last validation or, without validation, of its last step.
 
     Args:
-        words: the overrides; those with several values, e.g. ``interval(1e-4,1e-2)``, are what is searched.
-        plugins: the words about Hydra's plugins, of which ``hydra/sweeper`` is one.
-        command, entry, console: see :func:`runner.launch.sweep.run.sweep`.
+    words: the overrides; those with several values, e.g. ``interval(1e-4,1e-2)``, span the search space.
+    plugins: the words about Hydra's plugins; ``hydra/sweeper`` is one of them.
+    command, entry, console: see :func:`runner.launch.sweep.run.sweep`.
 
     Returns:
-        1 if more trials failed than the sweeper allows, 75 or 130 where it was stopped, else 0.
+    1 if more trials failed than the sweeper allows, 75 or 130 if the study was stopped, else 0.
 
     Raises:
-        RequestError: the request is wrong, or the search space.
+    RequestError: the request or the search space is wrong.
     """
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
@@ -73,7 +73,7 @@ def study(
         status = error.status
     except RequestError:
         raise
-    except Exception as error:  # Optuna's own, and the sweeper's where too many trials failed
+    except Exception as error:  # raised by Optuna, or by the sweeper when too many trials failed
         if not trials.begun:
             raise RequestError([Problem("hydra.sweeper", " ".join(searched), "cannot search", str(error))]) from error
         logger.error("the study ends: %s", error)
@@ -84,7 +84,7 @@ def study(
 
 
 class _StoppedError(Exception):
-    """The sweep was told to stop."""
+    """Raised when the sweep was told to stop."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -92,7 +92,7 @@ class _StoppedError(Exception):
 
 
 class _Trials:
-    """What the sweeper takes for Hydra's launcher."""
+    """Takes the place of Hydra's launcher for the sweeper."""
 
     def __init__(self, plain: Sequence[str], directory: Path, plugins: Sequence[str], command: str, entry: str) -> None:
         self.begun = False
@@ -102,7 +102,7 @@ class _Trials:
         self._entry = entry
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
-        """Run a batch of trials; of each, an object with its ``return_value``."""
+        """Run a batch of trials; for each, return an object with its ``return_value``."""
         from rich.console import Console
 
         self.begun = True
@@ -127,7 +127,7 @@ def _value(job: Path) -> float:
 
 
 def _searched(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words with several values, and the others."""
+    """Return the words with several values, and the other words."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -138,5 +138,5 @@ def _searched(words: Sequence[str]) -> tuple[list[str], list[str]]:
             if parser.parse_override(word).is_sweep_override():
                 searched.append(word)
         except HydraException:
-            continue  # told with the other problems when the request is resolved
+            continue  # reported with the other problems when the request is resolved
     return searched, [word for word in words if word not in searched]

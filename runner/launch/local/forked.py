@@ -1,13 +1,14 @@
-"""Processes that a template of them forks: started and adopted here, made in :mod:`runner.launch.local.template`.
+"""Ranks that are forked from a template process: started and adopted here, forked in
+:mod:`runner.launch.local.template`.
 
-Imports are nearly all that the start of a rank costs, and take seconds. The *template* pays them once: it is executed,
-imports while this process still plans, waits for its orders, takes from them the environment that ranks get, forks
-every rank and ends at once. Its orphans become children of this process, which has made itself their reaper
-(PR_SET_CHILD_SUBREAPER): it waits for them, signals them, and takes them along when it dies, as if it had executed each
-of them.
+Imports take nearly all the time that a rank needs to start, some seconds. The *template* is a process that imports once
+for all ranks: it imports while this process still plans, waits for its orders, takes the ranks' environment from them,
+forks every rank and ends at once. The orphaned ranks become children of this process, which has made itself their
+reaper (PR_SET_CHILD_SUBREAPER). It waits for them, signals them, and they die with it, as if it had executed each of
+them.
 
-A rank says that it is there over one pipe, and begins when a byte comes over another: by then this process knows all of
-them, and is their parent. Where it dies instead, the pipe ends, and so does the rank.
+A rank reports over one pipe that it exists, and begins when it receives a byte over another pipe. By then this process
+knows all ranks and is their parent. If this process dies before, the pipe is closed and the rank ends.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ __all__ = ["Forked", "Template"]
 logger = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
-_MOST_BYTES = 4096  # of a read; what a rank says is shorter, so that the pipe takes it whole
+_MOST_BYTES = 4096  # bytes per read; a rank's report is shorter, so a pipe transfers it as a whole
 
 
 @dataclass
 class Forked:
-    """A child of this process that another one has forked; as :class:`subprocess.Popen` otherwise."""
+    """A child of this process that another process has forked; used like :class:`subprocess.Popen`."""
 
     pid: int
     returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its status, or None while it runs."""
+        """The exit status, or None while the process runs."""
         return self._status(os.WNOHANG)
 
     def wait(self) -> int | None:
-        """Its status, when it has ended."""
+        """The exit status, after waiting for the process to end."""
         return self._status(0)
 
     def _status(self, options: int) -> int | None:
@@ -59,11 +60,11 @@ class Forked:
 
 
 class Template:
-    """A template that has been started. Its end is this object's, as a context manager, or that of :meth:`fork`.
+    """A template process that has been started. It ends with this context manager, or with :meth:`fork`.
 
     Args:
-        spec: its command lacks the last three words, which are said here: the descriptors of a socket that the orders
-            come by, and of the two pipes.
+    spec: its command without the last three words. They are added here: the descriptor of a socket for the orders and
+    the descriptors of two pipes.
     """
 
     def __init__(self, spec: ProcessSpec) -> None:
@@ -93,12 +94,12 @@ class Template:
     def fork(
         self, orders: Mapping[str, Any], store_fd: int, count: int, is_told_to_stop: Callable[[], bool]
     ) -> Sequence[Forked]:
-        """Have it fork ``count`` ranks; none where it ended before it had, or was ended to stop.
+        """Have the template fork ``count`` ranks; empty if it ended early or this process was told to stop.
 
         Args:
-            orders: what it is told, as JSON.
-            store_fd: a descriptor that it is handed.
-            is_told_to_stop: asked while it imports.
+        orders: what the template is told, as values that JSON can hold.
+        store_fd: a descriptor that the template receives.
+        is_told_to_stop: asked repeatedly while the template imports.
         """
         with self:
             if not _adopt_orphans(True):
@@ -123,7 +124,7 @@ class Template:
                 self._go.write(bytes(count))
             return ranks
         self._go.close()
-        for rank in ranks:  # they have found the gate closed
+        for rank in ranks:  # they found the pipe closed and end by themselves
             rank.wait()
         if self._process.returncode and not is_told_to_stop():
             code = self._process.returncode
@@ -132,19 +133,19 @@ class Template:
         return ()
 
     def end(self) -> None:
-        """End it at once, if it has not ended."""
-        if self._process.returncode is None:  # once waited for, its number may be another's
+        """End the template at once, if it has not ended."""
+        if self._process.returncode is None:  # after a wait, its process number may belong to another process
             end([self._process], signal.SIGKILL)
             self._process.wait()
 
 
 def _adopt_orphans(adopt: bool) -> bool:
-    """Whether descendants whose parent ends become children of this process from now on; false where it is refused."""
+    """Switch whether orphaned descendants become children of this process; False if the kernel refuses."""
     return not ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def _listen(told: FileIO, is_told_to_stop: Callable[[], bool]) -> list[Forked]:
-    """Who says that it is there, in the order of ranks, until nobody is left to speak, or it is time to stop."""
+    """The ranks that report, in the order of ranks, until the pipe is closed or this process is told to stop."""
     said = b""
     while not is_told_to_stop():
         if select.select([told], [], [], POLL_SECONDS)[0]:

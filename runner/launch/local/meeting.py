@@ -1,4 +1,4 @@
-"""Ranks of several machines meet at rank 0's, or say within the time they are given who did not come, and why."""
+"""Ranks on several machines meet at rank 0's store, or report in time which ranks did not come, and why."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_PORT", "MEETING_VARIABLE", "NUM_PORTS", "meet"]
 
 MEETING_VARIABLE = "RUNNER_MEETS"
-"""Set in a process that srun or mpirun has started and that has become a rank."""
-FIRST_PORT, NUM_PORTS = 10_000, 20_000  # below the ports that systems give to outgoing connections
+"""Environment variable that is set in a rank that srun or mpirun has started."""
+FIRST_PORT, NUM_PORTS = 10_000, 20_000  # below the ports that operating systems use for outgoing connections
 
 _HERE = "runner/here"
 
 
 def meet(timeout_seconds: float) -> Store:
-    """The store at ``MASTER_ADDR`` and ``MASTER_PORT``, which rank 0 opens, with every rank in it.
+    """Return the store at ``MASTER_ADDR`` and ``MASTER_PORT``, which rank 0 opens, once every rank is connected.
 
     Raises:
-        RunFailedError: a name that does not resolve, a port that is taken, or the ranks that did not come.
+    RunFailedError: a name does not resolve, a port is in use, or some ranks did not come in time.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -1,4 +1,4 @@
-"""The ranks of one run on this machine: started from its configuration's file, watched, and accounted for."""
+"""Starts the ranks of one run on this machine from its configuration file, watches them and reports how they ended."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Launch:
     """What to start.
 
     Args:
-        config_file: the resolved configuration; every rank reads it.
-        run_dir: the run's directory; it exists.
-        world_size: number of ranks.
-        threads: CPU threads of each.
-        place: what a rank holds, for messages, e.g. ``stage 3, layers 12..15``.
-        entry: ``module:function`` that every rank calls with the configuration and the run's directory.
-        to_stderr: what the ranks print goes to standard error, as do logs.
+    config_file: the resolved configuration; every rank reads it.
+    run_dir: the run's directory; it exists.
+    world_size: number of ranks.
+    threads: CPU threads of each rank.
+    place: describes for messages what a rank holds, e.g. ``stage 3, layers 12..15``.
+    entry: ``module:function`` that every rank calls with the configuration and the run's directory.
+    to_stderr: whether the output of the ranks goes to standard error, as logs do.
     """
 
     config_file: Path
@@ -54,7 +54,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. ``messages`` are lines for the user, the failure that came first in front."""
+    """How a run ended. ``messages`` are lines for the user; the failure that came first stands first."""
 
     exit_status: int
     status: Status
@@ -62,16 +62,16 @@ class Outcome:
 
     @property
     def reason(self) -> str | None:
-        """The first message: the record's reason."""
+        """The first message, which becomes the ``reason`` of the record."""
         return self.messages[0] if self.messages else None
 
 
 @contextlib.contextmanager
 def import_ahead(config: RunConfig, entry: str) -> Iterator[Template | None]:
-    """Have what the ranks of a request import imported while the block plans it, if they will be forked.
+    """While the block plans a request, have a template process import what its ranks will need, if they are forked.
 
-    None where they are not, or where it takes an import to know: :func:`run_ranks` sees to it then, and ends what was
-    started where it finds a GPU that this does not.
+    Yields None if the ranks are not forked, or if only an import could tell. :func:`run_ranks` then starts the
+    template, and it ends a template that was started here if it finds a GPU that was not seen here.
     """
     degrees = config.parallelism
     one_rank = degrees.pipeline * degrees.data * degrees.tensor == 1
@@ -84,10 +84,10 @@ def import_ahead(config: RunConfig, entry: str) -> Iterator[Template | None]:
 
 
 def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
-    """Run all ranks to their end. The record in ``run_dir`` tells the outcome, also where the ranks could not.
+    """Run all ranks to their end. The record in ``run_dir`` is completed here if the ranks could not do so.
 
     Args:
-        template: what has imported for them already; it ends here.
+    template: a process that has already imported what the ranks need; it ends in this call.
     """
     (launch.run_dir / "logs").mkdir(exist_ok=True)
     for rank in range(launch.world_size):
@@ -101,20 +101,21 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
         if template is not None and not may_fork:
             template.end()
         together = partial(_fork, launch, listener, template) if may_fork else None
-        # Rank 0 has the socket then. Open here too, it would make ranks wait for a dead rank 0, not refuse them.
+        # Rank 0 has inherited the socket. If it stayed open here too, ranks would wait for a dead rank 0, not be refused.
         ending = supervise(specs, start_together=together, after_start=listener.close)
     outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
     if outcome.exit_status != EXIT_OK:
         try:
             finish_failed(launch.run_dir, outcome.status, outcome.reason or outcome.status)
-        except OSError as error:  # the cause is told all the same
+        except OSError as error:  # the cause is reported all the same
             said = f"{launch.run_dir / RECORD_FILE} could not be written: {error}"
             return replace(outcome, messages=(*outcome.messages, said))
     return outcome
 
 
 def _may_fork(launch: Launch) -> bool:
-    """CUDA does not survive a fork; and one rank has nobody to share its imports with."""
+    """Whether the ranks can be forked: CUDA does not survive a fork, and a single rank shares its imports with nobody.
+    """
     return sys.platform == "linux" and launch.world_size > 1 and not uses_cuda(load(launch.config_file))
 
 
@@ -145,7 +146,7 @@ def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
 
 
 def _environment(launch: Launch, listener: socket.socket) -> dict[str, str]:
-    """What is the same for all ranks."""
+    """The environment variables that are the same for all ranks."""
     return {
         **_process_variables(launch.threads),
         "WORLD_SIZE": str(launch.world_size),
@@ -156,7 +157,7 @@ def _environment(launch: Launch, listener: socket.socket) -> dict[str, str]:
 
 
 def _process_variables(threads: int) -> dict[str, str]:
-    """What a process of ranks reads when it starts."""
+    """The environment variables that a process of a rank reads when it starts."""
     return {**allocator_variables(os.environ), "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
 
 
@@ -168,20 +169,20 @@ def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outc
     reports = {rank: RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed}
     ordered = _first_cause_first(ending, reports)
     first = reports[ordered[0]]
-    if first is not None and first.exit_status == EXIT_WRONG_REQUEST:  # no matter which rank saw it
+    if first is not None and first.exit_status == EXIT_WRONG_REQUEST:  # the rank that found it does not matter
         return Outcome(EXIT_WRONG_REQUEST, "unsupported", tuple(first.message.splitlines()))
     messages = [_message(launch, rank, ending.returncodes[rank], reports[rank]) for rank in ordered]
     if first is None and killed_for_memory:
         why = f"{messages[0]} (the system was out of memory)"
         return Outcome(EXIT_DOES_NOT_FIT, "out_of_memory", (why, *messages[1:]))
-    if first is not None and first.explained:  # all it has to say, e.g. the schedule with the failing cell
+    if first is not None and first.explained:  # its whole message, e.g. the schedule with the failing cell
         messages[1:1] = first.message.strip().splitlines()[1:]
     exit_status = first.exit_status if first is not None else EXIT_FAILED
     return Outcome(exit_status, status_of(exit_status), tuple(messages))
 
 
 def _interrupted(run_dir: Path, number: int) -> Outcome:
-    """The ranks may have reached a step's end, saved, and said so themselves."""
+    """The outcome after a signal; the ranks may have reached the end of a step, saved and recorded it themselves."""
     try:
         record = RunRecord.load(run_dir)
     except (FileNotFoundError, ValueError):
@@ -195,12 +196,16 @@ def _interrupted(run_dir: Path, number: int) -> Outcome:
 
 
 def preempted_reason(signal_name: str, steps: int) -> str:
-    """What the record says of a run that was saved and may go on."""
+    """The reason in the record of a run that was saved and can be resumed."""
     return f"stopped by {signal_name}, saved after step {steps}; resume=auto goes on"
 
 
 def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -> Sequence[int]:
-    """A rank that left no word was killed, and so is no consequence of another's end; then by time."""
+    """The failed ranks, most likely cause first.
+
+    A rank that left no report was killed, so its end is not a consequence of another rank's end; the others follow by
+    time.
+    """
 
     def order(rank: int) -> tuple[bool, float]:
         report = reports[rank]
@@ -224,7 +229,7 @@ def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | N
 
 
 def _kills_for_memory() -> int:
-    """How often the kernel has ended a process of this control group for memory; 0 where it does not say."""
+    """How many processes of this control group the kernel has killed for lack of memory; 0 if it does not say."""
     try:
         for line in Path("/sys/fs/cgroup/memory.events").read_text(encoding="utf-8").splitlines():
             name, _, count = line.partition(" ")

@@ -1,12 +1,12 @@
-"""Processes that live and die together, and never outlive the one that started them.
+"""Processes that start and end together and never outlive their parent.
 
-torch's elastic agent is not used for this: when one worker has failed, it gives the others a fixed 30 s between
-SIGTERM and SIGKILL (``SubprocessContext._poll`` calls ``close()`` with its default, whatever ``shutdown_timeout``
-says), and a rank that waits inside a collective with a Python handler for SIGTERM takes all of them. It also
-needs torch in the parent.
+torch's elastic agent is not used for this. When one worker has failed, it gives the others a fixed 30 s between SIGTERM
+and SIGKILL (``SubprocessContext._poll`` calls ``close()`` with its default, whatever ``shutdown_timeout`` says), and a
+rank that waits inside a collective with a Python handler for SIGTERM uses all of them. It also needs torch in the
+parent.
 
-Each process leads a session of its own, so that a terminal's Ctrl-C reaches the parent alone, which then ends
-them in order, and so that a process's own children (data loader workers) are ended with it.
+Each process leads a session of its own. A terminal's Ctrl-C therefore reaches only the parent, which ends the others in
+order, and a process's own children (data loader workers) end with it.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ __all__ = [
 
 PARENT_VARIABLE = "RUNNER_PARENT_PID"
 POLL_SECONDS = 0.05
-SETTLE_SECONDS = 0.5  # after a first failure: time for the others to say how they were hit by it
-FAILURE_GRACE_SECONDS = 2.0  # SIGTERM to SIGKILL where one has failed: the others wait for a dead peer
-INTERRUPT_GRACE_SECONDS = 10.0  # SIGTERM to SIGKILL where the user asked: time to reach a step's end
+SETTLE_SECONDS = 0.5  # after a first failure: time for the others to report how it affected them
+FAILURE_GRACE_SECONDS = 2.0  # SIGTERM to SIGKILL after a failure: the others only wait for a dead peer
+INTERRUPT_GRACE_SECONDS = 10.0  # SIGTERM to SIGKILL at the user's request: time to reach the end of a step
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
 PREEMPTING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""By which schedulers ask a run for its place; the others come from its user."""
+"""Signals with which a scheduler asks a run to give up its machine; other signals come from the user."""
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPTING_SIGNALS)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to start. Standard output and error go to ``log``, or where the parent's go.
+    """One process to start. Its standard output and error go to ``log``, or where the parent's go.
 
     Args:
-        to_stderr: without ``log``, both go to the parent's standard error: its output is for a program.
+    to_stderr: without ``log``, send both to the parent's standard error, because a program reads its standard output.
     """
 
     command: Sequence[str]
@@ -69,7 +69,7 @@ class ProcessSpec:
 
 
 class Process(Protocol):
-    """A child of this process, as :class:`subprocess.Popen` shows it."""
+    """A child of this process, with the interface of :class:`subprocess.Popen`."""
 
     @property
     def pid(self) -> int: ...
@@ -87,9 +87,9 @@ class Ending:
     """How the group ended. Lists are by process, in the order of the specs.
 
     Args:
-        returncodes: as :class:`subprocess.Popen` gives them: negative for a signal; none where none was started.
-        failed: indices of those that failed by themselves, in the order of being seen.
-        interrupted_by: the signal that the parent was told to stop with, or None.
+    returncodes: as :class:`subprocess.Popen` gives them: negative for a signal; empty if no process was started.
+    failed: indices of those that failed by themselves, in the order in which they were seen.
+    interrupted_by: the signal that told the parent to stop, or None.
     """
 
     returncodes: tuple[int, ...]
@@ -106,15 +106,16 @@ def supervise(
 ) -> Ending:
     """Start the processes, wait until all have ended, and end the others as soon as one fails.
 
-    SIGINT, SIGHUP, SIGTERM, SIGUSR1 and SIGUSR2 to this process end all of them; a second one ends them at once. Once
-    told so, this process is ending too: from then on it ignores further ones (:func:`end_undisturbed`).
+    SIGINT, SIGHUP, SIGTERM, SIGUSR1 and SIGUSR2 to this process end all of them; a second signal ends them at once.
+    After the first signal this process is ending too, so later signals are ignored once the group has ended
+    (:func:`end_undisturbed`).
 
     Args:
-        specs: at least one process.
-        start_together: a way to start all of them at once, which starts all or none; what it is given tells it whether
-            this process has been told to stop. Those that it does not start are executed one by one.
-        after_start: called when all have been started, e.g. to close what they inherited.
-        interrupt_grace_seconds: from SIGTERM to SIGKILL where this process was told to stop.
+    specs: at least one process.
+    start_together: a function that starts either all processes at once or none. Its argument is a function that
+    tells whether this process has been told to stop. If it starts none, the processes are executed one by one.
+    after_start: called when all have been started, e.g. to close what they inherited.
+    interrupt_grace_seconds: time from SIGTERM to SIGKILL after this process was told to stop.
     """
     with _Stop.listening() as stop:
         processes: list[Process] = []
@@ -134,7 +135,7 @@ def supervise(
 
 
 def die_with_parent() -> None:
-    """Make this process end when the one that started it does; ends it where that has ended. Call it first thing."""
+    """Make this process end when its parent does, or at once if the parent has ended. Call it first."""
     parent = int(os.environ.get(PARENT_VARIABLE, "0"))
     if not parent:
         return
@@ -147,20 +148,20 @@ def die_with_parent() -> None:
 
 
 def end_undisturbed() -> None:
-    """Ignore further signals to end: what is left, the record and the exit status, is done in a moment."""
+    """Ignore further signals to end: only the record and the exit status are left to do, which takes a moment."""
     if threading.current_thread() is threading.main_thread():
         for number in _ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
 def ignore_preemption() -> None:
-    """Leave SIGUSR1 and SIGUSR2 to the parent: a scheduler sends them to every process of a job."""
+    """Leave SIGUSR1 and SIGUSR2 to the parent, because a scheduler sends them to every process of a job."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
 def name_of_signal(number: int) -> str:
-    """``SIGKILL`` of 9."""
+    """The name of a signal, e.g. ``SIGKILL`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -169,7 +170,7 @@ def name_of_signal(number: int) -> str:
 
 @dataclass
 class _Stop:
-    """What the parent has been told by signals."""
+    """The signals that the parent has received."""
 
     signal: int | None = None
     count: int = 0
@@ -179,7 +180,7 @@ class _Stop:
     def listening(cls) -> Iterator[_Stop]:
         stop = cls()
         previous = {}
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no handlers
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers here only
             for number in _ENDING_SIGNALS:
                 previous[number] = signal.signal(number, stop._note)
         try:
@@ -194,7 +195,7 @@ class _Stop:
 
 
 def start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
-    """Execute a process that may call :func:`die_with_parent`."""
+    """Execute a process, which may call :func:`die_with_parent`."""
     environment = {**os.environ, **spec.environment, PARENT_VARIABLE: str(os.getpid())}
     with contextlib.ExitStack() as files:
         output = files.enter_context(spec.log.open("ab")) if spec.log is not None else None
@@ -210,9 +211,9 @@ def start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
 
 
 def _wait(processes: Sequence[Process], stop: _Stop, grace_seconds: float) -> tuple[int, ...]:
-    """Until all have ended, or have to be ended by SIGKILL. Returns who failed without being told to end."""
+    """Wait until all have ended or must be killed; return the indices of those that failed by themselves."""
     failed: list[int] = []
-    settled_at: float | None = None  # from when on the others are told to end
+    settled_at: float | None = None  # the time from which on the others are told to end
     kill_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
@@ -238,14 +239,14 @@ def _note_failures(processes: Sequence[Process], failed: list[int]) -> None:
 
 
 def end(processes: Sequence[Process], number: signal.Signals) -> None:
-    """Signal the whole group of each: a process that has ended may have left children behind."""
+    """Signal the whole process group of each, because a process that has ended may have left children behind."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
 
 
 def _watch_parent(parent: int) -> None:
-    """Where the kernel has no signal for it: look twice a second."""
+    """Look twice a second whether the parent lives, for systems whose kernel sends no signal for it."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""The process that ranks are forked from, so that they share its imports.
+"""The template process from which ranks are forked, so that they share its imports.
 
 :mod:`runner.launch.local.forked` starts it as ``python -m runner.launch.local.template IMPORTS ORDERS_FD REPORT_FD
-GATE_FD``, with those variables of a rank's environment that its imports look at. IMPORTS is JSON, see
-:func:`imports_of`; the orders are :class:`Orders`.
+GATE_FD``, with those environment variables of a rank that the imports read. IMPORTS is JSON, see :func:`imports_of`;
+the orders are :class:`Orders`.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _OPTIMIZERS = {
     "lars": "runner.optim.kinds.large_batch",
     "lamb": "runner.optim.kinds.large_batch",
 }
-"""The modules of optimizers that import a library."""
+"""Optimizers whose module imports a library, with that module."""
 _THAT_ASKED = {"lightning_utilities.core.rank_zero", "torchmetrics.utilities.prints"}
-"""What reads the rank's number when it is imported, and keeps it."""
-_MOST_BYTES = 1 << 16  # of orders, in one read
+"""Modules that read the rank's number when they are imported, and keep it."""
+_MOST_BYTES = 1 << 16  # bytes of orders per read
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the template forks.
+    """What the template shall fork.
 
     Args:
-        count: how many ranks.
-        environment: what is the same in those of all ranks.
+    count: number of ranks.
+    environment: the variables that are the same for all ranks.
     """
 
     config_file: str
@@ -57,7 +57,7 @@ class Orders:
 
 
 def main(imports: Sequence[str], orders_fd: int, tell: int, gate: int) -> None:
-    """Be the template: import, wait for orders, and fork the ranks, if that is safe."""
+    """Run the template: import, wait for the orders, and fork the ranks if that is safe."""
     import_all(imports)
     received = _receive(orders_fd)
     if received is None or not _is_alone():
@@ -73,7 +73,7 @@ def main(imports: Sequence[str], orders_fd: int, tell: int, gate: int) -> None:
 
 
 def _receive(orders_fd: int) -> tuple[Orders, int] | None:
-    """The orders and the store's socket; None where nobody is left to give any."""
+    """Return the orders and the store's socket, or None if the parent has ended."""
     with socket.socket(fileno=orders_fd) as source:
         said, descriptors, _, _ = socket.recv_fds(source, _MOST_BYTES, 1)
         while more := source.recv(_MOST_BYTES):
@@ -84,7 +84,7 @@ def _receive(orders_fd: int) -> tuple[Orders, int] | None:
 def imports_of(config: RunConfig, entry: str) -> list[str]:
     """What every rank of a request imports: modules, or functions that import, as ``module:function``.
 
-    A user's own modules are left to the ranks: they may look at the rank's number, or begin threads.
+    A user's own modules are imported by the ranks themselves: they may read the rank's number or start threads.
     """
     imports = [entry.partition(":")[0]]
     if config.zero.stage is not None:
@@ -95,7 +95,7 @@ def imports_of(config: RunConfig, entry: str) -> list[str]:
 
 
 def import_all(imports: Sequence[str]) -> None:
-    """Import them. What fails fails in the ranks again, which say so."""
+    """Import them. An import that fails here fails again in the ranks, which report it."""
     for each in imports:
         module, _, function = each.partition(":")
         with contextlib.suppress(Exception):
@@ -105,16 +105,17 @@ def import_all(imports: Sequence[str]) -> None:
 
 
 def import_deepspeed() -> None:
-    """DeepSpeed for ranks on CPUs."""
+    """Import DeepSpeed for ranks on CPUs."""
     from runner.strategy.zero.stage import import_deepspeed
 
     import_deepspeed("cpu")
 
 
 def _is_alone() -> bool:
-    """Whether no other thread runs here: a lock that one holds at a fork would be held for ever in the child.
+    """Whether this process has no other thread: a lock that a thread holds at a fork stays locked in the child.
 
-    Libraries that end their threads at a fork, and begin them again when needed (OpenBLAS), do so at a first one.
+    Some libraries (OpenBLAS) end their threads at a fork and start them again when needed; a first fork makes them do
+    so.
     """
     child = os.fork()
     if child == 0:
@@ -124,7 +125,7 @@ def _is_alone() -> bool:
 
 
 def _become(rank: int, run_dir: Path, store: int) -> None:
-    """Make this process what an executed rank would be."""
+    """Give this forked process what an executed rank would have: session, name, environment, log, random seeds."""
     import numpy
     import torch
 
@@ -137,14 +138,14 @@ def _become(rank: int, run_dir: Path, store: int) -> None:
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
         os.close(log)
-    numpy.random.seed()  # Python's generator sees to this itself
+    numpy.random.seed()  # Python's own generator reseeds itself after a fork
     torch.default_generator.seed()
     for module in _THAT_ASKED.intersection(sys.modules):
         sys.modules[module].rank_zero_only.rank = rank
 
 
 def _wait_to_begin(rank: int, tell: int, gate: int) -> None:
-    """Say that this rank is there, and wait until its parent is who started the template."""
+    """Report that this rank exists, and wait until the process that started the template is its parent."""
     os.write(tell, b"%d %d\n" % (rank, os.getpid()))
     os.close(tell)
     if not os.read(gate, 1):
@@ -157,4 +158,4 @@ if __name__ == "__main__":
     ignore_preemption()
     faulthandler.enable()
     main(json.loads(sys.argv[1]), *map(int, sys.argv[2:5]))
-    os._exit(0)  # what is registered for the end of a process is the ranks' to do
+    os._exit(0)  # functions registered with atexit must run in the ranks only

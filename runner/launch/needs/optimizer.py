@@ -1,4 +1,4 @@
-"""What a machine must have for an optimizer, asked before anything starts."""
+"""Requirements of an optimizer on the machine, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["optimizer_needs"]
 
 
 def optimizer_needs(config: RunConfig) -> Iterator[Problem]:
-    """What of it this machine lacks."""
+    """Requirements of the optimizer that this machine does not meet."""
     name = config.optimizer.name
     kind = OPTIMIZERS.get(name)
     if kind is None:

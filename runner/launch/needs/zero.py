@@ -1,4 +1,4 @@
-"""What a machine must have for ZeRO and offload, asked before anything starts."""
+"""Requirements of ZeRO and offloading on the machine, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADERS = (Path("/usr/include"), Path("/usr/local/include"))
 
 
 def zero_needs(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
-    """What of it this machine lacks."""
+    """Requirements of ZeRO and offloading that this machine does not meet."""
     if config.zero.stage is None:
         return
     if importlib.util.find_spec("deepspeed") is None:
@@ -35,7 +35,8 @@ def zero_needs(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
 
 
 def has_libaio() -> bool:
-    """Whether libaio's library and header are found, where the system has them or ``CFLAGS`` says."""
+    """Whether libaio's library and header are found, in the system's folders or where ``CFLAGS`` and ``LDFLAGS`` point.
+    """
     given = [Path(flag[2:]) for flag in shlex.split(os.environ.get("CFLAGS", "")) if flag.startswith("-I")]
     header = any((folder / "libaio.h").exists() for folder in (*_HEADERS, *given))
     return header and (ctypes.util.find_library("aio") is not None or "aio" in os.environ.get("LDFLAGS", ""))

@@ -1,4 +1,4 @@
-"""Where a run lives: decided once, before any process of the run exists."""
+"""Chooses the directory of a run, once, before any process of the run exists."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OUTPUTS = Path("outputs")
 
 
 def run_directory_problems(name: str, run_dir: str | None, *, continues: bool = False) -> list[Problem]:
-    """What is wrong with the place that a run or a sweep asks for; looks, and writes nothing.
+    """Problems with the directory that a run or a sweep asks for; nothing is written.
 
     Args:
-        name: names the default place, ``outputs/<name>/<timestamp>``.
-        run_dir: the place asked for, or None for the default.
-        continues: whether the run may go on in a directory that holds a run already.
+    name: part of the default directory, ``outputs/<name>/<timestamp>``.
+    run_dir: the directory that was asked for, or None for the default.
+    continues: whether the run may continue in a directory that already holds a run.
     """
     if run_dir is None and (not name or name in (".", "..") or "/" in name or "\0" in name):
         return [Problem("name", name, "must be one file name", "it names the run's directory", "name=run")]
@@ -44,15 +44,15 @@ def run_directory_problems(name: str, run_dir: str | None, *, continues: bool = 
 
 
 def check_run_directory(config: RunConfig) -> list[Problem]:
-    """:func:`run_directory_problems` of a request."""
+    """Return :func:`run_directory_problems` for a request."""
     return run_directory_problems(config.name, config.run_dir, continues=config.resume == "auto")
 
 
 def create_run_directory(name: str, run_dir: str | None) -> Path:
-    """Make the directory and return its absolute path; a default one is new and belongs to this caller alone.
+    """Make the directory and return its absolute path; a default directory is new and belongs to this caller alone.
 
     Raises:
-        RequestError: the file system refuses.
+    RequestError: the file system refuses.
     """
     try:
         if run_dir is not None:
@@ -67,14 +67,14 @@ def create_run_directory(name: str, run_dir: str | None) -> Path:
 
 
 def job_directory(sweep_dir: Path, number: int) -> Path:
-    """The directory of a sweep's job, ``<sweep_dir>/<number>``, which is made where it is not there yet."""
+    """Return the directory of a sweep's job, ``<sweep_dir>/<number>``, and make it if it does not exist."""
     path = sweep_dir / str(number)
     (path / "logs").mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _new_directory(parent: Path, name: str) -> Path:
-    """``mkdir`` that fails where the name exists is what tells two runs of the same second apart."""
+    """Make a directory that did not exist; two runs of the same second get different names."""
     parent.mkdir(parents=True, exist_ok=True)
     attempt = 0
     while True:

@@ -1,4 +1,4 @@
-"""What to do about a run that was out of memory where its plan had said that it fits."""
+"""Advice for a run that ran out of memory although its plan had predicted that it fits."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["advise", "smaller"]
 
 logger = logging.getLogger(__name__)
 
-_LESS = 0.8  # of the predicted peak: what the next best request must come under
+_LESS = 0.8  # the advised request must need less than this share of the predicted peak
 _ADVICE = "advice"
 
 
 def advise(config: RunConfig, run_dir: Path) -> None:
-    """Say what needs less, in the log and in the record's ``advice``."""
+    """Say in the log, and in the record's ``advice``, which overrides need less memory."""
     from runner.training.run_plan import planned
 
     try:
         advice = smaller(config, planned(config, run_dir))
-    except (MemoryError, RuntimeError, OSError) as error:  # what is left of memory may not do for a plan
+    except (MemoryError, RuntimeError, OSError) as error:  # the memory that is left may be too little to make a plan
         logger.error("what needs less could not be planned: %s", error)
         return
     logger.error("%s", advice)
@@ -38,7 +38,7 @@ def advise(config: RunConfig, run_dir: Path) -> None:
 
 
 def smaller(config: RunConfig, plan: RunPlan) -> str:
-    """Overrides with which the plan's peak is at least a fifth smaller."""
+    """Overrides whose plan has a peak that is at least a fifth smaller."""
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
 

@@ -1,4 +1,4 @@
-"""All checks of a request before anything is written or started, and what the ranks are handed."""
+"""Checks a request completely before anything is written or started, and writes what the ranks read."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ CONFIG_FILE = "config.yaml"
 
 
 def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
-    """The plan of a request that may start; writes nothing of the run.
+    """Return the plan of a request that may start; nothing is written to the run directory.
 
-    What DeepSpeed needs compiled is compiled here, once per machine, and not by ranks in the middle of the run.
+    Operators of DeepSpeed are compiled here, once per machine, and not by the ranks in the middle of the run.
 
     Args:
         config: the resolved request.
-        place_is_made: the run's directory has been made for it already, as a sweep does.
+        place_is_made: whether the run directory has already been made, as a sweep does.
 
     Raises:
-        RequestError: with every problem of the sections, the place and the plan.
+        RequestError: with every problem of the sections, the run directory and the plan.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
     from runner.model.compiled import compile_problems
@@ -82,7 +82,7 @@ def _message_problems(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
 
 
 def compile_operators(config: RunConfig) -> None:
-    """Have what DeepSpeed needs compiled, on this machine, for this request.
+    """Compile the operators of DeepSpeed that this request needs, on this machine.
 
     Raises:
         RequestError: the compiler failed.
@@ -100,16 +100,16 @@ def compile_operators(config: RunConfig) -> None:
 
 
 def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
-    """What can be said of a request that starts on other machines than this one; writes nothing.
+    """Check a request that will run on other machines than this one; nothing is written.
 
-    They look for themselves whether they have what it needs.
+    Those machines check themselves whether they meet the requirements of the request.
 
     Args:
         config: the resolved request.
         place_is_made: see :func:`prepare`.
 
     Raises:
-        RequestError: with every problem of the sections, the place and the plan.
+        RequestError: with every problem of the sections, the run directory and the plan.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
     from runner.plan.make import make_plan
@@ -123,13 +123,13 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
 
 
 def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
-    """The record of a request that waits for its machines."""
+    """Write the record of a request that waits for its machines."""
     (run_dir / "logs").mkdir(exist_ok=True)
     degrees = config.parallelism
     layout = {"pipeline": degrees.pipeline, "data": degrees.data, "tensor": degrees.tensor}
     layout["world_size"] = degrees.pipeline * degrees.data * degrees.tensor
     try:
-        record = RunRecord.load(run_dir)  # of the run that this one continues, or a sweep's
+        record = RunRecord.load(run_dir)  # the record of the run that this one continues, or of a sweep's job
     except (FileNotFoundError, ValueError):
         record = RunRecord()
     record.replace(
@@ -144,7 +144,7 @@ def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
 
 
 def _callable_problems(config: RunConfig) -> list[Problem]:
-    """Of the functions that are called after the first step, or by one rank alone: found now, not then."""
+    """Problems with functions that are first called late, or by one rank only, found before the start."""
     from runner.targets import import_target
 
     problems: list[Problem] = []
@@ -158,7 +158,7 @@ def _callable_problems(config: RunConfig) -> list[Problem]:
 
 
 def place_of(plan: RunPlan) -> Callable[[int], str]:
-    """Global rank to what it holds, for messages: ``stage 3, layers 12..15``."""
+    """Return a function from a global rank to a description of what it holds: ``stage 3, layers 12..15``."""
 
     def place(rank: int) -> str:
         stages = plan.topology.stages_of(rank)
@@ -169,11 +169,11 @@ def place_of(plan: RunPlan) -> Callable[[int], str]:
 
 
 def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> Path:
-    """Put down what the ranks read, and return the configuration's file.
+    """Write what the ranks read, and return the path of the configuration file.
 
-    That is the configuration, the layer profile, the first record, and the schedule where the plan chose it. Ranks
-    make their plan from the same profile again, so that measured times cannot make them disagree. A
-    record that is there already (a resumed run, a sweep's job) is cut back to the step that the run continues from.
+    The files are the configuration, the layer profile, the first record and, if the plan chose the schedule, the
+    schedule. Ranks make their own plan from the same profile, so that measured times cannot make the ranks disagree. An
+    existing record (of a resumed run or a job of a sweep) is cut back to the step from which the run continues.
     """
     from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json
 

@@ -1,4 +1,4 @@
-"""A run that has begun in a directory goes on there, whatever ended it."""
+"""Continues a run in its directory, whatever ended it before."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 __all__ = ["FAILURES", "RESTARTS", "from_newest", "go_on", "has_begun"]
 
 RESTARTS = "restarts"
-"""The record's key for how often a run has been started again."""
+"""Key in the record's extras: how often the run has been started again."""
 FAILURES = "failures"
-"""The record's key for how often it had to be, because it broke."""
+"""Key in the record's extras: how often it was started again because it had failed."""
 
 
 def has_begun(run_dir: Path) -> bool:
-    """Whether a run was planned in the directory, so that it can go on as it was."""
+    """Whether a run was planned in the directory, so that it can continue with the same plan."""
     return (run_dir / RECORD_FILE).exists() and (run_dir / PROFILE_FILE).exists()
 
 
 def from_newest(config: RunConfig) -> RunConfig:
-    """The request as it goes on in its ``run_dir``: from the newest good checkpoint, or from where it began.
+    """The request as it continues in its ``run_dir``: from the newest valid checkpoint, or from the beginning.
 
     Raises:
-        RequestError: a checkpoint is of another model or another order of samples.
+    RequestError: a checkpoint belongs to another model or to another order of samples.
     """
     newest = with_checkpoint(replace(config, resume=AUTO))
     return newest if newest.resume is not None else with_checkpoint(config)
 
 
 def go_on(config: RunConfig, run_dir: Path, *, command: str) -> tuple[RunConfig, RunPlan]:
-    """Put the run in ``run_dir`` back to its newest good checkpoint, or to where it began; by the same plan.
+    """Set the run in ``run_dir`` back to its newest valid checkpoint or to the beginning, with the same plan.
 
     Args:
-        config: the request as it was first started.
+    config: the request as it was first started.
 
     Returns:
-        the request as it starts now, and its plan.
+    the request as it starts now, and its plan.
     """
     from runner.training.run_plan import planned
 

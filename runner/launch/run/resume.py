@@ -1,4 +1,4 @@
-"""Which checkpoint a run continues from: found and checked once, before any rank exists."""
+"""Finds and checks the checkpoint from which a run continues, once, before any rank exists."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 CHECKPOINTS = "checkpoints"
 
-_SAME_STATES = {"adamw", "auto"}  # a LightningModule's own optimizer is refused beside adamw
-# Another value would change which samples the next step takes, or what the optimizer's state means.
+_SAME_STATES = {"adamw", "auto"}  # a LightningModule's own optimizer must not be combined with adamw
+# Keys that must not change at a resume: they decide the samples of the next step or the meaning of optimizer states.
 _FIXED = ("seed", "data.batch_size", "data.shuffle", "optimizer.name", "precision.name")
-# Where a run writes and how it looks is no change worth telling.
+# Keys whose changes are not logged: where a run writes, and how it was started.
 _NOT_TOLD = ("name", "run_dir", "resume", "command")
 
 
 def with_checkpoint(config: RunConfig) -> RunConfig:
-    """``config`` with ``resume`` as the checkpoint's absolute path, or null where the run starts from the beginning.
+    """Return ``config`` with ``resume`` as the checkpoint's absolute path, or None if the run starts from the
+    beginning.
 
-    ``auto`` takes the newest good checkpoint of ``run_dir``; files that are damaged or cut short are passed over.
+    ``auto`` takes the newest valid checkpoint of ``run_dir`` and skips files that are damaged or incomplete.
 
     Raises:
-        RequestError: the checkpoint is damaged, or of another model or another order of samples.
+    RequestError: the checkpoint is damaged, or belongs to another model or to another order of samples.
     """
     if config.resume is None:
         return config
@@ -68,11 +69,11 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
 
 
 def continue_record(record: RunRecord, config: RunConfig, run_dir: Path) -> RunRecord:
-    """``record`` cut back to the checkpoint's step, or to the beginning, with ``steps.jsonl`` alike.
+    """Cut ``record`` and ``steps.jsonl`` back to the checkpoint's step, or to the beginning.
 
     Args:
-        record: what the directory has so far.
-        config: the request; its ``resume`` is null or a checkpoint's path.
+    record: the present record of the directory.
+    config: the request; its ``resume`` is None or the path of a checkpoint.
     """
     from runner.checkpoint.file import admitted
     from runner.training.resume import History, read_progress
@@ -137,7 +138,7 @@ def _model_problems(config: RunConfig, weights: Mapping[str, Tensor], path: Path
     from runner.model.load import tensor_shapes
 
     shapes = tensor_shapes(config)
-    if shapes is None:  # the ranks, which build the model for real, compare
+    if shapes is None:  # the shapes are unknown here; the ranks build the model and compare
         return []
     return [replace(problem, value=path) for problem in tensor_problems(shapes, weights)]
 

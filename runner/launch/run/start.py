@@ -1,4 +1,4 @@
-"""One training run, from its request to its exit status."""
+"""Runs one training run, from its request to its exit status."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console: Console | None = None) -> int:
-    """Check, start, watch and record one run; returns the command's exit status.
+    """Check, start, watch and record one run; return the command's exit status.
 
-    Under torchrun, and as one of several tasks of srun or mpirun, this process is one of the ranks: it starts none, and
-    ends.
+    Under torchrun, and as one of several tasks of srun or mpirun, this process is itself one of the ranks: it starts no
+    others, and the process ends in this call.
 
     Args:
-        config: the resolved request.
-        command: what the user typed, for the record.
-        entry: ``module:function`` that every rank calls with the configuration and the run's directory.
-        console: where the table of predictions and measurements is shown; default standard output.
+    config: the resolved request.
+    command: what the user typed, for the record.
+    entry: ``module:function`` that every rank calls with the configuration and the run's directory.
+    console: where the table of predictions and measurements is shown; default standard output.
 
     Raises:
-        RequestError, DoesNotFitError: before anything is written or started.
+    RequestError, DoesNotFitError: before anything is written or started.
     """
     if num_ranks() > 1:
         become_rank(os.environ)
@@ -91,19 +91,19 @@ def run_in(
     console: Console | None = None,
     template: Template | None = None,
 ) -> int:
-    """Run a request that was found good in a directory that exists; as :func:`train` otherwise.
+    """Run a checked request in a directory that exists; otherwise like :func:`train`.
 
     Args:
-        template: see :func:`runner.launch.local.ranks.run_ranks`.
+    template: see :func:`runner.launch.local.ranks.run_ranks`.
     """
     config = replace(config, run_dir=str(run_dir))
     try:
         outcome = _run_with_restarts(run_dir, config, plan, template, command=command, entry=entry)
-    except KeyboardInterrupt:  # in the moments around the ranks' lives; within them run_ranks sees to it
+    except KeyboardInterrupt:  # just before or after the ranks ran; while they run, run_ranks handles signals
         end_undisturbed()
         finish_failed(run_dir, "interrupted", "stopped by SIGINT")
         return EXIT_INTERRUPTED
-    except OSError as error:  # of the parent's own files: a disk that is full or gone
+    except OSError as error:  # a file of this process could not be written: the disk is full or missing
         return _without_space(run_dir, error)
     for message in outcome.messages:
         logger.error("%s", message)
@@ -118,7 +118,7 @@ def run_in(
 def _run_with_restarts(
     run_dir: Path, config: RunConfig, plan: RunPlan, template: Template | None, *, command: str, entry: str
 ) -> Outcome:
-    """Run the ranks, again from the newest checkpoint where they break, ``launcher.max_restarts`` times at most."""
+    """Run the ranks; after a failure, restart from the newest checkpoint, at most ``launcher.max_restarts`` times."""
     logger.info("run directory: %s", run_dir)
     config_file = write_request(config, plan, run_dir, command=command)
     launch = Launch(config_file, run_dir, plan.topology.world_size, config.trainer.threads, place_of(plan), entry=entry)
@@ -135,7 +135,7 @@ def _run_with_restarts(
 
 
 def _without_space(run_dir: Path, error: OSError) -> int:
-    """Say what could not be written; the record says so too where it can be."""
+    """Report that a file could not be written, also in the record if that is possible."""
     reason = f"the run directory {run_dir} cannot be written: {error}"
     logger.error("%s", reason)
     with contextlib.suppress(OSError):

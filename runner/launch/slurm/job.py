@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
-    """Be this task's rank; returns its exit status, and the record says the same."""
+    """Run this task's rank and return its exit status; the record gets the same status."""
     from runner.config.compose.resolve import load
 
     step = current_step()

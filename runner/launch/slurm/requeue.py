@@ -1,4 +1,4 @@
-"""Queueing a job again: the last act of a run that was told to stop."""
+"""Puts a job back into SLURM's queue, the last action of a run that was told to stop."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["ENDED", "job_state", "requeue"]
 logger = logging.getLogger(__name__)
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE")
-"""The states of a job that has ended, unless it is queued again just then."""
+"""The states of a job that has ended. A job that is being queued again can show one of them for a moment."""
 
 _SECONDS = 60
-# Told to stop in another state, a job was cancelled by its user, or SLURM queues it again itself.
+# In any other state the user has cancelled the job, or SLURM queues it again by itself.
 _OURS = ("RUNNING", "TIMEOUT")
 
 
 def requeue(job: str) -> bool:
-    """Put the job back into the queue, under its number; whether that was done here.
+    """Put the job back into the queue under its number, and return whether that was done.
 
-    SLURM ends the job's processes from then on.
+    SLURM then ends the processes of the job.
     """
     state = job_state(job)
     if state not in _OURS:
@@ -42,7 +42,7 @@ def requeue(job: str) -> bool:
 
 
 def job_state(job: str) -> str | None:
-    """``RUNNING``, ``PENDING``, …; None where SLURM does not know the job, or no longer."""
+    """The state of a job (``RUNNING``, ``PENDING``, …), or None if SLURM does not know the job."""
     try:
         done = subprocess.run(
             ["scontrol", "--oneliner", "show", "job", job],

@@ -1,4 +1,4 @@
-"""The batch script of a run: everything that SLURM is told stands in it.
+"""The batch script of a run, which contains all that SLURM is told.
 
 Source: sbatch(1) and srun(1) of SLURM 22.05.
 """
@@ -18,25 +18,25 @@ LOG_FILE = Path("logs") / "slurm.log"
 
 
 def batch_script(config: RunConfig, run_dir: Path, command: Sequence[str], *, working_directory: Path) -> str:
-    """The script's text.
+    """Return the text of the batch script.
 
     Args:
-        config: the resolved request.
-        run_dir: the run's directory, on a file system that all nodes see.
-        command: what each rank runs.
-        working_directory: where the ranks start, so that a user's own modules are found.
+    config: the resolved request.
+    run_dir: the run's directory, on a file system that all nodes share.
+    command: what each rank runs.
+    working_directory: where the ranks start, so that a user's own modules are found.
     """
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(config, run_dir)), ""]
     lines += [f"cd {shlex.quote(str(working_directory))} || exit 1"]
-    # A step takes --cpus-per-task from the job no longer by itself (srun(1), since 22.05).
+    # Since SLURM 22.05, a step no longer takes --cpus-per-task from its job (srun(1)).
     lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
-    # Signals for the job reach the ranks, which are the step; one that ends badly ends the others.
+    # The ranks are the step, so signals for the job reach them; a rank that fails ends the others.
     lines += [f"exec srun --kill-on-bad-exit=1 {shlex.join(command)}", ""]
     return "\n".join(lines)
 
 
 def ranks_per_node(config: RunConfig) -> int:
-    """How many ranks share a machine."""
+    """The number of ranks on each machine."""
     degrees = config.parallelism
     return degrees.pipeline * degrees.data * degrees.tensor // (config.launcher.nodes or 1)
 
@@ -58,10 +58,10 @@ def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
         yield f"--partition={launcher.partition}"
     if launcher.account is not None:
         yield f"--account={launcher.account}"
-    # To the step's processes, so long before the limit; and at once where the cluster preempts with a signal of ours.
+    # SLURM sends it to the processes of the step this long before the limit, or at once if it preempts the job.
     yield f"--signal=USR1@{launcher.signal_seconds}"
     yield "--requeue" if launcher.requeue else "--no-requeue"
     output = str(run_dir / LOG_FILE).replace("%", "%%")
     yield f'--output="{output}"'
-    yield "--open-mode=append"  # a job that is queued again goes on in its log
+    yield "--open-mode=append"  # a job that is queued again appends to its log
     yield from launcher.sbatch

@@ -1,4 +1,4 @@
-"""What srun tells the ranks that it starts, in the variables that torchrun's ranks have.
+"""Sets the variables that torchrun's ranks have from those that srun gives its tasks.
 
 Source: srun(1), OUTPUT ENVIRONMENT VARIABLES.
 """
@@ -22,15 +22,15 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of a job, seen from one of its tasks.
+    """A step of a job, as one of its tasks sees it.
 
     Args:
-        job: the job's number, ``<array>_<index>`` for a job of an array.
-        number: of the step in its job.
-        restarts: how often the job has been queued again.
-        rank, local_rank, node: of this task: in the step, on its node, and the node's number.
-        nodes: as SLURM writes a list of names, e.g. ``n[1-2]``.
-        tasks: by node.
+    job: the job's number, ``<array>_<index>`` for a job of an array.
+    number: number of the step in its job.
+    restarts: how often the job has been queued again.
+    rank, local_rank, node: this task's number in the step, its number on its node, and the number of the node.
+    nodes: the names of the nodes as SLURM writes such a list, e.g. ``n[1-2]``.
+    tasks: number of tasks on each node.
     """
 
     job: str
@@ -44,7 +44,7 @@ class Step:
 
     @property
     def place(self) -> str:
-        """Names the step; the same when the job has been queued again."""
+        """A name for the step that stays the same when the job is queued again."""
         return f"{self.job}.{self.number}"
 
     @property
@@ -52,7 +52,7 @@ class Step:
         return sum(self.tasks)
 
     def line(self, config: RunConfig) -> str:
-        """SLURM's layout beside the plan's."""
+        """One line for the log with SLURM's layout and the plan's."""
         degrees = config.parallelism
         shape = f"pipeline {degrees.pipeline} x data {degrees.data} x tensor {degrees.tensor}"
         tasks = " + ".join(map(str, self.tasks)) if len(set(self.tasks)) > 1 else f"{len(self.tasks)} x {self.tasks[0]}"
@@ -60,7 +60,7 @@ class Step:
         return f"SLURM job {self.job}{again}: {tasks} ranks on {self.nodes}; the plan: {shape}"
 
     def problems(self, config: RunConfig) -> list[Problem]:
-        """Where the layout is none that the request can have."""
+        """Problems if SLURM's layout cannot be that of the request."""
         if len(set(self.tasks)) > 1:
             shown = ", ".join(map(str, self.tasks))
             why = f"The nodes {self.nodes} have {shown} of them"
@@ -72,7 +72,7 @@ class Step:
         return []
 
     def become_rank(self, environment: MutableMapping[str, str]) -> None:
-        """Set the variables of a rank; an address and a port that are set already stay."""
+        """Set the variables of a rank; an address and a port that are set already are kept."""
         from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
         environment.setdefault("MASTER_ADDR", SLURMEnvironment.resolve_root_node_address(self.nodes))
@@ -91,7 +91,7 @@ class Step:
 
 
 def current_step(environment: Mapping[str, str] | None = None) -> Step | None:
-    """The step that this process is a task of; None outside of one."""
+    """The step of which this process is a task, or None."""
     found = os.environ if environment is None else environment
     if not {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"} <= found.keys():
         return None
@@ -109,10 +109,10 @@ def current_step(environment: Mapping[str, str] | None = None) -> Step | None:
 
 
 def tasks_per_node(text: str) -> tuple[int, ...]:
-    """``(2, 2, 1)`` of SLURM's ``2(x2),1``.
+    """Parse SLURM's ``2(x2),1`` to ``(2, 2, 1)``.
 
     Raises:
-        ValueError: SLURM writes it otherwise.
+    ValueError: SLURM writes it in another form.
     """
     counts: list[int] = []
     for part in text.split(","):

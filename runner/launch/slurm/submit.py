@@ -1,4 +1,4 @@
-"""Submitting a run as a batch job, and following it."""
+"""Submits a run as a batch job and follows it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 _JOB = "slurm_job"  # the record's key for the job's number
 _POLL_SECONDS = 0.5
-_UNKNOWN_LIMIT = 30  # polls in a row without an answer of SLURM's
-_SETTLED = 3  # polls: a job that is queued again passes through some of these
+_UNKNOWN_LIMIT = 30  # polls in a row without an answer from SLURM
+_SETTLED = 3  # polls in a row: a job that is queued again also passes through states that mean "ended"
 _EXIT_OF: Mapping[Status, int] = {
     "ok": EXIT_OK,
     "failed": EXIT_FAILED,
@@ -53,10 +53,10 @@ _EXIT_OF: Mapping[Status, int] = {
 
 
 def print_script(config: RunConfig, *, entry: str = TRAIN_ENTRY) -> int:
-    """Check the request and print its batch script; writes and submits nothing.
+    """Check the request and print its batch script; nothing is written or submitted.
 
     Raises:
-        RequestError, DoesNotFitError: as a run would.
+    RequestError, DoesNotFitError: as for a run.
     """
     check_elsewhere(config)
     run_dir = Path(config.run_dir or OUTPUTS / config.name / "<time>").absolute()
@@ -68,10 +68,10 @@ def submit(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY) -> int:
     """Check the request, make its directory and submit it; with ``launcher.wait`` follow it to its end.
 
     Returns:
-        0 once it is submitted, or the followed run's exit status.
+    0 once it is submitted, or the exit status of the followed run.
 
     Raises:
-        RequestError, DoesNotFitError: before anything is written or submitted.
+    RequestError, DoesNotFitError: before anything is written or submitted.
     """
     check_elsewhere(config)
     needs_sbatch("launcher", "slurm")
@@ -81,7 +81,7 @@ def submit(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY) -> int:
 
 
 def submit_in(run_dir: Path, config: RunConfig, *, command: str, entry: str, wait: bool) -> int:
-    """Submit a request that was found good in a directory that exists; as :func:`submit` otherwise."""
+    """Submit a checked request in a directory that exists; otherwise like :func:`submit`."""
     config = replace(config, run_dir=str(run_dir))
     write_submitted(config, run_dir, command=command)
     save(config, run_dir / CONFIG_FILE)
@@ -99,10 +99,10 @@ def submit_in(run_dir: Path, config: RunConfig, *, command: str, entry: str, wai
 
 
 def needs_sbatch(path: str, value: str) -> None:
-    """Refuse what an override asks for where there is no SLURM.
+    """Refuse an override that needs SLURM on a machine without it.
 
     Raises:
-        RequestError: there is none.
+    RequestError: sbatch is not found.
     """
     if shutil.which("sbatch") is None:
         raise_problems([Problem(path, value, "needs sbatch", "It is not on the PATH", "launcher=local")])
@@ -110,7 +110,7 @@ def needs_sbatch(path: str, value: str) -> None:
 
 @contextlib.contextmanager
 def without_job() -> Iterator[None]:
-    """Hide the job that this process is in: its variables would be taken for options of a new one."""
+    """Hide the job in which this process runs, because sbatch takes its variables as options of the new job."""
     hidden = {name: os.environ[name] for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"}
     for name in hidden:
         del os.environ[name]
@@ -141,7 +141,7 @@ def _sbatch(script: Path) -> str:
 
 
 def unfinished_job(run_dir: Path) -> str | None:
-    """The job that the directory's run was submitted as, where SLURM has not ended it yet."""
+    """The number of the job as which the directory's run was submitted, if SLURM has not ended it yet."""
     job = RunRecord.load(run_dir).extras.get(_JOB)
     state = job_state(job) if isinstance(job, str) else None
     return job if state is not None and state not in ENDED else None
@@ -166,7 +166,7 @@ def follow(job: str, run_dir: Path) -> int:
 
 
 def _wait(job: str, log: _Tail) -> str:
-    """Until the job has ended for good; its last state."""
+    """Wait until the job has ended for good, and return its last state."""
     shown, unknown, ended = "", 0, 0
     while unknown < _UNKNOWN_LIMIT and ended < _SETTLED:
         state = job_state(job)
@@ -181,7 +181,7 @@ def _wait(job: str, log: _Tail) -> str:
 
 
 class _Tail:
-    """Passes on to standard error what a growing file says."""
+    """Passes on the new text of a growing file to standard error."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,6 +1,6 @@
-"""One job of a sweep, as a process of its own: ``python -m runner.launch.sweep.job JOB_DIR [MODULE:FUNCTION]``.
+"""Runs one job of a sweep in its own process: ``python -m runner.launch.sweep.job JOB_DIR [MODULE:FUNCTION]``.
 
-The sweep has written the job's configuration and first record; whatever happens in here is one row of its table.
+The sweep has written the job's configuration and first record. Whatever happens here becomes one row of its table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
-    """Check and run the job; returns its exit status. Its record says the same."""
+    """Check and run the job and return its exit status; the record gets the same status."""
     record = RunRecord.load(job_dir)
     with contextlib.ExitStack() as ended:
         return _run(job_dir, record, entry, ended)
@@ -43,7 +43,7 @@ def _run(job_dir: Path, record: RunRecord, entry: str, ended: contextlib.ExitSta
         if config.launcher.name == "slurm":
             return _on_slurm(job_dir, config, record.command or "", entry)
         template = ended.enter_context(import_ahead(config, entry))
-        if has_begun(job_dir):  # and was cut, or is tried again
+        if has_begun(job_dir):  # the job was interrupted before, or is tried again
             config, plan = go_on(config, job_dir, command=record.command or "")
         else:
             plan = prepare(config, place_is_made=True)
@@ -68,13 +68,13 @@ def _run(job_dir: Path, record: RunRecord, entry: str, ended: contextlib.ExitSta
 
 
 def _on_slurm(job_dir: Path, config: RunConfig, command: str, entry: str) -> int:
-    """A batch job of its own, waited for: the sweep goes on with the next one when it has ended.
+    """Submit the job as a batch job and wait for it; the sweep continues with the next job when it has ended.
 
-    One that an earlier start of the sweep has submitted, and that has not ended, is followed.
+    A batch job that an earlier start of the sweep submitted, and that has not ended, is followed instead.
     """
     from runner.launch.slurm.submit import follow, submit_in, unfinished_job
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sweep's way of ending a job: it is cancelled
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sweep's SIGTERM cancels the batch job
     submitted = unfinished_job(job_dir)
     if submitted is not None:
         logger.info("SLURM job %s has been submitted already", submitted)

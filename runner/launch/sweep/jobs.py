@@ -1,4 +1,4 @@
-"""The jobs of a sweep that are left to run: one after another on this machine, or as an array of SLURM's."""
+"""Runs the remaining jobs of a sweep: one after another on this machine, or as a SLURM array."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["JOB_MODULE", "Request", "Sweep", "run_all"]
 logger = logging.getLogger(__name__)
 
 JOB_MODULE = "runner.launch.sweep.job"
-# A job ends its own ranks first; only then may it be killed.
+# A job must have time to end its own ranks before it may be killed.
 _JOB_GRACE_SECONDS = INTERRUPT_GRACE_SECONDS + 5.0
 _NO_FAILURE = ("ok", "unsupported")
 _RETRIED = ("failed", "out_of_memory", "unsupported")
@@ -41,7 +41,7 @@ _RETRIED = ("failed", "out_of_memory", "unsupported")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``config`` is None where the request is wrong by itself; ``problems`` say why it is not run."""
+    """The request of one job. ``config`` is None if it cannot be resolved; ``problems`` say why the job is not run."""
 
     overrides: tuple[str, ...]
     config: RunConfig | None
@@ -49,7 +49,7 @@ class Request:
 
     @property
     def key(self) -> str:
-        """By which the sweep's ledger knows it."""
+        """The identity of this job in the sweep's ledger."""
         if self.config is not None and not self.problems:
             return fingerprint(self.config)
         return hashlib.sha256(json.dumps(sorted(self.overrides)).encode()).hexdigest()
@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What is the same for all jobs."""
+    """The settings that all jobs of a sweep share."""
 
     directory: Path
     command: str
@@ -69,7 +69,7 @@ class Sweep:
 
 
 def run_all(one: Sweep, jobs: Sequence[tuple[Job, Request]]) -> int:
-    """Run what is left to run; the sweep's exit status."""
+    """Run the jobs that are not done, and return the exit status of the sweep."""
     due = [(job, request) for job, request in jobs if not _is_done(one, job)]
     if len(due) < len(jobs):
         logger.info("%d of %d jobs are done already", len(jobs) - len(due), len(jobs))
@@ -92,7 +92,8 @@ def _verdict(one: Sweep, jobs: Sequence[tuple[Job, Request]]) -> int:
 
 
 def _run_array(one: Sweep, due: Sequence[tuple[Job, Request]], jobs: Sequence[tuple[Job, Request]]) -> int:
-    """Submit what is due, follow it and what an earlier start has submitted; the sweep's exit status."""
+    """Submit the jobs that are due, follow them and those of an earlier start, and return the exit status of the sweep.
+    """
     from runner.launch.hydra.array import follow_jobs, submit_array, unfinished
 
     assert one.array is not None
@@ -113,7 +114,7 @@ def _run_array(one: Sweep, due: Sequence[tuple[Job, Request]], jobs: Sequence[tu
 
 
 def _to_submit(job_dir: Path, config: RunConfig) -> RunConfig | None:
-    """The request as its ranks start or go on; None, and the record says why, where it is wrong."""
+    """The request as its ranks start or continue, or None if it is wrong; the record then says why."""
     try:
         check_elsewhere(config, place_is_made=True)
         config = from_newest(config)
@@ -145,7 +146,7 @@ def _failed(one: Sweep, job: Job) -> bool:
 
 
 def _begin(one: Sweep, job: Job, request: Request) -> tuple[Path, RunConfig] | None:
-    """Make a job's directory and put down its request; None where it is not run."""
+    """Make a job's directory and write its request; None if the job is not to be run."""
     job_dir = job_directory(one.directory, job.number)
     record = _record(one, job) or RunRecord()
     record = record.replace(
@@ -165,7 +166,7 @@ def _begin(one: Sweep, job: Job, request: Request) -> tuple[Path, RunConfig] | N
 
 
 def _run(one: Sweep, job: Job, request: Request) -> int | None:
-    """Run a job to its end, with the details in its record; returns the signal that the sweep was stopped by."""
+    """Run a job to its end, with the details in its record; return the signal that stopped the sweep, or None."""
     begun = _begin(one, job, request)
     if begun is None:
         return None
@@ -178,10 +179,10 @@ def _run(one: Sweep, job: Job, request: Request) -> int | None:
 
 
 def _account(job_dir: Path, code: int, interrupted_by: int | None) -> None:
-    """Say in the record what the job could not."""
+    """Complete the record of a job that could not do so itself."""
     status = RunRecord.load(job_dir).status
     if interrupted_by is not None:
-        if status in ("running", "interrupted"):  # the job itself knows the sweep's signal only
+        if status in ("running", "interrupted"):  # the job knows only the signal with which the sweep ended it
             finish_failed(job_dir, "interrupted", f"stopped by {name_of_signal(interrupted_by)}")
     elif status == "running":
         how = name_of_signal(-code) if code < 0 else f"status {code}"

@@ -1,6 +1,6 @@
-"""Many runs one after another: each a process of its own, each a row, whatever becomes of it.
+"""Runs many runs one after another: each is a process of its own and a row of the table, however it ends.
 
-Started again in its directory, a sweep goes on: what is done stays done.
+A sweep that is started again in its directory continues; jobs that are done are not repeated.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ def sweep(
     console: Console | None = None,
     plugins: Sequence[str] = (),
 ) -> int:
-    """Run one job per list of overrides, in ``<run_dir>/0, 1, ...``, and show the table of all.
+    """Run one job per list of overrides, in ``<run_dir>/0, 1, ...``, and show a table of all jobs.
 
     An unsupported combination leaves a record that says so. In the directory of an earlier start, jobs that are done
-    are skipped and jobs that were cut go on; ``sweep_retry`` says what becomes of those that failed.
+    are skipped and interrupted jobs continue; ``sweep_retry`` decides about those that failed.
 
     Args:
-        override_lists: every job's overrides, all of them; at least one job.
-        command: what the user typed, for the records.
-        entry: see :func:`runner.launch.run.start.train`.
-        console: where the table is shown; default standard output.
-        plugins: words about Hydra's plugins (:mod:`runner.launch.hydra`); without any, job follows job on this machine.
+    override_lists: for every job all of its overrides; at least one job.
+    command: what the user typed, for the records.
+    entry: see :func:`runner.launch.run.start.train`.
+    console: where the table is shown; default standard output.
+    plugins: words about Hydra's plugins (:mod:`runner.launch.hydra`); without any, the jobs run one after another
+    on this machine.
 
     Returns:
-        1 if a job failed, 75 if the sweep was preempted, 130 if it was interrupted, else 0.
+    1 if a job failed, 75 if the sweep was preempted, 130 if it was interrupted, else 0.
 
     Raises:
-        RequestError: no job at all can be resolved, or the sweep's directory cannot be used.
+    RequestError: no job can be resolved, or the sweep's directory cannot be used.
     """
     return run_sweep(
         override_lists,
@@ -74,10 +75,10 @@ def run_sweep(
     console: Console | None,
     plugins: Sequence[str],
 ) -> tuple[int, list[Path]]:
-    """As :func:`sweep`; also the directory of each job.
+    """Run a sweep like :func:`sweep`; return its exit status and the directory of each job.
 
     Args:
-        shown: of every job, the overrides that its row shows.
+    shown: for every job, the overrides that its row shows.
     """
     from rich.console import Console
 
@@ -104,7 +105,7 @@ def run_sweep(
 
 
 def distinguishing(override_lists: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Of each list, the overrides that not all lists have."""
+    """For each list, the overrides that are not in all lists."""
     common = set.intersection(*(set(overrides) for overrides in override_lists)) if override_lists else set()
     return [[override for override in overrides if override not in common] for overrides in override_lists]
 
@@ -132,7 +133,7 @@ def _dry_problems(requests: Sequence[Request]) -> list[Problem]:
 
 
 def _array_settings(place: RunConfig, requests: Sequence[Request], plugins: Sequence[str]) -> Mapping[str, Any] | None:
-    """Of Hydra's launcher, where the sweep is an array's."""
+    """The settings of Hydra's launcher if the sweep runs as an array, else None."""
     if not plugins:
         return None
     from runner.launch.hydra.array import array_problems
@@ -149,10 +150,10 @@ def _array_settings(place: RunConfig, requests: Sequence[Request], plugins: Sequ
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """Keep others from running the sweep.
+    """Keep other processes from running the same sweep.
 
     Raises:
-        RequestError: another process does.
+    RequestError: another process runs it.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -175,7 +176,7 @@ def _ledger(directory: Path) -> Ledger:
 
 
 def table(directory: Path) -> object:
-    """Of all jobs that were ever asked of the directory, as they are now."""
+    """The table of all jobs that were ever requested in the directory, in their present state."""
     from runner.report.read import read_report
     from runner.report.tables import runs_table
 
@@ -184,7 +185,7 @@ def table(directory: Path) -> object:
 
 @contextlib.contextmanager
 def _live_table(directory: Path, console: Console) -> Iterator[None]:
-    """On a terminal, show how far every job is while the block runs; the jobs' own words are in their logs then."""
+    """On a terminal, show the progress of every job while the block runs; the output of the jobs goes to their logs."""
     if not console.is_terminal:
         yield
         return
