@@ -61,10 +61,10 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
     first collective operation.
 
     Returns:
-    the exit status of this process.
+        the exit status of this process.
 
     Raises:
-    RequestError, DoesNotFitError: on every rank, so that the user sees the reason whichever rank ends first.
+        RequestError, DoesNotFitError: on every rank, so that the user sees the reason whichever rank ends first.
     """
     raise_problems(world_size_problems(config, int(os.environ["WORLD_SIZE"])))
     signals = StopSignals.listen()
@@ -79,10 +79,10 @@ def attach_step(config: RunConfig, step: Step, *, command: str, entry: str, plac
     its last action.
 
     Args:
-    place_is_made: whether the process that submitted the job has already made the run directory.
+        place_is_made: whether the process that submitted the job has already made the run directory.
 
     Raises:
-    RunFailedError: the ranks could not reach one another.
+        RunFailedError: the ranks could not reach one another.
     """
     signals = StopSignals.listen((signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM))
     if step.rank == 0:

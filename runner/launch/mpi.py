@@ -28,7 +28,7 @@ def become_rank(environment: MutableMapping[str, str]) -> None:
     """Set the variables of a rank; an address and a port that are set already are kept.
 
     Raises:
-    RequestError: the ranks are on several machines, and nothing tells where rank 0 is.
+        RequestError: the ranks are on several machines, and nothing tells where rank 0 is.
     """
     rank, world_size = int(environment["OMPI_COMM_WORLD_RANK"]), num_ranks(environment)
     local_size = int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])

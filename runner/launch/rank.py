@@ -72,7 +72,7 @@ def rank_variables(rank: int, store_fd: int) -> dict[str, str]:
     """The environment variables in which the ranks of one machine differ.
 
     Args:
-    store_fd: the listening socket of the store, which rank 0 inherits.
+        store_fd: the listening socket of the store, which rank 0 inherits.
     """
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     return own if rank else own | {STORE_FD_VARIABLE: str(store_fd)}

@@ -42,16 +42,16 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = TRACE_
     """Compare the layout of a request with one process.
 
     Args:
-    config: the resolved request; its settings for output and checkpoints are ignored.
-    steps: number of optimizer steps of each run.
-    entry: ``module:function`` that each rank of the layout runs.
+        config: the resolved request; its settings for output and checkpoints are ignored.
+        steps: number of optimizer steps of each run.
+        entry: ``module:function`` that each rank of the layout runs.
 
     Returns:
-    the comparison, or the exit status of an interruption.
+        the comparison, or the exit status of an interruption.
 
     Raises:
-    RequestError, DoesNotFitError: the request could not be trained either.
-    RunFailedError: a rank failed.
+        RequestError, DoesNotFitError: the request could not be trained either.
+        RunFailedError: a rank failed.
     """
     from runner.training.verify.compare import compare_runs
 

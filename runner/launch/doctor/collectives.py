@@ -36,7 +36,7 @@ def start_together(lines: Sequence[Sequence[str]], seconds: float) -> list[tuple
     """Run the commands side by side and return status, standard output and standard error of each.
 
     Raises:
-    TimeoutError: a command did not end in time; all of them are killed.
+        TimeoutError: a command did not end in time; all of them are killed.
     """
     ranks = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
     try:
@@ -57,15 +57,15 @@ def measure_collectives(num_ranks: int, device: str) -> dict[str, Any]:
     """Check and time the collectives over ``num_ranks`` ranks, and save the link's figures for ``hardware=auto``.
 
     Args:
-    device: ``cpu`` (Gloo) or ``cuda`` (NCCL, one device for each rank).
+        device: ``cpu`` (Gloo) or ``cuda`` (NCCL, one device for each rank).
 
     Returns:
-    ``right`` (by collective), ``seconds`` and ``bus_bytes_per_second`` (for 16 MiB), ``latency_seconds`` of a
-    message of 8 bytes, ``bytes_per_second`` of a large message.
+        ``right`` (by collective), ``seconds`` and ``bus_bytes_per_second`` (for 16 MiB), ``latency_seconds`` of a
+        message of 8 bytes, ``bytes_per_second`` of a large message.
 
     Raises:
-    RuntimeError: a rank failed; the message holds the last line of its error output.
-    TimeoutError: a rank does not end.
+        RuntimeError: a rank failed; the message holds the last line of its error output.
+        TimeoutError: a rank does not end.
     """
     with tempfile.TemporaryDirectory() as place:
         line = [sys.executable, "-m", "runner.launch.doctor.collectives", str(Path(place) / "store")]

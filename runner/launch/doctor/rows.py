@@ -57,11 +57,11 @@ class Check:
     """The result of one check.
 
     Args:
-    name: what was looked for.
-    ok: whether it was found.
-    found: what was found, or why it was not.
-    fix: one line that tells how to get it; empty if nothing is missing.
-    needed: True if training always needs it or if the user named it; False if only some options need it.
+        name: what was looked for.
+        ok: whether it was found.
+        found: what was found, or why it was not.
+        fix: one line that tells how to get it; empty if nothing is missing.
+        needed: True if training always needs it or if the user named it; False if only some options need it.
     """
 
     name: str
@@ -79,7 +79,7 @@ def examine(outputs: Path) -> list[Check]:
     """Run every check and return the rows in the order in which they are shown.
 
     Args:
-    outputs: the folder below which runs will be written.
+        outputs: the folder below which runs will be written.
     """
     checks: list[Callable[[], list[Check]]] = [
         _python,
@@ -212,8 +212,8 @@ def collectives(device: str, num_ranks: int) -> list[Check]:
     """Check the values and the speed of the collectives; one row for each of them, and one for the link.
 
     Args:
-    device: see :func:`runner.launch.doctor.collectives.measure_collectives`.
-    num_ranks: how many ranks take part.
+        device: see :func:`runner.launch.doctor.collectives.measure_collectives`.
+        num_ranks: how many ranks take part.
     """
     fix = "see `runner doctor` for gloo; on GPUs run with NCCL_DEBUG=INFO"
     try:

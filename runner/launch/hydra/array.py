@@ -63,10 +63,10 @@ def submit_array(
     """Submit the jobs as one array; return their SLURM numbers and save them in :data:`ARRAY_FILE`.
 
     Args:
-    settings: of Hydra's launcher ``submitit_slurm``.
-    jobs: number of each job to its directory, which holds what the ranks read, and its request.
-    sweep_dir: holds submitit's own files, in ``.submitit``.
-    entry: see :func:`runner.launch.run.start.train`.
+        settings: of Hydra's launcher ``submitit_slurm``.
+        jobs: number of each job to its directory, which holds what the ranks read, and its request.
+        sweep_dir: holds submitit's own files, in ``.submitit``.
+        entry: see :func:`runner.launch.run.start.train`.
     """
     import submitit
 
@@ -91,8 +91,7 @@ def unfinished(sweep_dir: Path) -> dict[int, str]:
 
 
 def follow_jobs(jobs: Mapping[int, str], sweep_dir: Path) -> None:
-    """Wait until SLURM has ended all jobs, and complete the records of jobs that could not do so. Ctrl-C cancels them.
-    """
+    """Wait until SLURM has ended all jobs, and complete the records of those that could not. Ctrl-C cancels them."""
     ended = dict.fromkeys(jobs, 0)
     states: dict[int, str] = {}
     try:

@@ -35,12 +35,12 @@ def plugin_settings(kind: str, words: Sequence[str], name: str) -> dict[str, Any
     """Return the settings of ``hydra/<kind>`` as plain values, or None if no word chooses such a plugin.
 
     Args:
-    kind: the kind of plugin, e.g. ``launcher``.
-    words: see :func:`split_words`.
-    name: the value of ``hydra.job.name``, to which the settings may refer.
+        kind: the kind of plugin, e.g. ``launcher``.
+        words: see :func:`split_words`.
+        name: the value of ``hydra.job.name``, to which the settings may refer.
 
     Raises:
-    RequestError: the plugin is not installed, or it has no such setting.
+        RequestError: the plugin is not installed, or it has no such setting.
     """
     own = [word for word in words if word.startswith((f"hydra/{kind}=", f"hydra.{kind}."))]
     if not own:

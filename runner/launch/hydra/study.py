@@ -41,15 +41,15 @@ def study(
     The value of a trial is the loss of its last validation or, without validation, of its last step.
 
     Args:
-    words: the overrides; those with several values, e.g. ``interval(1e-4,1e-2)``, span the search space.
-    plugins: the words about Hydra's plugins; ``hydra/sweeper`` is one of them.
-    command, entry, console: see :func:`runner.launch.sweep.run.sweep`.
+        words: the overrides; those with several values, e.g. ``interval(1e-4,1e-2)``, span the search space.
+        plugins: the words about Hydra's plugins; ``hydra/sweeper`` is one of them.
+        command, entry, console: see :func:`runner.launch.sweep.run.sweep`.
 
     Returns:
-    1 if more trials failed than the sweeper allows, 75 or 130 if the study was stopped, else 0.
+        1 if more trials failed than the sweeper allows, 75 or 130 if the study was stopped, else 0.
 
     Raises:
-    RequestError: the request or the search space is wrong.
+        RequestError: the request or the search space is wrong.
     """
     from hydra.utils import instantiate
     from omegaconf import OmegaConf

@@ -63,8 +63,9 @@ class Template:
     """A template process that has been started. It ends with this context manager, or with :meth:`fork`.
 
     Args:
-    spec: its command without the last three words. They are added here: the descriptor of a socket for the orders and
-    the descriptors of two pipes.
+        spec: its command without the last three words. They are added here: the descriptor of a socket for the orders
+            and
+            the descriptors of two pipes.
     """
 
     def __init__(self, spec: ProcessSpec) -> None:
@@ -97,9 +98,9 @@ class Template:
         """Have the template fork ``count`` ranks; empty if it ended early or this process was told to stop.
 
         Args:
-        orders: what the template is told, as values that JSON can hold.
-        store_fd: a descriptor that the template receives.
-        is_told_to_stop: asked repeatedly while the template imports.
+            orders: what the template is told, as values that JSON can hold.
+            store_fd: a descriptor that the template receives.
+            is_told_to_stop: asked repeatedly while the template imports.
         """
         with self:
             if not _adopt_orphans(True):

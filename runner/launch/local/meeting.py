@@ -25,7 +25,7 @@ def meet(timeout_seconds: float) -> Store:
     """Return the store at ``MASTER_ADDR`` and ``MASTER_PORT``, which rank 0 opens, once every rank is connected.
 
     Raises:
-    RunFailedError: a name does not resolve, a port is in use, or some ranks did not come in time.
+        RunFailedError: a name does not resolve, a port is in use, or some ranks did not come in time.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -34,13 +34,13 @@ class Launch:
     """What to start.
 
     Args:
-    config_file: the resolved configuration; every rank reads it.
-    run_dir: the run's directory; it exists.
-    world_size: number of ranks.
-    threads: CPU threads of each rank.
-    place: describes for messages what a rank holds, e.g. ``stage 3, layers 12..15``.
-    entry: ``module:function`` that every rank calls with the configuration and the run's directory.
-    to_stderr: whether the output of the ranks goes to standard error, as logs do.
+        config_file: the resolved configuration; every rank reads it.
+        run_dir: the run's directory; it exists.
+        world_size: number of ranks.
+        threads: CPU threads of each rank.
+        place: describes for messages what a rank holds, e.g. ``stage 3, layers 12..15``.
+        entry: ``module:function`` that every rank calls with the configuration and the run's directory.
+        to_stderr: whether the output of the ranks goes to standard error, as logs do.
     """
 
     config_file: Path
@@ -87,7 +87,7 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
     """Run all ranks to their end. The record in ``run_dir`` is completed here if the ranks could not do so.
 
     Args:
-    template: a process that has already imported what the ranks need; it ends in this call.
+        template: a process that has already imported what the ranks need; it ends in this call.
     """
     (launch.run_dir / "logs").mkdir(exist_ok=True)
     for rank in range(launch.world_size):
@@ -101,7 +101,7 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
         if template is not None and not may_fork:
             template.end()
         together = partial(_fork, launch, listener, template) if may_fork else None
-        # Rank 0 has inherited the socket. If it stayed open here too, ranks would wait for a dead rank 0, not be refused.
+        # Rank 0 has inherited the socket. If it stayed open here, ranks would wait for a dead rank 0, not be refused.
         ending = supervise(specs, start_together=together, after_start=listener.close)
     outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
     if outcome.exit_status != EXIT_OK:
@@ -114,8 +114,7 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
 
 
 def _may_fork(launch: Launch) -> bool:
-    """Whether the ranks can be forked: CUDA does not survive a fork, and a single rank shares its imports with nobody.
-    """
+    """Whether the ranks can be forked: CUDA does not survive a fork, and a single rank gains nothing from it."""
     return sys.platform == "linux" and launch.world_size > 1 and not uses_cuda(load(launch.config_file))
 
 

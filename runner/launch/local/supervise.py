@@ -58,7 +58,8 @@ class ProcessSpec:
     """One process to start. Its standard output and error go to ``log``, or where the parent's go.
 
     Args:
-    to_stderr: without ``log``, send both to the parent's standard error, because a program reads its standard output.
+        to_stderr: without ``log``, send both to the parent's standard error, because a program reads its standard
+            output.
     """
 
     command: Sequence[str]
@@ -87,9 +88,9 @@ class Ending:
     """How the group ended. Lists are by process, in the order of the specs.
 
     Args:
-    returncodes: as :class:`subprocess.Popen` gives them: negative for a signal; empty if no process was started.
-    failed: indices of those that failed by themselves, in the order in which they were seen.
-    interrupted_by: the signal that told the parent to stop, or None.
+        returncodes: as :class:`subprocess.Popen` gives them: negative for a signal; empty if no process was started.
+        failed: indices of those that failed by themselves, in the order in which they were seen.
+        interrupted_by: the signal that told the parent to stop, or None.
     """
 
     returncodes: tuple[int, ...]
@@ -111,11 +112,11 @@ def supervise(
     (:func:`end_undisturbed`).
 
     Args:
-    specs: at least one process.
-    start_together: a function that starts either all processes at once or none. Its argument is a function that
-    tells whether this process has been told to stop. If it starts none, the processes are executed one by one.
-    after_start: called when all have been started, e.g. to close what they inherited.
-    interrupt_grace_seconds: time from SIGTERM to SIGKILL after this process was told to stop.
+        specs: at least one process.
+        start_together: a function that starts either all processes at once or none. Its argument is a function that
+            tells whether this process has been told to stop. If it starts none, the processes are executed one by one.
+        after_start: called when all have been started, e.g. to close what they inherited.
+        interrupt_grace_seconds: time from SIGTERM to SIGKILL after this process was told to stop.
     """
     with _Stop.listening() as stop:
         processes: list[Process] = []

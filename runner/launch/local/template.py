@@ -45,8 +45,8 @@ class Orders:
     """What the template shall fork.
 
     Args:
-    count: number of ranks.
-    environment: the variables that are the same for all ranks.
+        count: number of ranks.
+        environment: the variables that are the same for all ranks.
     """
 
     config_file: str
@@ -130,7 +130,8 @@ def _become(rank: int, run_dir: Path, store: int) -> None:
     import torch
 
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"rank %d" % rank)  # for ps and top: the command line is the template's
+    # For ps and top, because the command line is still the template's.
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"rank %d" % rank)
     os.environ.update(rank_variables(rank, store))
     if rank > 0:
         os.close(store)

@@ -35,8 +35,7 @@ def zero_needs(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
 
 
 def has_libaio() -> bool:
-    """Whether libaio's library and header are found, in the system's folders or where ``CFLAGS`` and ``LDFLAGS`` point.
-    """
+    """Whether libaio's library and header are found, in the system's folders or by ``CFLAGS`` and ``LDFLAGS``."""
     given = [Path(flag[2:]) for flag in shlex.split(os.environ.get("CFLAGS", "")) if flag.startswith("-I")]
     header = any((folder / "libaio.h").exists() for folder in (*_HEADERS, *given))
     return header and (ctypes.util.find_library("aio") is not None or "aio" in os.environ.get("LDFLAGS", ""))

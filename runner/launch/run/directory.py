@@ -19,9 +19,9 @@ def run_directory_problems(name: str, run_dir: str | None, *, continues: bool = 
     """Problems with the directory that a run or a sweep asks for; nothing is written.
 
     Args:
-    name: part of the default directory, ``outputs/<name>/<timestamp>``.
-    run_dir: the directory that was asked for, or None for the default.
-    continues: whether the run may continue in a directory that already holds a run.
+        name: part of the default directory, ``outputs/<name>/<timestamp>``.
+        run_dir: the directory that was asked for, or None for the default.
+        continues: whether the run may continue in a directory that already holds a run.
     """
     if run_dir is None and (not name or name in (".", "..") or "/" in name or "\0" in name):
         return [Problem("name", name, "must be one file name", "it names the run's directory", "name=run")]
@@ -52,7 +52,7 @@ def create_run_directory(name: str, run_dir: str | None) -> Path:
     """Make the directory and return its absolute path; a default directory is new and belongs to this caller alone.
 
     Raises:
-    RequestError: the file system refuses.
+        RequestError: the file system refuses.
     """
     try:
         if run_dir is not None:

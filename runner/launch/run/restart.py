@@ -32,7 +32,7 @@ def from_newest(config: RunConfig) -> RunConfig:
     """The request as it continues in its ``run_dir``: from the newest valid checkpoint, or from the beginning.
 
     Raises:
-    RequestError: a checkpoint belongs to another model or to another order of samples.
+        RequestError: a checkpoint belongs to another model or to another order of samples.
     """
     newest = with_checkpoint(replace(config, resume=AUTO))
     return newest if newest.resume is not None else with_checkpoint(config)
@@ -42,10 +42,10 @@ def go_on(config: RunConfig, run_dir: Path, *, command: str) -> tuple[RunConfig,
     """Set the run in ``run_dir`` back to its newest valid checkpoint or to the beginning, with the same plan.
 
     Args:
-    config: the request as it was first started.
+        config: the request as it was first started.
 
     Returns:
-    the request as it starts now, and its plan.
+        the request as it starts now, and its plan.
     """
     from runner.training.run_plan import planned
 

@@ -38,7 +38,7 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
     ``auto`` takes the newest valid checkpoint of ``run_dir`` and skips files that are damaged or incomplete.
 
     Raises:
-    RequestError: the checkpoint is damaged, or belongs to another model or to another order of samples.
+        RequestError: the checkpoint is damaged, or belongs to another model or to another order of samples.
     """
     if config.resume is None:
         return config
@@ -72,8 +72,8 @@ def continue_record(record: RunRecord, config: RunConfig, run_dir: Path) -> RunR
     """Cut ``record`` and ``steps.jsonl`` back to the checkpoint's step, or to the beginning.
 
     Args:
-    record: the present record of the directory.
-    config: the request; its ``resume`` is None or the path of a checkpoint.
+        record: the present record of the directory.
+        config: the request; its ``resume`` is None or the path of a checkpoint.
     """
     from runner.checkpoint.file import admitted
     from runner.training.resume import History, read_progress

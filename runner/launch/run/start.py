@@ -41,13 +41,13 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
     others, and the process ends in this call.
 
     Args:
-    config: the resolved request.
-    command: what the user typed, for the record.
-    entry: ``module:function`` that every rank calls with the configuration and the run's directory.
-    console: where the table of predictions and measurements is shown; default standard output.
+        config: the resolved request.
+        command: what the user typed, for the record.
+        entry: ``module:function`` that every rank calls with the configuration and the run's directory.
+        console: where the table of predictions and measurements is shown; default standard output.
 
     Raises:
-    RequestError, DoesNotFitError: before anything is written or started.
+        RequestError, DoesNotFitError: before anything is written or started.
     """
     if num_ranks() > 1:
         become_rank(os.environ)
@@ -94,7 +94,7 @@ def run_in(
     """Run a checked request in a directory that exists; otherwise like :func:`train`.
 
     Args:
-    template: see :func:`runner.launch.local.ranks.run_ranks`.
+        template: see :func:`runner.launch.local.ranks.run_ranks`.
     """
     config = replace(config, run_dir=str(run_dir))
     try:

@@ -21,10 +21,10 @@ def batch_script(config: RunConfig, run_dir: Path, command: Sequence[str], *, wo
     """Return the text of the batch script.
 
     Args:
-    config: the resolved request.
-    run_dir: the run's directory, on a file system that all nodes share.
-    command: what each rank runs.
-    working_directory: where the ranks start, so that a user's own modules are found.
+        config: the resolved request.
+        run_dir: the run's directory, on a file system that all nodes share.
+        command: what each rank runs.
+        working_directory: where the ranks start, so that a user's own modules are found.
     """
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(config, run_dir)), ""]
     lines += [f"cd {shlex.quote(str(working_directory))} || exit 1"]

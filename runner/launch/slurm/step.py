@@ -25,12 +25,12 @@ class Step:
     """A step of a job, as one of its tasks sees it.
 
     Args:
-    job: the job's number, ``<array>_<index>`` for a job of an array.
-    number: number of the step in its job.
-    restarts: how often the job has been queued again.
-    rank, local_rank, node: this task's number in the step, its number on its node, and the number of the node.
-    nodes: the names of the nodes as SLURM writes such a list, e.g. ``n[1-2]``.
-    tasks: number of tasks on each node.
+        job: the job's number, ``<array>_<index>`` for a job of an array.
+        number: number of the step in its job.
+        restarts: how often the job has been queued again.
+        rank, local_rank, node: this task's number in the step, its number on its node, and the number of the node.
+        nodes: the names of the nodes as SLURM writes such a list, e.g. ``n[1-2]``.
+        tasks: number of tasks on each node.
     """
 
     job: str
@@ -112,7 +112,7 @@ def tasks_per_node(text: str) -> tuple[int, ...]:
     """Parse SLURM's ``2(x2),1`` to ``(2, 2, 1)``.
 
     Raises:
-    ValueError: SLURM writes it in another form.
+        ValueError: SLURM writes it in another form.
     """
     counts: list[int] = []
     for part in text.split(","):

@@ -56,7 +56,7 @@ def print_script(config: RunConfig, *, entry: str = TRAIN_ENTRY) -> int:
     """Check the request and print its batch script; nothing is written or submitted.
 
     Raises:
-    RequestError, DoesNotFitError: as for a run.
+        RequestError, DoesNotFitError: as for a run.
     """
     check_elsewhere(config)
     run_dir = Path(config.run_dir or OUTPUTS / config.name / "<time>").absolute()
@@ -68,10 +68,10 @@ def submit(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY) -> int:
     """Check the request, make its directory and submit it; with ``launcher.wait`` follow it to its end.
 
     Returns:
-    0 once it is submitted, or the exit status of the followed run.
+        0 once it is submitted, or the exit status of the followed run.
 
     Raises:
-    RequestError, DoesNotFitError: before anything is written or submitted.
+        RequestError, DoesNotFitError: before anything is written or submitted.
     """
     check_elsewhere(config)
     needs_sbatch("launcher", "slurm")
@@ -102,7 +102,7 @@ def needs_sbatch(path: str, value: str) -> None:
     """Refuse an override that needs SLURM on a machine without it.
 
     Raises:
-    RequestError: sbatch is not found.
+        RequestError: sbatch is not found.
     """
     if shutil.which("sbatch") is None:
         raise_problems([Problem(path, value, "needs sbatch", "It is not on the PATH", "launcher=local")])

@@ -92,8 +92,7 @@ def _verdict(one: Sweep, jobs: Sequence[tuple[Job, Request]]) -> int:
 
 
 def _run_array(one: Sweep, due: Sequence[tuple[Job, Request]], jobs: Sequence[tuple[Job, Request]]) -> int:
-    """Submit the jobs that are due, follow them and those of an earlier start, and return the exit status of the sweep.
-    """
+    """Submit the jobs that are due, follow them and those of an earlier start, and return the sweep's exit status."""
     from runner.launch.hydra.array import follow_jobs, submit_array, unfinished
 
     assert one.array is not None

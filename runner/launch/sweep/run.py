@@ -43,18 +43,18 @@ def sweep(
     are skipped and interrupted jobs continue; ``sweep_retry`` decides about those that failed.
 
     Args:
-    override_lists: for every job all of its overrides; at least one job.
-    command: what the user typed, for the records.
-    entry: see :func:`runner.launch.run.start.train`.
-    console: where the table is shown; default standard output.
-    plugins: words about Hydra's plugins (:mod:`runner.launch.hydra`); without any, the jobs run one after another
-    on this machine.
+        override_lists: for every job all of its overrides; at least one job.
+        command: what the user typed, for the records.
+        entry: see :func:`runner.launch.run.start.train`.
+        console: where the table is shown; default standard output.
+        plugins: words about Hydra's plugins (:mod:`runner.launch.hydra`); without any, the jobs run one after another
+            on this machine.
 
     Returns:
-    1 if a job failed, 75 if the sweep was preempted, 130 if it was interrupted, else 0.
+        1 if a job failed, 75 if the sweep was preempted, 130 if it was interrupted, else 0.
 
     Raises:
-    RequestError: no job can be resolved, or the sweep's directory cannot be used.
+        RequestError: no job can be resolved, or the sweep's directory cannot be used.
     """
     return run_sweep(
         override_lists,
@@ -78,7 +78,7 @@ def run_sweep(
     """Run a sweep like :func:`sweep`; return its exit status and the directory of each job.
 
     Args:
-    shown: for every job, the overrides that its row shows.
+        shown: for every job, the overrides that its row shows.
     """
     from rich.console import Console
 
@@ -153,7 +153,7 @@ def _alone(directory: Path) -> Iterator[None]:
     """Keep other processes from running the same sweep.
 
     Raises:
-    RequestError: another process runs it.
+        RequestError: another process runs it.
     """
     with contextlib.ExitStack() as held:
         try:
