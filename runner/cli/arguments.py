@@ -1,4 +1,4 @@
-"""Command lines: flags of a command apart from overrides."""
+"""Parses a command line into the flags of a command and the override words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Arguments", "Command", "Flag", "parse"]
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """An option of a command; ``value`` names what follows it, empty for a switch."""
+    """An option of a command; ``value`` names the argument that follows it and is empty for a switch."""
 
     name: str
     summary: str
@@ -21,22 +21,22 @@ class Flag:
 
     @property
     def usage(self) -> str:
-        """As the help shows it."""
+        """The flag as the help shows it."""
         names = f"{self.short}, {self.name}" if self.short else self.name
         return f"{names} {self.value}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command as the help knows it, before anything of it is imported.
+    """A command as the help describes it, before the command's own module is imported.
 
     Args:
         summary: one line.
-        usage: what follows the name.
+        usage: what follows the name on the command line.
         about: a paragraph.
         examples: whole command lines, each with what it does.
-        flags: besides ``--help``.
-        sections: sections whose keys its help lists; None for all, empty for a command without overrides.
+        flags: all flags except ``--help``.
+        sections: sections whose keys the help lists; None for all, empty for a command without overrides.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A command line taken apart.
+    """A parsed command line.
 
     Args:
         flags: by name without dashes; True for a switch, else its value.
-        words: everything that is no flag, in order.
+        words: everything that is not a flag, in order.
         problems: flags that are unknown or lack their value.
     """
 
@@ -63,17 +63,17 @@ class Arguments:
     problems: tuple[Problem, ...] = ()
 
     def switch(self, name: str) -> bool:
-        """Whether the switch is given."""
+        """Whether the switch was given."""
         return name in self.flags
 
     def value(self, name: str) -> str | None:
-        """The flag's value, None where it is not given."""
+        """The value of the flag, or None if it was not given."""
         found = self.flags.get(name)
         return found if isinstance(found, str) else None
 
 
 def parse(command: Command, line: Sequence[str]) -> Arguments:
-    """Take a command's ``line`` apart. Flags may stand anywhere; ``--name=value`` works too."""
+    """Parse the words of a command. Flags may stand anywhere; ``--name=value`` works too."""
     known = {each: flag for flag in command.flags for each in (flag.name, flag.short) if each}
     flags: dict[str, str | bool] = {}
     words: list[str] = []

@@ -1,4 +1,4 @@
-"""The commands by name: what each is for. Importing this imports nothing heavy."""
+"""The table of commands with their descriptions. Importing this module imports nothing large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``runner doctor``: what this machine can run."""
+"""``runner doctor``: reports what this machine can run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def run(arguments: Arguments) -> int:
     """Print the checks.
 
     Returns:
-        1 where something that training needs is missing.
+        1 if something that training needs is missing, else 0.
 
     Raises:
-        RequestError: there is no such flag or word.
+        RequestError: a flag or a word is not known.
     """
     why = "`runner doctor` takes no overrides"
     words = [Problem("word", word, "is not understood", why) for word in arguments.words]
@@ -55,7 +55,7 @@ def _unknown(operators: Sequence[str]) -> Iterator[Problem]:
 
 
 def _ranks() -> tuple[str, int]:
-    """Where collectives are timed: over the GPUs where there are two or more, else over two ranks on the CPU."""
+    """The device and the number of ranks for timing collectives: all GPUs if there are several, else two CPU ranks."""
     import torch
 
     gpus = torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""``runner export``: a run's weights in one file."""
+"""``runner export``: writes the weights of a run into one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run(arguments: Arguments) -> int:
     """Write the file.
 
     Raises:
-        RequestError: there are no weights, or no place for the file.
+        RequestError: there are no weights, or the file cannot be placed there.
         RunFailedError: the file could not be written, or differs when it is read back.
     """
     problems = list(arguments.problems)

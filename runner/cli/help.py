@@ -1,4 +1,4 @@
-"""Help that is made of what it describes: the command table, the schema and the option files."""
+"""Help texts, generated from what they describe: the command table, the schema and the option files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HELP = Flag("--help", "this text", short="-h")
 
 
 def overview() -> str:
-    """What ``runner`` alone prints."""
+    """The text that ``runner`` prints without arguments."""
     commands = "\n".join(_entry(each.name, each.summary, 10) for each in COMMANDS.values())
     examples = "\n\n".join(_example(*each.examples[0]) for each in COMMANDS.values())
     return f"""\
@@ -49,7 +49,7 @@ difference; 75 told to stop and resumable; 130 interrupted."""
 
 
 def command_help(command: Command, working_directory: Path) -> str:
-    """What ``runner COMMAND --help`` prints, the options of a ``conf/`` in the working directory included."""
+    """The text of ``runner COMMAND --help``, including the options of a ``conf/`` folder in the working directory."""
     parts = [f"runner {command.name}: {command.summary}", f"Usage:  runner {command.name} {command.usage}"]
     parts.append("\n".join(textwrap.wrap(command.about, _WIDTH)))
     parts.append("\n\n".join(_example(*each) for each in command.examples))
@@ -112,7 +112,7 @@ def _shown(value: object) -> str:
 
 @cache
 def _comments() -> dict[tuple[str, str], str]:
-    """The comments beside the schema's fields, by class and field: said once, there."""
+    """The comments beside the fields of the schema, by class and field; they are the help texts of the keys."""
     found: dict[tuple[str, str], str] = {}
     section = ""
     for line in Path(schema.__file__).read_text(encoding="utf-8").splitlines():

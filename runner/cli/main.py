@@ -1,4 +1,4 @@
-"""The command ``runner``: one line per mistake, the documented exit status, never a traceback for a wrong request."""
+"""The command ``runner``: one line per mistake, a documented exit status, no traceback for a wrong request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status.
 
     Args:
-        argv: the words after ``runner``; default the process's own.
+        argv: the words after ``runner``; by default those of this process.
     """
     line = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -43,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunnerError as error:
         return _explain(error)
     except BrokenPipeError:
-        # The reader has gone (`runner ... | head`): nothing is left to say, not even at the interpreter's exit.
+        # The reader has ended (`runner ... | head`): nothing may be printed any more, not even at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except KeyboardInterrupt:
-        if argv is None:  # this process is the command's own; a second Ctrl-C must not take its exit status
+        if argv is None:  # the process belongs to this command; a second Ctrl-C must not change its status
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -78,7 +78,7 @@ def _dispatch(line: Sequence[str]) -> int:
 
 
 def _runner(name: str) -> Callable[[Arguments], int]:
-    """The command's own module, imported only now: most of a command's time is imports."""
+    """The ``run`` function of the command's module, imported only now because imports take most of a command's time."""
     module = importlib.import_module(f"runner.cli.{name}")
     run: Callable[[Arguments], int] = module.run
     return run

@@ -1,4 +1,4 @@
-"""``runner plan``: check, cut and predict, without starting anything."""
+"""``runner plan``: checks a request, cuts the model into stages and predicts, without starting anything."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["run"]
 
 
 def run(arguments: Arguments) -> int:
-    """Print the plan, or with ``-m`` one per job; with ``--rules`` every rule and no plan.
+    """Print the plan, or with ``-m`` one plan per job, or with ``--rules`` every rule and no plan.
 
     Returns:
-        3 where a rank needs more than its memory; a sweep of plans is done when it is printed.
+        3 if a rank needs more than its memory; 0 for a sweep of plans, whatever they say.
 
     Raises:
-        RequestError: with every problem, unless the document of ``--json`` tells them.
+        RequestError: with every problem, unless the JSON document contains them.
     """
     as_json, why = arguments.switch("json"), arguments.switch("why")
     if arguments.switch("rules"):
@@ -65,7 +65,7 @@ def _text(plan: RunPlan, overrides: Sequence[str], why: bool) -> str:
 
 
 def _why(plan: RunPlan, overrides: Sequence[str]) -> Why:
-    """Why a plan is as it is."""
+    """The reasons for a plan."""
     from runner.cli.why import why_of
 
     return why_of(plan, resolve_request(overrides), overrides)
@@ -94,7 +94,7 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool) -> in
 
 
 def _plan_report(jobs: Sequence[Sequence[str]]) -> str | None:
-    """The function that a sweep's plans are handed to: the first that a job names."""
+    """The function that receives the plans of a sweep (``plan_report``): the first that a job names."""
     from runner.config.compose.resolve import resolve
 
     for overrides in jobs:
@@ -104,7 +104,7 @@ def _plan_report(jobs: Sequence[Sequence[str]]) -> str | None:
 
 
 def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
-    """What the function makes of them, as text."""
+    """The table that this function makes of the plans, as text."""
     from runner.report.tables import TextTable
     from runner.targets import import_target
 

@@ -1,4 +1,4 @@
-"""``runner report``: tables and figures of what has been recorded."""
+"""``runner report``: tables and figures from the records of runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run(arguments: Arguments) -> int:
     """Print and write the report of one directory.
 
     Raises:
-        RequestError: there is no record in it.
+        RequestError: the directory holds no record.
     """
     problems = list(arguments.problems)
     if len(arguments.words) != 1:

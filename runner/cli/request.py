@@ -1,4 +1,4 @@
-"""From words to a checked configuration, with the problems of all rooms that need no model."""
+"""Turns the words of a command line into a checked configuration, by all rules that need no model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["checked", "jobs_of", "merged", "problems_in"]
 
 
 def merged(*lists: Iterable[Problem]) -> list[Problem]:
-    """All problems in order; of those with one path the first list's, so that no mistake is told twice."""
+    """All problems in order. If several lists have a problem for one path, only those of the first list are kept."""
     found: list[Problem] = []
     for problems in lists:
         told = {problem.path for problem in found}
@@ -24,16 +24,16 @@ def merged(*lists: Iterable[Problem]) -> list[Problem]:
 
 
 def problems_in(config: RunConfig) -> list[Problem]:
-    """What the sections' and the schedule's rules find wrong in a resolved configuration."""
+    """Problems that the rules of the sections and of the schedule find in a resolved configuration."""
     return merged(rules(config), schedule_problems(config))
 
 
 def checked(overrides: Sequence[str], earlier: Sequence[Problem] = ()) -> RunConfig:
-    """The configuration that the overrides ask for, every rule held.
+    """Resolve the overrides and check the configuration against every rule.
 
     Args:
         overrides: Hydra's.
-        earlier: problems found before, e.g. of flags, to be told together with the others.
+        earlier: problems found before, e.g. with flags, to be reported together with the others.
 
     Raises:
         RequestError: with every problem.
@@ -47,10 +47,10 @@ def checked(overrides: Sequence[str], earlier: Sequence[Problem] = ()) -> RunCon
 
 
 def jobs_of(arguments: Arguments) -> list[list[str]]:
-    """The jobs of a sweep, of which at least one is a right request.
+    """The override lists of a sweep's jobs; at least one job is a valid request.
 
     Raises:
-        RequestError: a flag is wrong, a sweep cannot be listed, or no job can start: with every problem.
+        RequestError: a flag is wrong, the sweep cannot be expanded, or no job can start; with every problem.
     """
     try:
         jobs = resolve_sweep(arguments.words)

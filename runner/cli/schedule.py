@@ -1,4 +1,4 @@
-"""``runner schedule``: draw the order of a pipeline's work. No model, no torch."""
+"""``runner schedule``: draws the order of a pipeline's work. It needs no model and does not import torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WINDOWS_DRAWN = 4  # of an asynchronous schedule, unless schedule.steps says ot
 
 
 def run(arguments: Arguments) -> int:
-    """Print the schedule as a text grid or, with ``--json``, as the contract's document; write the files asked for."""
+    """Print the schedule as a text grid or, with ``--json``, as a JSON document, and write the requested files."""
     if arguments.switch("list"):
         raise_problems(arguments.problems)
         print(_catalogue(as_json=arguments.switch("json")))
@@ -59,7 +59,7 @@ def _write(flag: str, file: Path, text: str) -> None:
 
 
 def _content(flag: str, schedule: Schedule, costs: Costs) -> str:
-    """What the file of ``--csv``, ``--svg`` or ``--trace`` holds."""
+    """The content of the file of ``--csv``, ``--svg`` or ``--trace``."""
     from runner.schedule.render import to_csv, to_svg, to_trace
 
     if flag == "csv":
@@ -70,7 +70,7 @@ def _content(flag: str, schedule: Schedule, costs: Costs) -> str:
 
 
 def _shown(step: Schedule, schedule: Schedule, costs: Costs, *, as_json: bool) -> str:
-    """``schedule`` is one ``step``, or that several times; of an asynchronous one, some of its windows."""
+    """The text or JSON of ``schedule``, which is one ``step`` or several repetitions of it."""
     from runner.schedule.render import to_json, to_text
 
     if not as_json:
@@ -88,5 +88,5 @@ def _catalogue(*, as_json: bool) -> str:
 
 
 def _document(content: dict[str, Any]) -> str:
-    """JSON with one line per key: whole it is unreadable, and indented a thousand lines long."""
+    """JSON with one line per key: on a single line it is unreadable, and indented it has a thousand lines."""
     return "{" + ",\n ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()) + "}"

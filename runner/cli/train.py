@@ -1,4 +1,4 @@
-"""``runner train``: one run, or a sweep of them."""
+"""``runner train``: one run, or a sweep of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_SWEEPS = ("sweep_retry", "sweep_on_failure")
 
 
 def run(arguments: Arguments) -> int:
-    """Train what the overrides ask for.
+    """Train what the overrides request.
 
     Raises:
         RequestError, DoesNotFitError: before anything is written or started.
@@ -43,7 +43,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _of_sweeps(config: RunConfig) -> list[Problem]:
-    """What is said of a sweep does nothing for one run."""
+    """Problems for keys that concern sweeps but are set for a single run."""
     return [
         Problem(key, getattr(config, key), "belongs to a sweep", "This command starts one run", "-m")
         for key in _OF_SWEEPS

@@ -1,4 +1,4 @@
-"""``runner verify``: a layout against one process."""
+"""``runner verify``: compares a layout with one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(arguments: Arguments) -> int:
     """Print the comparison.
 
     Returns:
-        0 where the layout equals one process, 4 where it does not.
+        0 if the layout equals one process, 4 if it does not.
 
     Raises:
         RequestError, DoesNotFitError: the request could not be trained either.

@@ -1,4 +1,4 @@
-"""Tables and figures of runs and sweeps, from their records alone."""
+"""Tables and figures of runs and sweeps, made from their records alone."""
 
 from __future__ import annotations
 

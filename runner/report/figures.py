@@ -1,4 +1,4 @@
-"""Figures of runs, as PNG files. matplotlib is imported where one is drawn."""
+"""Draws figures of runs as PNG files. matplotlib is imported only when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_figures"]
 
-_MANY = 12  # more lines than this need no legend that nobody can read
+_MANY = 12  # with more lines than this a legend would be unreadable, so there is none
 
 
 def draw_figures(report: Report, directory: Path) -> list[Path]:
-    """Draw what the records have figures for, into ``directory``; returns the files."""
+    """Draw every figure for which the records have data into ``directory``, and return the files."""
     drawn = [
         _losses(report.runs, directory / "loss.png"),
         _step_seconds(report.runs, directory / "step_seconds.png"),

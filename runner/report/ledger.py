@@ -1,8 +1,8 @@
-"""The jobs of a sweep, by what they ask for: written before the first one starts, so that a sweep can be started again.
+"""The ledger of a sweep: its jobs and what each asks for, written before the first job starts.
 
-``sweep.json`` says which job has which number, and nothing of how it went: that is the job's record, so that the two
-can never disagree, whenever the sweep is killed. While a sweep runs it holds ``sweep.lock``; the system lets go of it
-with the process, however that ends.
+With it, a sweep can be started again. ``sweep.json`` says which job has which number, and nothing about how the job
+went: that is in the job's record, so that the two cannot disagree whenever the sweep is killed. While a sweep runs, it
+holds a lock on ``sweep.lock``; the system releases the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Job:
     """One job of a sweep.
 
     Args:
-        number: names its directory.
-        key: of what it asks for: equal for two requests that must give the same numbers.
-        overrides: those that tell it from the sweep's other jobs.
+        number: the name of its directory.
+        key: identifies what it asks for; equal for two requests that must give the same numbers.
+        overrides: those that distinguish it from the other jobs of the sweep.
     """
 
     number: int
@@ -39,17 +39,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """All jobs that were ever asked of a sweep's directory, by number."""
+    """All jobs that were ever requested in a sweep's directory, by number."""
 
     jobs: tuple[Job, ...] = ()
 
     def entered(self, wanted: Sequence[tuple[str, Sequence[str]]]) -> tuple[Ledger, list[Job]]:
-        """The ledger with every wanted job in it, and the job of each.
+        """Return the ledger with every wanted job in it, and the jobs in the order of ``wanted``.
 
-        Two wanted jobs may have one key, where they differ in nothing that changes a number: each has its own entry.
+        Two wanted jobs may have the same key if they differ in nothing that changes a result; each has its own entry.
 
         Args:
-            wanted: ``(key, overrides)`` of each.
+            wanted: ``(key, overrides)`` of each job.
         """
         jobs, free = list(self.jobs), list(self.jobs)
         found: list[Job] = []
@@ -65,13 +65,13 @@ class Ledger:
         return Ledger(tuple(jobs)), found
 
     def save(self, sweep_dir: Path) -> None:
-        """Write it as a whole or not at all."""
+        """Write the ledger atomically."""
         lines = ",\n  ".join(json.dumps(asdict(job)) for job in self.jobs)
         write_atomically(sweep_dir / LEDGER_FILE, f'{{"jobs": [\n  {lines}\n]}}\n')
 
     @classmethod
     def load(cls, sweep_dir: Path) -> Ledger:
-        """What :meth:`save` wrote; empty where there is none. Raises ValueError where it is no ledger."""
+        """Read what :meth:`save` wrote; empty if there is no file. Raises ValueError if the file is not a ledger."""
         path = sweep_dir / LEDGER_FILE
         try:
             jobs = json.loads(path.read_text(encoding="utf-8"))["jobs"]
@@ -84,7 +84,7 @@ class Ledger:
 
 @contextlib.contextmanager
 def running(sweep_dir: Path) -> Iterator[bool]:
-    """Whether this process has the sweep to itself, for as long as the block runs; False where another one runs it.
+    """Hold the lock of the sweep while the block runs; yields False if another process holds it.
 
     Raises:
         OSError: the file system has no locks.
@@ -99,7 +99,7 @@ def running(sweep_dir: Path) -> Iterator[bool]:
 
 
 def is_running(sweep_dir: Path) -> bool:
-    """Whether a process runs the sweep; also True where the file system cannot say."""
+    """Whether a process runs the sweep; also True if the file system cannot tell."""
     if not (sweep_dir / _LOCK_FILE).exists():
         return False
     try:

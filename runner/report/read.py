@@ -1,4 +1,4 @@
-"""The records under a directory: one run, or the jobs of a sweep, also while they run."""
+"""Reads the records under a directory: of one run or of the jobs of a sweep, also while they run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.report.ledger import LEDGER_FILE, Ledger, is_running
 
 __all__ = ["Report", "Run", "differences", "read_report", "wrong_directory"]
 
-# Where a run lies tells nothing of what it is.
+# Fields that say nothing about what a run does.
 _NO_DIFFERENCE = ("run_dir",)
 _NOT_DONE = ("waiting", "running", "preempted", "interrupted")
 
@@ -28,37 +28,37 @@ class Run:
 
     @property
     def loss(self) -> float | None:
-        """Of the last optimizer step."""
+        """Loss of the last optimizer step."""
         return self.record.loss[-1] if self.record.loss else None
 
     @property
     def val_loss(self) -> float | None:
-        """Of the last validation."""
+        """Loss of the last validation."""
         return self.record.val_loss[-1][1] if self.record.val_loss else None
 
     @property
     def median_seconds(self) -> float | None:
-        """Of an optimizer step."""
+        """Median seconds of an optimizer step."""
         value: float | None = self.record.step_seconds.get("median")
         return value
 
     @property
     def peak_memory_bytes(self) -> float | None:
-        """Measured, of the rank that needs most."""
+        """Measured peak memory of the rank that needs most."""
         measured = self.record.peak_memory_bytes.get("measured") or []
         return max((value for value in measured if value is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found.
+    """The records that were found.
 
     Args:
         directory: of the run or the sweep.
         is_sweep: whether ``runs`` are the jobs of a sweep.
-        runs: in the order of their numbers; failed and unsupported ones too.
+        runs: in the order of their numbers, including failed and unsupported ones.
         differing: fields of the configuration in which the runs differ, with each run's value.
-        is_cut: whether jobs of a sweep are left that no process runs any more.
+        is_cut: whether the sweep has unfinished jobs but no process runs it any more.
     """
 
     directory: Path
@@ -88,7 +88,7 @@ def read_report(directory: Path) -> Report:
     """Read the records of a run's or a sweep's directory.
 
     Raises:
-        RequestError: there is no record in it, or one cannot be read.
+        RequestError: there is no record, or a record cannot be read.
     """
     if (directory / RECORD_FILE).exists():
         runs: tuple[Run, ...] = (_read(directory),)
@@ -104,17 +104,19 @@ def read_report(directory: Path) -> Report:
 
 
 def wrong_directory(directory: Path) -> Problem:
-    """What to say of a directory without records."""
+    """The problem to report for a directory without records."""
     rule = "must be the directory of a run or of a sweep"
     why = f"it has no {RECORD_FILE}" if directory.is_dir() else "there is no such directory"
     return Problem("DIR", directory, rule, f"{why}, and no job's directory 0, 1, … with one")
 
 
 def differences(configs: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    """Field path to each configuration's value, where they differ; a configuration that is empty has None."""
+    """Field path to the value of each configuration, for fields that differ; an empty configuration has None."""
     flat = [dict(_leaves("", config)) if config else {} for config in configs]
     paths = dict.fromkeys(path for one in flat for path in one)
-    known = [one for one in flat if one]  # an unsupported job may have none: that makes no field differ
+    known = [
+        one for one in flat if one
+    ]  # an unsupported job may have no configuration, which does not count as a difference
     return {
         path: tuple(one.get(path) for one in flat)
         for path in paths
@@ -123,7 +125,7 @@ def differences(configs: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def _read(directory: Path) -> Run:
-    """A running run's record may lag behind its steps: both are read."""
+    """Read a record; for a run that is running also its step log, because the record may lag behind."""
     try:
         record = RunRecord.load(directory)
     except (ValueError, TypeError) as error:
@@ -140,7 +142,7 @@ def _read(directory: Path) -> Run:
 
 
 def _waiting(directory: Path) -> dict[Path, Run]:
-    """The jobs of the sweep's ledger as they are before they have a record."""
+    """The jobs of the ledger as runs that wait: those without a record are shown in this state."""
     try:
         ledger = Ledger.load(directory)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a recipe makes of a sweep's records: ``sweep_report`` names its function, of plain values to plain values."""
+"""Tables and figures that a recipe's own function makes from a sweep's records; ``sweep_report`` names the function."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RecipeReport:
-    """Tables by the name of their file; figures by the name of theirs, each with what draws it."""
+    """Tables by the name of their file, and figures by the name of their file with a function that draws each."""
 
     tables: dict[str, TextTable] = field(default_factory=dict)
     figures: dict[str, Callable[[Path], object]] = field(default_factory=dict)
 
     def draw(self, place: Path) -> list[Path]:
-        """The figures' files, in ``place``."""
+        """Draw the figures into ``place`` and return their files."""
         for name, draw in self.figures.items():
             draw(place / name)
         return [place / name for name in self.figures]
 
 
 def recipe_report(found: Report) -> RecipeReport:
-    """Empty where ``found`` is no sweep, or none of its runs names a function.
+    """Call the function that the runs name; the result is empty if there is none or ``found`` is not a sweep.
 
-    The function gets of every run that has begun its ``directory`` and its ``record``; it returns ``tables``, each with
-    name, title, header, rows, values and notes, and ``figures``. Where it fails the report goes on without it.
+    For every run that has begun, the function receives its ``directory`` and its ``record``. It returns ``tables``,
+    each with name, title, header, rows, values and notes, and ``figures``. If it fails, the report continues without
+    it.
     """
     targets = (run.record.config.get("sweep_report") for run in found.runs)
     target = next((one for one in targets if one), None)
@@ -44,7 +45,7 @@ def recipe_report(found: Report) -> RecipeReport:
         return RecipeReport()
     module, _, name = target.partition(":")
     if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a user's own function lies in the working directory
+        sys.path.insert(0, str(Path.cwd()))  # a user's own function is in the working directory
     begun = [run for run in found.runs if run.record.status != "waiting"]
     runs = [{"directory": str(run.directory), "record": run.record.to_json()} for run in begun]
     try:

@@ -1,4 +1,4 @@
-"""Tables as values, and their three forms: terminal, Markdown, CSV."""
+"""Tables as values, and their three output forms: terminal, Markdown, CSV."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NARROW = ("run", "status", "loss", "val loss", "step", "peak memory", "predicte
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Cells of text for people, and the same as plain values for CSV.
+    """A table as text cells for people and as plain values for CSV.
 
     Args:
         title, header, rows: as shown.
-        value_header, values: as written to CSV; they may hold more columns than are shown.
+        value_header, values: as written to CSV; they may have more columns than are shown.
         notes: lines below the table.
     """
 
@@ -39,7 +39,7 @@ class TextTable:
     notes: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        """A GitHub table under a heading."""
+        """The table in GitHub's Markdown, under a heading."""
         lines = [f"### {self.title}", "", _markdown_row(self.header), _markdown_row(["---"] * len(self.header))]
         lines += [_markdown_row(row) for row in self.rows]
         if self.notes:
@@ -47,7 +47,7 @@ class TextTable:
         return "\n".join([*lines, ""])
 
     def csv(self) -> str:
-        """Comma-separated, with numbers in full precision."""
+        """The table as comma-separated values, with numbers in full precision."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.value_header)
@@ -55,7 +55,7 @@ class TextTable:
         return text.getvalue()
 
     def __rich_console__(self, console: Any, options: Any) -> RenderResult:
-        """How rich prints it: a title, columns that do not break words, the notes in full width."""
+        """How rich prints it: a title, columns that do not break words, and notes over the full width."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -72,7 +72,7 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure, predicted and measured, in base units; None where it is not known."""
+    """One quantity, predicted and measured, in base units; None if it is not known."""
 
     name: str
     predicted: float | None
@@ -88,7 +88,7 @@ class Comparison:
 
 
 def predicted_measured(record: RunRecord) -> list[Comparison]:
-    """Step seconds, bubble ratio, and peak memory of every rank."""
+    """Step seconds, bubble ratio and peak memory of every rank, each predicted and measured."""
     seconds, bubble, memory = record.step_seconds, record.bubble_ratio, record.peak_memory_bytes
     predicted, measured = memory.get("predicted") or [], memory.get("measured") or []
     rows = [
@@ -101,7 +101,7 @@ def predicted_measured(record: RunRecord) -> list[Comparison]:
 
 
 def predicted_measured_table(record: RunRecord) -> TextTable:
-    """The table at the end of a run."""
+    """The table that is shown at the end of a run."""
     comparisons = predicted_measured(record)
     rows = tuple(
         (one.name, _shown(one.predicted, one.unit), _shown(one.measured, one.unit), _percent(one.relative_error))
@@ -113,7 +113,7 @@ def predicted_measured_table(record: RunRecord) -> TextTable:
 
 
 def seconds_table(record: RunRecord) -> TextTable:
-    """Where a median step's time goes."""
+    """How the time of a median step is spent."""
     known = {name: value for name, value in record.seconds.items() if value is not None}
     total = sum(known.values())
     rows = tuple(
@@ -127,7 +127,7 @@ def seconds_table(record: RunRecord) -> TextTable:
 def runs_table(report: Report) -> TextTable:
     """One row per run: what it is, how it ended, its figures. Failed and unsupported runs keep their reason.
 
-    The jobs of a sweep are told apart by their overrides, other runs by the fields that differ.
+    The jobs of a sweep are distinguished by their overrides, other runs by the fields that differ.
     """
     runs = report.runs
     told = ["overrides"] if any("overrides" in run.record.extras for run in runs) else ["differs"]
@@ -155,7 +155,7 @@ def runs_table(report: Report) -> TextTable:
 
 
 def _progress(record: RunRecord) -> str:
-    """How a run ended, or how far it is."""
+    """How a run ended or, if it is running, how far it is."""
     last = record.config.get("trainer", {}).get("max_steps")
     return f"{record.status} {record.steps}/{last}" if record.status == "running" and last else record.status
 

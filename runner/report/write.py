@@ -1,4 +1,4 @@
-"""The report of a directory: read, drawn, and written beside the records."""
+"""Makes the report of a directory: reads the records, draws figures and writes them beside the records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ REPORT_DIRECTORY = "report"
 
 
 def report(directory: Path | str, *, write: bool = True) -> Report:
-    """Read the records under ``directory`` and, unless told not to, write tables and figures to ``report/`` in it.
+    """Read the records under ``directory`` and, if ``write``, write tables and figures to its subfolder ``report/``.
 
-    Works on a run or a sweep, finished or not. Files: ``report.md``, one CSV per table, one PNG per figure.
+    It works on a run or a sweep, finished or not. Files: ``report.md``, one CSV per table, one PNG per figure.
 
     Raises:
         RequestError: there is no record under ``directory``.
@@ -31,9 +31,10 @@ def report(directory: Path | str, *, write: bool = True) -> Report:
 
 
 def tables(found: Report) -> dict[str, TextTable]:
-    """The report's tables by the name of their file: all runs, and of a sweep what its recipe makes of them.
+    """The tables of the report by the name of their file.
 
-    Of a single run also its prediction and its time.
+    There is always one of all runs; for a sweep also those of its recipe, for a single run also its prediction and its
+    time.
     """
     shown = {"runs": runs_table(found)}
     if found.is_sweep:
