@@ -1,6 +1,6 @@
-"""An exponential moving average of the weights, stage by stage: each rank averages its own, without any message.
+"""An exponential moving average of the weights; each rank averages its own stages without any communication.
 
-Lightning's WeightAveraging copies the whole module before the stages exist; this one follows the engine's stages.
+Lightning's WeightAveraging copies the whole module before the stages exist; this callback follows the engine's stages.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ AVERAGE = "averaged_weights"
 
 
 class WeightAveraging(Callback):
-    """``average = decay * average + (1 - decay) * weights`` in fp32 after every step, from the weights at the start.
+    """Keeps ``average = decay * average + (1 - decay) * weights`` in fp32 after every step.
 
-    Validation within a fit uses the averages; the weights stay the trained ones. Buffers and frozen parameters are not
-    averaged. A step that was skipped counts as one that changed nothing.
+    The average starts with the initial weights. Validation within a fit uses the averages; the trained weights are put
+    back afterwards. Buffers and frozen parameters are not averaged. A skipped step counts as a step that changed
+    nothing.
 
     Args:
         decay: in (0, 1).
@@ -75,9 +76,9 @@ class WeightAveraging(Callback):
         self._kept.clear()
 
     def whole(self, strategy: PipelineStrategy) -> dict[str, Tensor]:
-        """The whole model's averages by global name, on rank 0; empty elsewhere. Every rank calls this.
+        """The whole model's averages by global name on rank 0, empty on other ranks. Every rank must call it.
 
-        For a checkpoint in parts, this rank's.
+        For a checkpoint in parts, it returns the averages of this rank only.
         """
         own = {name: value.cpu() for name, value in strategy.saved_here(self._averages).items()}
         return {name: value for part in strategy.saved_parts(own) or [] for name, value in part.items()}

@@ -1,4 +1,4 @@
-"""What the runner adds to Lightning's loop: the record, the prediction, validations, progress."""
+"""Callbacks that the runner adds to Lightning's loop: the record, the prediction, validations, progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _strategy(trainer: pl.Trainer) -> PipelineStrategy:
 
 
 class BeforeFirstStep(Callback):
-    """Calls a function on every rank when all is set up and no step has been taken."""
+    """Calls a function on every rank when everything is set up, before the first step."""
 
     def __init__(self, function: Callable[[pl.Trainer], None]) -> None:
         self._function = function
@@ -40,17 +40,17 @@ class BeforeFirstStep(Callback):
 
 
 class StepClock(Callback):
-    """Wall seconds of every optimizer step, loop included, validation and checkpoints excluded; logs the step.
+    """Measures the wall time of every optimizer step, including the loop but not validation and checkpoints.
 
-    It comes before the callbacks that show metrics, so that they show this step's.
+    It also logs the step, so it must stand before callbacks that show metrics.
 
     Args:
         log: where rank 0 writes.
-        batch_size: samples of a step.
+        batch_size: samples per step.
         before: the steps that a continued run has taken already.
 
     Attributes:
-        walls: seconds by position in this process's sequence of steps.
+        walls: seconds of each step that this process has taken, in order.
     """
 
     def __init__(self, log: StepLog | None, batch_size: int, before: History) -> None:
@@ -65,7 +65,7 @@ class StepClock(Callback):
         self.start()
 
     def history(self, val_losses: Sequence[Sequence[float]]) -> History:
-        """All steps so far, with the validations that the module has seen."""
+        """All steps so far, with the validations of the module."""
         return History(
             (*self._before.loss, *self._losses),
             (*self._before.seconds, *self.walls),
@@ -73,7 +73,7 @@ class StepClock(Callback):
         )
 
     def start(self) -> None:
-        """Time the next step from now on."""
+        """Start the time of the next step now."""
         self._mark = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
@@ -130,10 +130,10 @@ class StepClock(Callback):
 
 
 class Validations(Callback):
-    """Lets Lightning validate after the last step too, and not because a signal stops the run.
+    """Makes Lightning validate after the last step too, but not because a signal stops the run.
 
-    Where a run is asked to stop, Lightning validates once more. That is what the last step is asked for; at a signal
-    every second counts, and a resumed run would have a validation that a whole one has not.
+    When a run is asked to stop, Lightning validates once more. For the last step this is wanted. At a signal time is
+    short, and a resumed run would have a validation that an uninterrupted run does not have.
 
     Args:
         are_due: whether a validation follows a step.
@@ -150,7 +150,7 @@ class Validations(Callback):
 
 
 class ProgressLines(Callback):
-    """A line now and then, where no terminal shows a bar."""
+    """Logs a line of progress now and then, for output that is not a terminal."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         step, total = trainer.global_step, trainer.max_steps
@@ -177,7 +177,7 @@ def _status(trainer: pl.Trainer) -> str:
 
 
 class ProgressBar(RichProgressBar):
-    """Lightning's bar, with samples/s, this rank's measured bubble and its peak memory."""
+    """Lightning's progress bar, with samples/s, this rank's measured bubble and its peak memory."""
 
     def __init__(self) -> None:
         super().__init__(refresh_rate=10, leave=True)
@@ -196,7 +196,7 @@ class ProgressBar(RichProgressBar):
 
 
 def progress(enabled: bool, rank: int) -> list[Callback]:
-    """The progress of a rank: a bar on a terminal, lines elsewhere, nothing for ranks other than 0."""
+    """The progress callback of a rank: a bar on a terminal, lines elsewhere, none for ranks other than 0."""
     if not enabled or rank != 0:
         return []
     return [ProgressBar()] if sys.stderr.isatty() else [ProgressLines()]

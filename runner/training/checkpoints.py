@@ -1,4 +1,4 @@
-"""When a run is saved, what stays of it, and how a run is put back where one was saved."""
+"""Decides when a run is saved and which checkpoints are kept, and restores a run from a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _Content = dict[str, Any]
 
 
 class Checkpoints(Callback):
-    """Saves every so many steps and at the last one; keeps some; puts a run back where one was saved.
+    """Saves every so many steps and at the last step, deletes old checkpoints, and restores a resumed run.
 
     Args:
         directory: made on first use.
-        config: when to save, how, and what stays.
-        validates: whether a validation follows a step; the save waits for it.
-        progress: where the run stands; called on every rank.
-        resumed: the progress that the run continues from.
+        config: when and how to save, and what to keep.
+        validates: whether a validation follows a step; the checkpoint is then saved after the validation.
+        progress: the progress of the run; called on every rank.
+        resumed: the progress from which the run continues.
         follows_config: whether a resumed optimizer takes the request's settings; else it keeps its own.
         saved: called after each save.
         val_losses: ``[step, value]`` pairs of the run so far.
@@ -61,7 +61,7 @@ class Checkpoints(Callback):
         self._start = resumed.step if resumed is not None else 0
         self._files = {step: path for step, path in checkpoint_files(directory).items() if step <= self._start}
         self._background = _Background()
-        self._copied = 0  # most bytes of a copy so far
+        self._copied = 0  # bytes of the largest copy so far
 
     @property
     def newest(self) -> Path | None:
@@ -69,7 +69,7 @@ class Checkpoints(Callback):
 
     @property
     def best(self) -> Path | None:
-        """Of those that are kept because of their validation's loss, the one with the least."""
+        """The checkpoint with the lowest validation loss, among those that are kept for it."""
         ranked = self._best()
         return self._files[ranked[0]] if ranked and self._config.keep_best else None
 
@@ -81,11 +81,11 @@ class Checkpoints(Callback):
         checkpoint[ENTRY] = self._progress(trainer).to_entry()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The last thing before the first step: what ran since the start has drawn random numbers too."""
+        """Restore the random state just before the first step: earlier code has drawn random numbers."""
         if trainer.is_global_zero:
             remove_leftovers(self._directory)
             for step, path in checkpoint_files(self._directory).items():
-                if step > self._start:  # the run passed it over as damaged
+                if step > self._start:  # the run skipped it as damaged
                     remove_checkpoint(path)
         if self._resumed is not None:
             if self._follows_config:
@@ -128,7 +128,7 @@ class Checkpoints(Callback):
         self._saved()
 
     def _start_saving(self, trainer: pl.Trainer, path: Path) -> None:
-        """Copy what is to be saved, and let it be written while the run goes on."""
+        """Copy what is to be saved, and write it in a thread while the run continues."""
         strategy = trainer.strategy
         assert isinstance(strategy, PipelineStrategy)
         with strategy.in_parts(partial(self._start_writing, strategy, path)):
@@ -142,12 +142,12 @@ class Checkpoints(Callback):
         self._background.start(partial(write_part, content, path, strategy.global_rank, strategy.world_size))
 
     def _wait_for_all_ranks(self, trainer: pl.Trainer) -> None:
-        """Until the save that was begun last is whole, so that older ones may go."""
+        """Wait until the newest save is complete on all ranks, so that older ones may be deleted."""
         self._background.wait()
         trainer.strategy.barrier()
 
     def _remove_old(self, trainer: pl.Trainer) -> None:
-        """Only what has been saved whole since makes an older one superfluous."""
+        """Delete checkpoints that need not be kept; call it only after a newer one is complete."""
         kept = {*sorted(self._files)[-self._config.keep :], *self._best()[: self._config.keep_best]}
         for step in self._files.keys() - kept:
             path = self._files.pop(step)
@@ -155,13 +155,13 @@ class Checkpoints(Callback):
                 remove_checkpoint(path)
 
     def _best(self) -> list[int]:
-        """The steps of those with a validation, the least loss first."""
+        """The steps of checkpoints with a validation, lowest loss first."""
         losses = {int(step): value for step, value in self._val_losses() if int(step) in self._files}
         return sorted(losses, key=lambda step: (losses[step], -step))
 
 
 class _Background:
-    """Writes one thing at a time in a thread."""
+    """Runs one write at a time in a thread."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -171,11 +171,11 @@ class _Background:
         self._writing = self._pool.submit(write)
 
     def check(self) -> None:
-        """Raise what has gone wrong so far."""
+        """Raise the error of a write that has failed."""
         if self._writing is not None and self._writing.done():
             self._writing.result()
 
     def wait(self) -> None:
-        """Until all is written; raise what went wrong."""
+        """Wait until the write has ended, and raise its error."""
         if self._writing is not None:
             self._writing.result()

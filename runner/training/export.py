@@ -1,4 +1,4 @@
-"""A run's whole weights as one safetensors file that plain PyTorch loads into the user's own module."""
+"""Writes a run's complete weights as one safetensors file that plain PyTorch loads into the user's own module."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Exported:
     """What was written.
 
     Args:
-        source: the checkpoint or weights that it came from.
-        step: optimizer steps behind the weights; None where the source does not say.
-        tensors, num_bytes: how many, and their size.
+        source: the checkpoint or weight file that it came from.
+        step: optimizer steps taken before the weights were saved; None if the source does not say.
+        tensors, num_bytes: number of tensors, and their size.
     """
 
     source: Path
@@ -51,14 +51,14 @@ class Exported:
 
 
 def export(source: Path, file: Path, *, allow_pickle: Sequence[str] = ()) -> Exported:
-    """Write the weights of ``source``, a run's directory or a checkpoint, into ``file``, and read them back.
+    """Write the weights of ``source``, a run's directory or a checkpoint, to ``file``, and read them back to compare.
 
     Args:
         allow_pickle: what the checkpoint may call, see :func:`runner.checkpoint.file.admitted`.
 
     Raises:
-        RequestError: there are no good weights in ``source``, or ``file`` cannot be written there.
-        RunFailedError: the file system refuses, or what was read back differs.
+        RequestError: there are no valid weights in ``source``, or ``file`` cannot be placed there.
+        RunFailedError: the file system refuses, or the file differs when it is read back.
     """
     if file.is_dir() or not file.absolute().parent.is_dir():
         rule = "must be a file in a folder that exists"
@@ -107,7 +107,7 @@ def _of_checkpoint(path: Path) -> tuple[Path, int | None, Mapping[str, Tensor]]:
 
 
 def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors with storages of their own: safetensors takes no tied ones, and each name stays."""
+    """Contiguous tensors with separate storages, under every name: safetensors does not accept shared storages."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in weights.items():

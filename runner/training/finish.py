@@ -1,4 +1,4 @@
-"""The end of a run: gather what the ranks measured, write weights, pictures and the record."""
+"""Finishes a run: gathers what the ranks measured, and writes weights, pictures and the record."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def finish(
     checkpoints: Checkpoints,
     average: WeightAveraging | None = None,
 ) -> None:
-    """Every rank calls this after the last step; rank 0 writes."""
+    """Finish the run; every rank calls this after the last step, and rank 0 writes."""
     strategy = trainer.strategy
     assert isinstance(strategy, PipelineStrategy)
     measures = strategy.gather_objects(_own_measures(strategy, clock))
@@ -80,7 +80,7 @@ def finish(
 
 
 def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights as safetensors takes them: contiguous, and tied ones written out under each of their names."""
+    """Weights in the form that safetensors accepts: contiguous, with tied weights copied under each of their names."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in weights.items():
@@ -117,7 +117,7 @@ def _measured(
 ) -> RunRecord:
     record, lines = RunRecord.load(run_dir), read_steps(run_dir)
     losses = [line["loss"] for line in lines]
-    earlier = record.step_seconds["all"]  # of the run that this one continues
+    earlier = record.step_seconds["all"]  # from the run that this one continues
     seconds = step_seconds([*earlier, *walls.values()])
     predicted = {key: value for key, value in record.step_seconds.items() if key == "predicted"}
     median = seconds["median"]
@@ -145,7 +145,7 @@ def _measured(
 
 
 def _took_steps(measures: Sequence[RankMeasures]) -> bool:
-    """Whether there was anything left to train: a run that goes on after its last step holds no gradients."""
+    """Whether any step was taken; a run that is resumed after its last step holds no gradients."""
     return any(rank.steps for rank in measures)
 
 
@@ -154,7 +154,7 @@ def _peaks(measures: Sequence[RankMeasures]) -> dict[str, list[int]]:
 
 
 def _slowest(measures: Sequence[RankMeasures], timed: Sequence[int]) -> dict[str, Any]:
-    """The rank that computes longest, which the others wait for, and every rank's compute in a median step."""
+    """The rank with the longest compute time, for which the others wait, and every rank's compute in a median step."""
     seconds = compute_seconds(measures, timed)
     if len(seconds) < 2 or min(seconds) <= 0:
         return {}
@@ -167,7 +167,7 @@ def _slowest(measures: Sequence[RankMeasures], timed: Sequence[int]) -> dict[str
 def _states(record: RunRecord, plan: RunPlan, measures: Sequence[RankMeasures]) -> dict[str, Any]:
     """Weights, gradients and optimizer states by global rank, predicted and counted from live tensors.
 
-    Those of the run that this one continues, where it had all steps already.
+    Nothing if the run had already taken all its steps; the record then keeps the earlier values.
     """
     if not _took_steps(measures) and "state_bytes" in record.extras:
         return {}
@@ -176,7 +176,7 @@ def _states(record: RunRecord, plan: RunPlan, measures: Sequence[RankMeasures]) 
 
 
 def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The steps (from 1) that changed no weight, and the loss scale at the end, where steps may be skipped."""
+    """The steps (counted from 1) that changed no weight, and the final loss scale, for runs that may skip steps."""
     scales = [line["loss_scale"] for line in lines if "loss_scale" in line]
     if not scales and config.trainer.on_nonfinite != "skip":
         return {}
@@ -185,7 +185,7 @@ def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def _flops_per_step(config: RunConfig, plan: RunPlan) -> float:
-    """Of the profiled micro-batch, scaled to the step's samples."""
+    """FLOPs of the profiled micro-batch, scaled to the samples of a step."""
     rows = [*plan.profile.layers, plan.profile.loss]
     flops = sum(row.forward_flops + row.backward_flops for row in rows)
     return flops * config.data.batch_size / plan.profile.samples
@@ -204,7 +204,7 @@ def _tokens_per_second(config: RunConfig, plan: RunPlan, median: float | None) -
 
 
 def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
-    """Per step, between ranks, summed over them."""
+    """Bytes moved between ranks per step, summed over ranks."""
 
     def total(kind: str) -> float:
         return sum(rank.bytes_per_step[kind] for rank in measures)
@@ -219,7 +219,7 @@ def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
 
 
 def _call_report(config: RunConfig, run_dir: Path, weights: dict[str, Tensor], record: RunRecord) -> None:
-    """The recipe's own report; the run stays what it is where that fails."""
+    """Call the recipe's own report function; the status of the run does not change if it fails."""
     if config.report is None:
         return
     try:

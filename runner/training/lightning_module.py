@@ -1,4 +1,4 @@
-"""A user's LightningModule trained as itself: Lightning calls its hooks, the engine its training step or layers."""
+"""Trains a user's LightningModule as it is: Lightning calls its hooks, the engine its training step or its layers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["TrainedModule", "own_optimizer", "trainable", "validates"]
 
 
 class TrainedModule(Protocol):
-    """What a run asks of the module that the Trainer fits, whoever wrote it."""
+    """The interface that a run needs of the module that the Trainer fits."""
 
     val_losses: list[list[float]]
     ties: Sequence[Tie]
 
 
 def trainable(model: LoadedModel, strategy: PipelineStrategy, config: RunConfig) -> Any:
-    """The module for ``Trainer.fit``: the user's own LightningModule, or one around the layers."""
+    """The module for ``Trainer.fit``: the user's own LightningModule, or one that wraps the layers."""
     if model.module is None:
         return LayersModule(model.layers, model.loss, config)
     _Bound(model, strategy, config).bind()
@@ -43,15 +43,15 @@ def trainable(model: LoadedModel, strategy: PipelineStrategy, config: RunConfig)
 
 
 def validates(module: Any, step: OwnStep | None) -> bool:
-    """Whether there is a validation: beside an own training step, only by an own validation step."""
+    """Whether validation is possible: a module with its own training step needs its own validation step."""
     return step is None or brings(module, "validation_step")
 
 
 def own_optimizer(module: Any, target: str) -> Optimizer | None:
-    """What ``configure_optimizers`` returns, for a plain loop; None where there is none.
+    """The optimizer of ``configure_optimizers`` for a plain loop, or None if the module does not define it.
 
     Raises:
-        RequestError: a scheduler comes along, of whose steps a plain loop knows nothing.
+        RequestError: it also returns a scheduler, which the plain loop cannot step.
     """
     if not brings(module, "configure_optimizers"):
         return None
@@ -63,7 +63,7 @@ def own_optimizer(module: Any, target: str) -> Optimizer | None:
 
 
 class _Bound:
-    """What takes the place of some of a module's methods for one run. Its other hooks stay and run as ever."""
+    """Replaces some of a module's methods for one run. The module's other hooks are kept and run as usual."""
 
     def __init__(self, model: LoadedModel, strategy: PipelineStrategy, config: RunConfig) -> None:
         assert model.module is not None
@@ -79,7 +79,7 @@ class _Bound:
         self._own_validation_end = self._module.on_validation_epoch_end
 
     def bind(self) -> None:
-        """Past nn.Module's own attributes, which would take a loss module for one more child."""
+        """Set the methods in ``__dict__``, because nn.Module would register a loss module as one more child."""
         self._module.__dict__.update(
             loss_function=self._model.loss,
             ties=find_ties(self._model.layers),
@@ -95,13 +95,14 @@ class _Bound:
         layers = self._model.layers
         built = {stage: build_stage(layers, *partition[stage]) for stage in stages}
         self._stages = nn.ModuleDict({str(stage): module for stage, module in built.items()})
-        if all(layer.given is not self._module for layer in layers):  # else it would be its own descendant
+        if all(layer.given is not self._module for layer in layers):  # otherwise the module would be its own descendant
             self._module.pipeline_stages = self._stages
         held = {id(parameter) for parameter in self._stages.parameters()}
         for layer in layers:
             for parameter in layer.given.parameters() if layer.given is not None else ():
                 if id(parameter) not in held:
-                    parameter.data = parameter.data.new_empty(0)  # another rank's: its memory is not this one's
+                    # It belongs to another rank, so its memory is released here.
+                    parameter.data = parameter.data.new_empty(0)
         return built
 
     def _configure_optimizers(self) -> Any:
@@ -122,7 +123,10 @@ class _Bound:
 
     @contextmanager
     def _in_hook(self, name: str, log: Any) -> Iterator[None]:
-        """What is logged counts as logged in this hook, and by its own samples: Lightning sees the whole batch."""
+        """Within the block, log values under this hook and with ``log``, which knows the number of samples.
+
+        Without this, Lightning would weight them by the whole batch.
+        """
         before, self._module._current_fx_name = self._module._current_fx_name, name
         self._module.__dict__["log"] = log
         try:
@@ -163,7 +167,7 @@ class _Bound:
     def _on_validation_epoch_end(self) -> None:
         sums, self._sums = self._sums, []
         total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
-        # Every rank of a pipeline has the same sums, so that the quotient over all ranks is that over replicas.
+        # All ranks of a pipeline have the same sums, so the quotient over all ranks equals the one over replicas.
         total = self._strategy.reduce(total.to(self._strategy.root_device), reduce_op="sum")
         if total[1] > 0:
             loss = float(total[0] / total[1])

@@ -1,4 +1,4 @@
-"""Lightning's loggers and profilers by name; a run that goes on in its directory goes on in its logs."""
+"""Makes Lightning's loggers and profilers by name; a resumed run continues in its earlier logs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from runner.targets import import_target
 __all__ = ["build_logger", "build_profiler", "note_identity"]
 
 IDENTITY = "logger_id"
-"""The record's key of what a logger's service calls the run."""
+"""Key in the record's extras: the identity that a logger's service gave the run."""
 
-# Under which argument Lightning's loggers of services take up a run again.
+# Arguments by which Lightning's loggers for services continue an earlier run.
 _IDENTITY_ARGUMENTS = ("version", "run_id", "experiment_key")
 
 
 def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) -> Logger | bool:
-    """The logger of ``logger=…``; only rank 0 has one that writes.
+    """The logger that ``logger=…`` names; only rank 0 has one that writes.
 
     Args:
-        steps: that the run has taken already. What was logged after them is taken back, where files hold it.
+        steps: number of steps that the run has taken already. Entries of later steps are removed if files hold them.
     """
     kwargs: dict[str, Any] = dict(config.logger.kwargs)
     match config.logger.name:
@@ -40,7 +40,7 @@ def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) ->
         case "csv":
             return _csv_logger(run_dir, rank, steps, kwargs)
     if rank != 0:
-        return False  # a stranger's logger may open a connection as soon as it is made
+        return False  # a third-party logger may open a connection as soon as it is made
     make = import_target("logger.target", config.logger.target or "")
     made = make(**_identity(make, run_dir, kwargs), **kwargs)
     if not isinstance(made, Logger):
@@ -49,7 +49,7 @@ def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) ->
 
 
 def note_identity(logger: Logger | None, run_dir: Path) -> None:
-    """Put into the record what the logger's service calls the run; on rank 0, once the logger has begun."""
+    """Save the run's identity in the logger's service in the record; on rank 0, after the logger has started."""
     identity = logger.version if logger is not None else None
     if isinstance(identity, str) and not isinstance(logger, TensorBoardLogger | CSVLogger):
         record = RunRecord.load(run_dir)
@@ -57,7 +57,7 @@ def note_identity(logger: Logger | None, run_dir: Path) -> None:
 
 
 def _identity(make: Any, run_dir: Path, kwargs: dict[str, Any]) -> dict[str, str]:
-    """The argument that lets a logger go on with the run that this directory's record names, if the user gives none."""
+    """The argument with which a logger continues the run of this directory's record, unless the user sets one."""
     identity = RunRecord.load(run_dir).extras.get(IDENTITY)
     arguments = inspect.signature(make).parameters
     name = next((name for name in _IDENTITY_ARGUMENTS if name in arguments), None)
@@ -67,7 +67,7 @@ def _identity(make: Any, run_dir: Path, kwargs: dict[str, Any]) -> dict[str, str
 
 
 def _csv_logger(run_dir: Path, rank: int, steps: int, kwargs: dict[str, Any]) -> CSVLogger:
-    """Lightning's deletes the file that is there: its lines of the first ``steps`` steps are written again."""
+    """A CSV logger that keeps the lines of the first ``steps`` steps; Lightning's own deletes an existing file."""
     file = run_dir / "csv" / "metrics.csv"
     earlier = []
     if rank == 0 and steps and file.exists():
@@ -83,7 +83,7 @@ def _csv_logger(run_dir: Path, rank: int, steps: int, kwargs: dict[str, Any]) ->
 
 
 def build_profiler(config: RunConfig, run_dir: Path) -> Profiler | None:
-    """The profiler of ``profiler=…``; its report lies in the run's directory, one file per rank."""
+    """The profiler that ``profiler=…`` names; it writes one report per rank into the run's directory."""
     match config.profiler.name:
         case "simple":
             return SimpleProfiler(dirpath=run_dir, filename="profile")

@@ -1,4 +1,4 @@
-"""The user's layers, loss and optimizer as a LightningModule that hands its batches to the engine."""
+"""A LightningModule for the user's layers, loss and optimizer that hands its batches to the engine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["LayersModule", "requested_optimizer"]
 
 
 def requested_optimizer(config: RunConfig, stages: nn.ModuleDict) -> OptimizerLRSchedulerConfig:
-    """The request's optimizer over a rank's stages, with its learning rate by the step."""
+    """The optimizer that the request names, for the stages of a rank, with its learning rate per step."""
     trained = [parameter for parameter in stages.parameters() if parameter.requires_grad]
-    # DeepSpeed shares out masters of its own
+    # DeepSpeed makes and shards its own master weights
     masters = PRECISIONS[config.precision.name].master_weights and not config.zero.stage
     delay_from = config.offload.delay_from
     optimizer = build_optimizer(config.optimizer, trained, master_weights=masters, delay_from=delay_from)
@@ -39,7 +39,7 @@ class LayersModule(pl.LightningModule):
     """Implements :class:`runner.strategy.pipeline.PipelineModule`.
 
     Args:
-        sources: the whole model's layers; this rank builds its own.
+        sources: the layers of the whole model; this rank builds its own.
         loss_function: see ``loss.target``.
         config: for optimizer, learning rate and the number of steps.
     """
@@ -63,14 +63,14 @@ class LayersModule(pl.LightningModule):
     def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:
         built = {stage: build_stage(self._sources, *partition[stage]) for stage in stages}
         self.stages = nn.ModuleDict({str(stage): module for stage, module in built.items()})
-        self._sources = ()  # what was built for other ranks may go
+        self._sources = ()  # releases layers that belong to other ranks
         return built
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         return requested_optimizer(self._config, self.stages)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Nothing: the engine owns the gradients."""
+        """Do nothing: the engine owns the gradients."""
 
     def training_step(self, batch: StepBatch, batch_idx: int) -> Tensor:
         return self.engine_strategy.hand_over(batch)
@@ -96,9 +96,9 @@ class LayersModule(pl.LightningModule):
             self.log("test_loss", loss, prog_bar=True, batch_size=1)
 
     def _mean_loss(self) -> float | None:
-        """The mean over the set's samples, over all replicas."""
+        """The mean loss over all samples of the set, over all replicas."""
         sums, self._validation = self._validation, []
         total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
-        # Every rank of a pipeline has the same sums, so that their mean over all ranks is the mean over replicas.
+        # All ranks of a pipeline have the same sums, so the quotient over all ranks equals the one over replicas.
         total = self.engine_strategy.reduce(total.to(self.engine_strategy.root_device), reduce_op="sum")
         return float(total[0] / total[1]) if total[1] > 0 else None

@@ -1,4 +1,4 @@
-"""The random generators of a process as plain values, which a checkpoint may hold."""
+"""The state of a process's random generators as plain values, which a checkpoint can hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMPY_SEEDS = 1 << 32
 
 
 def random_state() -> dict[str, Any]:
-    """Of Python, NumPy and torch, and of this process's CUDA device where it is in use."""
+    """The state of Python's, NumPy's and torch's generators, and of this process's CUDA device if it is in use."""
     numpy_state: Any = np.random.get_state(legacy=True)
     name, keys, position, has_gauss, gauss = numpy_state
     state: dict[str, Any] = {
@@ -32,7 +32,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put back what :func:`random_state` gave."""
+    """Restore what :func:`random_state` returned."""
     version, numbers, gauss_next = state["python"]
     random.setstate((version, tuple(numbers), gauss_next))
     name, keys, position, has_gauss, gauss = state["numpy"]
@@ -44,7 +44,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def seeded(*parts: int) -> Iterator[None]:
-    """Python's, NumPy's and torch's CPU generators seeded from ``parts`` within the block, and as before after it."""
+    """Seed Python's, NumPy's and torch's CPU generators from ``parts`` within the block, and restore them after it."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     seed = mix_seed(*parts)
     random.seed(seed)

@@ -1,4 +1,4 @@
-"""What one rank trains: its plan, and its part of the model and of the data."""
+"""Makes what one rank trains: the plan, and its part of the model and of the data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["RankParts", "load_parts"]
 
 @dataclass(frozen=True)
 class RankParts:
-    """What a rank trains: the plan, and what it has of the model and the data (training, validation)."""
+    """What a rank trains: the plan, and its part of the model and of the data (training, validation)."""
 
     profile: ModelProfile
     plan: RunPlan
@@ -44,14 +44,14 @@ class RankParts:
 
 
 def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -> RankParts:
-    """Make what this rank trains; a collective of all ranks.
+    """Make what this rank trains; all ranks must call it.
 
     Args:
-        run_dir: it holds the layer profile.
-        validate: whether validation data, where there is any, is used.
+        run_dir: holds the layer profile.
+        validate: whether validation data is used, if there is any.
 
     Raises:
-        RequestError: the user's model, data or loss is not what it must be.
+        RequestError: the user's model, data or loss does not meet its contract.
         RunFailedError: the model is not the one that was planned.
     """
     plan = planned(config, run_dir)
@@ -68,7 +68,7 @@ def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:
     """The model that was planned.
 
     Raises:
-        RunFailedError: this rank finds others than the plan was made from.
+        RunFailedError: the number of layers differs from the plan's.
     """
     model = load_model(config)
     planned, found = plan.partition[-1][1] + 1, len(model.layers)
@@ -104,7 +104,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
 
 
 def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:
-    """Whether this rank has the first stage, and the last."""
+    """Whether this rank has the first stage, and whether it has the last."""
     stages = plan.topology.stages_of(rank)
     return 0 in stages, plan.schedule.stages - 1 in stages
 

@@ -1,7 +1,7 @@
-"""What a checkpoint tells of a run beside weights and optimizer, and how a run goes on from there.
+"""What a checkpoint holds besides weights and optimizer, and how a run continues from it.
 
-Progress is counted in batches. Lightning's own loop counters are made anew from that number, so that it does not matter
-in which hook a checkpoint was saved.
+Progress is counted in batches. Lightning's own loop counters are derived from that number, so it does not matter in
+which hook a checkpoint was saved.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["ENTRY", "History", "Progress", "follow_config", "loop_state", "read_progress"]
 
 ENTRY = "runner"
-"""The key of a checkpoint that holds a :class:`Progress`."""
+"""Key of the checkpoint entry that holds a :class:`Progress`."""
 
 _FORMAT = 2
 
 
 @dataclass(frozen=True)
 class History:
-    """What the record says of the steps so far.
+    """What the record says about the steps so far.
 
     Args:
         loss, seconds: one number per optimizer step.
@@ -46,14 +46,14 @@ class History:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands between two steps.
+    """The progress of a run between two steps.
 
     Args:
         step: optimizer steps taken.
         batches: batches taken, over all epochs.
         batches_per_epoch: of the training data; None for an iterable dataset, which is one endless epoch.
         history: for the record.
-        random: the random state of every rank, of a checkpoint in parts this rank's; see
+        random: the random state of every rank, or of this rank only in a checkpoint in parts; see
             :mod:`runner.training.random_state`.
         config: the resolved configuration as plain containers.
         fingerprint: of that configuration.
@@ -77,7 +77,7 @@ class Progress:
         history: History,
         random: Mapping[int, dict[str, Any]],
     ) -> Progress:
-        """Of a trainer whose last step is complete."""
+        """The progress of a trainer whose last step is complete."""
         return cls(
             step=trainer.global_step,
             batches=trainer.fit_loop.epoch_loop.batch_progress.total.processed,  # type: ignore[attr-defined]
@@ -97,11 +97,11 @@ class Progress:
         return self.batches % self.batches_per_epoch if self.batches_per_epoch is not None else self.batches
 
     def random_of(self, rank: int) -> dict[str, Any]:
-        """The random state of a rank; a rank that the saved run did not have takes rank 0's."""
+        """The random state of a rank; a rank that the saved run did not have takes that of rank 0."""
         return self.random.get(rank, self.random[0])
 
     def to_entry(self) -> dict[str, Any]:
-        """Tensors and plain values for the checkpoint."""
+        """The entry for the checkpoint, made of tensors and plain values."""
         return {
             "format": _FORMAT,
             "step": self.step,
@@ -135,10 +135,10 @@ class Progress:
 
 
 def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
-    """The progress and the weights of a checkpoint of a training run.
+    """The progress and the weights in a checkpoint of a training run.
 
     Raises:
-        CheckpointError: it is damaged, or was not written by the runner's own training.
+        CheckpointError: the file is damaged, or was not written by the runner's own training.
     """
     content = read_checkpoint(path)
     entry = content.get(ENTRY)
@@ -148,17 +148,17 @@ def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
 
 
 def loop_state(trainer: pl.Trainer, progress: Progress) -> dict[str, Any]:
-    """The state of Lightning's loops between two batches, in the form that its checkpoints have."""
+    """The state of Lightning's loops between two batches, in the form of Lightning's own checkpoints."""
     state: dict[str, Any] = trainer.fit_loop.state_dict()
     epochs, batches, current = progress.epoch, progress.batches, progress.batch_in_epoch
-    begun = epochs + (current > 0)  # an epoch of which nothing was taken has not begun
+    begun = epochs + (current > 0)  # an epoch without any batch taken has not begun
     _count(state["epoch_progress"], _passed(epochs, begun), _passed(epochs, begun))
     _count(state["epoch_loop.batch_progress"], _passed(batches), _passed(current))
     _count(state["epoch_loop.scheduler_progress"], _passed(progress.step), _passed(current))
     optimizer = state["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
     for tracker in ("step", "zero_grad"):
         _count(optimizer[tracker], _passed(progress.step), _passed(current))
-    # Restarted where a validation would be due, Lightning passes it over, and counts a step for its loggers.
+    # If a validation is due at the restart, Lightning skips it but counts one step for its loggers.
     interval = trainer.val_check_interval
     due = isinstance(interval, int) and batches % interval == 0
     state["epoch_loop.state_dict"]["_batches_that_stepped"] = progress.step - int(due)
@@ -176,7 +176,7 @@ def _count(tracker: dict[str, Any], total: dict[str, int], current: dict[str, in
 
 
 def follow_config(trainer: pl.Trainer) -> None:
-    """Let the request decide what it names (rate, betas, decay, …): the checkpoint gives the optimizer's state only."""
+    """Apply the settings of the request (learning rate, betas, decay, …), and keep only the optimizer's state."""
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
             group.update({**optimizer.defaults, "initial_lr": optimizer.defaults["lr"]})

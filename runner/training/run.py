@@ -1,4 +1,4 @@
-"""One rank of a training run, from its configuration to its part of the record."""
+"""Runs one rank of a training run, from its configuration to its part of the record."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ logger = logging.getLogger(__name__)
 
 
 def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] = (), validate: bool = True) -> bool:
-    """Train as this process's rank; called on every rank, with torch.distributed initialised where there are several.
+    """Train as this process's rank. Every rank calls it, with torch.distributed initialised if there are several.
 
     Rank 0 writes the prediction into ``record.json`` before the first step, a line per step into ``steps.jsonl``, and
-    the whole record at the end.
+    the complete record at the end.
 
     Args:
-        config: the request; its ``resume`` is null or the checkpoint to continue from.
-        run_dir: it holds the layer profile and the first record.
+        config: the request; its ``resume`` is None or the checkpoint to continue from.
+        run_dir: holds the layer profile and the first record.
         watchers: further callbacks.
-        validate: whether the validation data, where there is any, is used.
+        validate: whether validation data is used, if there is any.
 
     Returns:
-        whether a signal stopped the run before its last step, the same on every rank.
+        whether a signal stopped the run before its last step; the same on every rank.
 
     Raises:
-        RequestError: the user's model, data or loss is not what it must be, or not the checkpoint's.
+        RequestError: the user's model, data or loss does not meet its contract or does not match the checkpoint.
         RunFailedError: a step failed.
     """
     with admitted(config.checkpoint.allow_pickle):
@@ -114,7 +114,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         for loader in loaders:
             close_loader(loader)
         if log is not None:
-            log.close()  # a run that fails, or has no step left to take, has not come to on_train_end
+            log.close()  # on_train_end is not called if the run fails or has no step left to take
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
     return strategy.stopped
 
@@ -127,7 +127,7 @@ def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> lis
 
 
 def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
-    """Where the run goes on, with the loader put there.
+    """The progress from which the run continues; the loader is moved to that place.
 
     Raises:
         RequestError: the file is damaged, or the data has another number of batches.
@@ -183,18 +183,18 @@ def _checkpoints(
 
 
 def _validations(config: RunConfig, loader: DataLoader[Any] | None) -> Callable[[int], bool]:
-    """Whether a validation follows a step."""
+    """A function that tells whether a validation follows a step."""
     interval, last = _validation_interval(config), config.trainer.max_steps
     return lambda step: loader is not None and (step % interval == 0 or step == last)
 
 
 def _validation_interval(config: RunConfig) -> int:
-    """Steps between validations."""
+    """Number of steps between validations."""
     return min(config.trainer.val_every or config.trainer.max_steps, config.trainer.max_steps)
 
 
 def _set_up_logging(rank: int) -> None:
-    """Rank 0 speaks. Lightning's advice to people who configure it by hand is not for the runner's users."""
+    """Let rank 0 log, and hide Lightning's advice for people who configure it by hand."""
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(message)s")
     warnings.filterwarnings("ignore", module=r"lightning\..*")
@@ -206,7 +206,7 @@ def _set_up_logging(rank: int) -> None:
 def _predict(
     strategy: PipelineStrategy, config: RunConfig, profile: ModelProfile, run_dir: Path, batch: Any
 ) -> RunPlan:
-    """The measured plan; rank 0 puts its figures into the record before the first step."""
+    """The measured plan; rank 0 writes its figures into the record before the first step."""
     start = time.perf_counter()
     plan = measured_plan(strategy, config, profile, strategy.batch_to_device(batch))
     if strategy.global_rank == 0:

@@ -1,4 +1,4 @@
-"""A run's plan once more, from what its directory holds: every rank, and a run that goes on, must make the same."""
+"""Makes a run's plan again from its directory, so that every rank and every resumed run has the same plan."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ __all__ = ["planned"]
 
 
 def planned(config: RunConfig, run_dir: Path) -> RunPlan:
-    """The plan by the layer profile, and the schedule where the plan chose it, that the run was first planned with."""
+    """The plan from the saved layer profile and, if the plan had chosen the schedule, with the saved schedule."""
     chosen = read_chosen(run_dir, config)
     return make_plan(config, read_profile(run_dir), schedule=chosen, device_memory_bytes=device_memory_bytes(config))

@@ -10,7 +10,7 @@ __all__ = ["loss_scaling"]
 
 
 def loss_scaling(config: RunConfig) -> LossScaling | None:
-    """None where the precision has the range of fp32."""
+    """The loss scaling, or None if the precision has the exponent range of fp32."""
     section = config.precision
     if not PRECISIONS[section.name].loss_scaling:
         return None

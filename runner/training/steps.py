@@ -1,4 +1,4 @@
-"""A user's LightningModule in a pipeline: its steps hand batches to the engine, whatever it defined for one process."""
+"""Lets a user's LightningModule run in a pipeline: its steps hand their batches to the engine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ __all__ = ["ModuleSteps"]
 
 
 def _leave_gradients(epoch: int, batch_idx: int, optimizer: Any) -> None:
-    """Gradients are the engine's, or those of ZeRO's optimizer, which keeps buffers for offloaded ones."""
+    """Do nothing: gradients belong to the engine or, with ZeRO, to the optimizer, which has offload buffers."""
 
 
 class ModuleSteps:
     """``training_step``, ``validation_step``, ``test_step`` and ``predict_step`` of one module in one pipeline.
 
-    Batches are ``(input, target)``. ``val_loss`` and ``test_loss`` are means over the samples of all replicas, logged
-    on every rank. A prediction is the last layer's output for the batch on the ranks of the last stage, None on others.
+    Batches are ``(input, target)``. ``val_loss`` and ``test_loss`` are means over the samples of all replicas and are
+    logged on every rank. A prediction is the last layer's output for the batch on ranks of the last stage, None
+    elsewhere.
     """
 
     def __init__(self, strategy: PipelineStrategy, model: pl.LightningModule) -> None:
@@ -36,7 +37,7 @@ class ModuleSteps:
         self._sums: list[tuple[float, float]] = []
 
     def bind(self) -> None:
-        """Put the steps in place of the module's own. Its other hooks stay and run as ever."""
+        """Replace the module's own steps. Its other hooks are kept and run as usual."""
         own = {
             "training_step": self.training_step,
             "validation_step": self.evaluation_step,
@@ -59,7 +60,7 @@ class ModuleSteps:
         return self._strategy.predict(self._part((inputs, None)))
 
     def _part(self, batch: Any) -> StepBatch:
-        """What this rank's stages need of a batch that every rank has loaded."""
+        """The part of a batch that this rank's stages need; every rank has loaded the whole batch."""
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise TypeError(f"a batch must be (input, target), not a {type(batch).__name__}")
         inputs, targets = batch
@@ -75,7 +76,7 @@ class ModuleSteps:
         def on_epoch_end() -> None:
             sums, self._sums = self._sums, []
             total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
-            # Each rank of a pipeline has the same sums, so that the quotient over all ranks is that over replicas.
+            # All ranks of a pipeline have the same sums, so the quotient over all ranks equals the one over replicas.
             total = self._strategy.reduce(total.to(self._strategy.root_device), reduce_op="sum")
             if total[1] > 0:
                 self._model.log(name, float(total[0] / total[1]), prog_bar=True, batch_size=1)

@@ -1,7 +1,7 @@
-"""Signals that ask a rank to stop: noted in the handler, acted on at a step's end, where all ranks agree.
+"""Signals that ask a rank to stop: the handler notes them, and all ranks stop together at the end of a step.
 
-A handler here does nothing but remember. Saving inside one would be a collective at whatever place each rank happens to
-be: ranks that are not in lockstep would wait for one another for ever.
+A handler here does nothing but remember. Saving inside a handler would be a collective at whatever place each rank is:
+ranks that are not in lockstep would wait for one another for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["StopSignals"]
 
 
 class StopSignals:
-    """A handler that remembers the first signal it got. :meth:`listen` installs one.
+    """A handler that remembers the first signal it received. :meth:`listen` installs one.
 
     Attributes:
         received: the number of the first signal, or None.
@@ -26,7 +26,7 @@ class StopSignals:
 
     @classmethod
     def listen(cls, numbers: Iterable[int] = (signal.SIGUSR1, signal.SIGUSR2)) -> StopSignals:
-        """Handle ``numbers`` from now on, SIGUSR1 among them; only in the main thread."""
+        """Handle ``numbers``, which must include SIGUSR1, from now on; only in the main thread."""
         made = cls()
         for number in numbers:
             signal.signal(number, made)
@@ -34,12 +34,12 @@ class StopSignals:
 
     @classmethod
     def current(cls) -> StopSignals | None:
-        """What this process listens with, if it does."""
+        """The handler that this process has installed, or None."""
         found = signal.getsignal(signal.SIGUSR1)
         return found if isinstance(found, cls) else None
 
     def pass_on(self, then: Callable[[], None]) -> None:
-        """Call ``then`` at each signal, and now where one has come already; it must be safe in a handler."""
+        """Call ``then`` at each signal, and now if a signal has come already; it must be safe in a handler."""
         self._then = then
         if self.received is not None:
             then()

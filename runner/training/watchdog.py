@@ -1,4 +1,4 @@
-"""A thread of every rank that sees whether the rank makes progress, and says where it stands where it does not."""
+"""A thread on every rank that notices when the rank makes no progress, and reports where it is."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ __all__ = ["MARGIN_SECONDS", "Watchdog"]
 
 logger = logging.getLogger(__name__)
 
-_POLLS = 10  # until a report
+_POLLS = 10  # polls until a report
 MARGIN_SECONDS = 10.0
-"""Messages may take this much longer: who waits for a rank that stands still would else be told as the cause."""
-_GRACE_SECONDS = 2.0  # the ranks do not stand still at the same moment: time for the others to say where they are
+"""Extra time-out of messages: without it, a rank that waits for a stuck rank would be reported as the cause."""
+_GRACE_SECONDS = 2.0  # ranks do not get stuck at the same moment: time for the others to report
 
 
 class Watchdog(Callback):
-    """Writes ``logs/rank_<n>.hang.txt`` where nothing happened for a while, and ends the rank where it stays so.
+    """Writes ``logs/rank_<n>.hang.txt`` if nothing happens for a while, and ends the rank if that continues.
 
-    Progress is an action of the engine, or a step or batch of Lightning's loop.
+    Progress means an action of the engine, or a step or batch of Lightning's loop.
 
     Args:
         run_dir: the run's directory.
-        rank, num_ranks: of this process, and in all.
-        report_seconds: without progress until the place and the stacks are written.
-        end_seconds: without progress until the process ends.
+        rank, num_ranks: the rank of this process, and the number of ranks.
+        report_seconds: seconds without progress until place and stacks are written.
+        end_seconds: seconds without progress until the process ends.
     """
 
     def __init__(self, run_dir: Path, rank: int, num_ranks: int, report_seconds: float, end_seconds: float) -> None:
@@ -72,7 +72,7 @@ class Watchdog(Callback):
         self.stop()
 
     def stop(self) -> None:
-        """Watch no more; harmless where it has not begun."""
+        """Stop watching; harmless if it has not started."""
         self._done.set()
 
     def _watch(self) -> None:
@@ -95,7 +95,7 @@ class Watchdog(Callback):
         return self._beats, engine.actions_begun if engine is not None else 0
 
     def _report(self, still: float) -> None:
-        """The first line says where this rank stands; the picture and the stacks of all its threads follow."""
+        """Write where this rank is in the first line, then the schedule and the stacks of all its threads."""
         engine = self._strategy.engine if self._strategy is not None else None
         place, picture = engine.place() if engine is not None else ("before the first step", "")
         frames = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -122,7 +122,7 @@ class Watchdog(Callback):
 
 
 def _told_by(run_dir: Path, rank: int) -> str:
-    """The line in which a rank says where it stands; above it may be the reason for its end."""
+    """The line in which a rank says where it is; the reason of its end may stand above that line."""
     try:
         lines = hang_file(run_dir, rank).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -131,7 +131,7 @@ def _told_by(run_dir: Path, rank: int) -> str:
 
 
 def _innermost(frame: Any) -> str:
-    """The innermost frame that is neither a package's nor the runner's own: the user's."""
+    """The innermost frame of the user's own code, outside packages and the runner."""
     here = str(Path(__file__).parents[1])
     frames = traceback.extract_stack(frame)
     own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(("<", here))]

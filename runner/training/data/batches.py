@@ -1,4 +1,4 @@
-"""Samples to the batch that a rank hands to the engine."""
+"""Makes the batch that a rank hands to the engine from samples."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["Batches", "input_checksum"]
 
 
 class Batches:
-    """Samples of a replica to a :class:`StepBatch` with what the rank needs.
+    """Makes a :class:`StepBatch` from a replica's samples, with the parts that this rank needs.
 
     Args:
         collate: samples to ``(input, target)``.
         inputs, targets: whether the rank has the first or the last stage.
-        checked: the batch carries a checksum of its inputs, by which the ranks that load notice that theirs differ.
+        checked: whether the batch carries a checksum of its inputs, so that ranks notice if they load different data.
     """
 
     def __init__(self, collate: Collate, *, inputs: bool, targets: bool, checked: bool = False) -> None:
         self._collate, self._inputs, self._targets, self._checked = collate, inputs, targets, checked
 
     def of(self, samples: Sequence[Any], stand_in: Callable[[], Any]) -> StepBatch:
-        """Without any sample, the shapes are those of a batch of ``stand_in()``."""
+        """Make a batch; without samples it is empty, with the shapes of a batch of ``stand_in()``."""
         inputs, targets = collated(samples if samples else [stand_in()], self._collate)
         checksum = input_checksum(inputs) if self._checked and samples else None
         if not samples:
@@ -41,7 +41,7 @@ def _none_of(value: Any) -> Any:
 
 
 def input_checksum(inputs: Any) -> int:
-    """Of the first and the last sample: enough to tell whether two ranks go through the data alike."""
+    """Checksum of the first and the last sample: enough to notice that two ranks read the data differently."""
     value = 0
     for tensor in flatten(inputs)[0]:
         ends = tensor.detach()[[0, -1]] if tensor.dim() and len(tensor) else tensor.detach()

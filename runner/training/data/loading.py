@@ -1,9 +1,10 @@
 """Batches by optimizer step: step k takes samples [kB, (k+1)B) of the seeded order, whatever the layout.
 
-A sample is drawn under random generators seeded from (seed, epoch, its number): a dataset that augments at random
-gives the same sample to the first and to the last stage, to any number of workers, and after a resume.
+Each sample is drawn under random generators seeded from (seed, epoch, sample number). A dataset with random
+augmentation therefore gives the same sample to the first and to the last stage, for any number of workers and after a
+resume.
 
-Only ranks with the first or the last stage load data. The others get batches that know nothing but their number;
+Only ranks with the first or the last stage load data. The other ranks get batches that hold nothing but their number;
 sizes reach them with the pipeline's header.
 """
 
@@ -27,23 +28,23 @@ from runner.training.random_state import seeded
 __all__ = ["SampleNumber", "StepSampler", "close_loader", "first_batch", "make_loader", "resume_at", "steps_per_epoch"]
 
 SampleNumber = tuple[int, int]
-"""Epoch, and number in the dataset."""
+"""A sample, identified by the epoch and its number in the dataset."""
 
 
 class StepSampler(Sampler[list[SampleNumber]]):
-    """The sample numbers of one replica, step by step; every epoch in its own seeded order.
+    """The sample numbers of one replica, step by step; every epoch has its own seeded order.
 
-    The last step of an epoch may be short. A replica may get no sample of it.
+    The last step of an epoch may be short, and a replica may get no sample of it.
 
     Args:
-        length: samples of the dataset.
-        batch_size: of a step, over all replicas.
-        data, replica: degree and place on the data axis.
-        shuffle: else the dataset's own order.
-        seed: with the epoch, it gives the order.
+        length: number of samples in the dataset.
+        batch_size: samples per step, over all replicas.
+        data, replica: data-parallel degree, and the number of this replica.
+        shuffle: whether to shuffle; else samples come in the order of the dataset.
+        seed: determines the order, together with the epoch.
 
     Attributes:
-        epoch: the epoch that the next iteration goes through.
+        epoch: the epoch of the next iteration.
     """
 
     def __init__(self, length: int, batch_size: int, *, data: int, replica: int, shuffle: bool, seed: int) -> None:
@@ -55,19 +56,19 @@ class StepSampler(Sampler[list[SampleNumber]]):
 
     @property
     def sampler(self) -> StepSampler:
-        """Where Lightning looks for :meth:`set_epoch`."""
+        """Itself; Lightning looks here for :meth:`set_epoch`."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def resume_at(self, epoch: int, step: int) -> None:
-        """Start ``epoch`` after its first ``step`` steps; later epochs are whole."""
+        """Start ``epoch`` after its first ``step`` steps; later epochs are complete."""
         self.epoch = epoch
         self._resumed = (epoch, step)
 
     def __len__(self) -> int:
-        """Steps of a whole epoch."""
+        """Number of steps in a complete epoch."""
         return -(-self.length // self.batch_size)
 
     def __iter__(self) -> Iterator[list[SampleNumber]]:
@@ -86,7 +87,7 @@ class StepSampler(Sampler[list[SampleNumber]]):
 
 
 class _SeededSamples(Dataset[Any]):
-    """A dataset whose samples are drawn under generators of their own, by :data:`SampleNumber`."""
+    """A dataset indexed by :data:`SampleNumber` that draws each sample under its own random generators."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
@@ -100,7 +101,7 @@ class _SeededSamples(Dataset[Any]):
 
 
 class _Numbered:
-    """The ``collate_fn`` of a map-style dataset's loader."""
+    """The ``collate_fn`` of the loader of a map-style dataset."""
 
     def __init__(self, dataset: _SeededSamples, batches: Batches) -> None:
         self._dataset, self._batches = dataset, batches
@@ -110,7 +111,7 @@ class _Numbered:
 
 
 class _NumbersOnly(Dataset[Any]):
-    """A dataset whose samples do not matter."""
+    """A dataset of sample numbers, for a rank that needs no data."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -140,16 +141,16 @@ def make_loader(
     workers: int = 0,
     collate: Collate = default_collate,
 ) -> DataLoader[Any]:
-    """The loader of one rank.
+    """Make the data loader of one rank.
 
     Args:
         dataset: None on a rank that loads nothing.
-        length: samples of the dataset, known to every rank; None for an iterable one, which starts again where it ends.
+        length: number of samples, known to every rank; None for an iterable dataset, which restarts when it ends.
         batch_size: samples of a step over all replicas.
         inputs, targets: whether this rank has the first or the last stage.
         collate: samples to a batch ``(input, target)``.
     """
-    generator = torch.Generator().manual_seed(mix_seed(seed, 0x10AD))  # the loader's own draws are not the model's
+    generator = torch.Generator().manual_seed(mix_seed(seed, 0x10AD))  # separate from the model's random numbers
     batches = Batches(collate, inputs=inputs, targets=targets, checked=isinstance(dataset, IterableDataset))
     sample_seed = mix_seed(seed, 0x5A3B)
     common: dict[str, Any] = {
@@ -176,20 +177,23 @@ def make_loader(
 
 
 def _leave_signals_to_rank(worker: int) -> None:
-    """A scheduler signals every process of a job; a worker that died of it would break the step that is to be saved."""
+    """Ignore the signals that a scheduler sends to every process of a job.
+
+    A worker that a signal killed would break the step that is to be saved.
+    """
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
 def close_loader(loader: DataLoader[Any] | None) -> None:
-    """End the workers, which do not answer to SIGTERM."""
+    """End the workers, which ignore SIGTERM."""
     iterator: Any = loader._iterator if loader is not None else None
     if iterator is None or loader is None or not loader.num_workers:
         return
     workers = iterator._workers
     iterator._shutdown_workers()
     for worker in workers:
-        if worker.is_alive():  # it is in the middle of a sample
+        if worker.is_alive():  # it is still making a sample
             worker.kill()
             worker.join()
 
@@ -199,12 +203,12 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def steps_per_epoch(loader: DataLoader[Any]) -> int | None:
-    """Of a loader of training; None where epochs have no known length."""
+    """Steps per epoch of a training loader, or None if epochs have no known length."""
     return len(loader.batch_sampler) if isinstance(loader.batch_sampler, StepSampler) else None
 
 
 def resume_at(loader: DataLoader[Any], epoch: int, step: int) -> None:
-    """Let a loader of training go on after the first ``step`` steps of an epoch."""
+    """Make a training loader continue after the first ``step`` steps of an epoch."""
     if isinstance(loader.batch_sampler, StepSampler):
         loader.batch_sampler.resume_at(epoch, step)
     elif isinstance(loader.dataset, StepStream):
@@ -212,7 +216,7 @@ def resume_at(loader: DataLoader[Any], epoch: int, step: int) -> None:
 
 
 def first_batch(loader: DataLoader[Any]) -> StepBatch:
-    """The loader's next batch, made here: its workers and its place stay as they are."""
+    """The loader's next batch, made in this process; the state of the loader and its workers does not change."""
     if loader.batch_sampler is None:
         made: StepBatch = next(iter(loader.dataset))
         return made

@@ -1,8 +1,8 @@
 """Batches by optimizer step from an iterable dataset: step k takes the next B samples of its order.
 
-Every rank that loads goes through the whole dataset and takes its own part, so that all agree. The dataset starts again
-where it ends, under another epoch's seed; the last step before may be short. To Lightning this is one endless epoch:
-only ranks with the first or the last stage see the end of the data, and the others need not be told.
+Every rank that loads data reads the whole dataset and takes its own part, so that all agree. When the dataset ends, it
+starts again under the seed of the next epoch; the last step before that may be short. Lightning sees one endless epoch:
+only ranks with the first or the last stage notice the end of the data, and the others need not be told.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["EmptySteps", "Share", "SizedStream", "StepStream", "count_samples"]
 
 @dataclass(frozen=True)
 class Share:
-    """Whose samples: of each step's ``batch_size``, those of ``replica`` of ``data``."""
+    """The part of a step's ``batch_size`` samples that replica number ``replica`` out of ``data`` takes."""
 
     batch_size: int
     data: int
@@ -36,15 +36,15 @@ class Share:
 class StepStream(IterableDataset[StepBatch]):
     """The steps of one replica.
 
-    With several loader workers each goes through the whole dataset and makes every n-th step: the order is the same,
-    and what making a sample costs is paid by each of them.
+    With several loader workers, each reads the whole dataset and makes every n-th step. The order is the same, but each
+    worker pays the cost of making every sample.
 
     Args:
-        dataset: iterable more than once; one that has ``set_epoch`` is told the epoch.
-        batches: samples to batches.
-        share: which samples.
-        seed: with the epoch and a sample's place in it, of the generators that it is drawn under.
-        endless: start again where the dataset ends.
+        dataset: iterable more than once; if it has ``set_epoch``, it is told the epoch.
+        batches: makes batches from samples.
+        share: which samples this replica takes.
+        seed: seeds the random generators of a sample, together with the epoch and the sample's position in it.
+        endless: whether to start again when the dataset ends.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StepStream(IterableDataset[StepBatch]):
         self._worker = (0, 1)
 
     def resume_at(self, step: int) -> None:
-        """Start after the first ``step`` steps; their samples are read all the same."""
+        """Start after the first ``step`` steps; their samples are still read."""
         self._first = step
 
     def __iter__(self) -> Iterator[StepBatch]:
@@ -69,12 +69,12 @@ class StepStream(IterableDataset[StepBatch]):
             yield self._batches.of(own, lambda first=samples[0]: first)  # type: ignore[misc]
 
     def _own_worker(self) -> tuple[int, int]:
-        """This worker's number, and how many there are.
+        """This worker's number and the number of workers.
 
-        The dataset does not see them from then on: it would leave out what it takes for another worker's part.
+        From then on, the dataset cannot see them: it would leave out samples that it takes for another worker's part.
         """
         info = get_worker_info()
-        if info is not None:  # of this process's first pass; the copy in the main process stays without a number
+        if info is not None:  # on the first pass in this worker; the copy in the main process has no number
             self._worker = info.id, info.num_workers
             torch_worker._worker_info = None
         return self._worker
@@ -111,7 +111,7 @@ class StepStream(IterableDataset[StepBatch]):
 
 
 class SizedStream(StepStream):
-    """One pass through a dataset whose length is known: Lightning's loops of all ranks must agree on having lengths."""
+    """One pass through a dataset of known length; Lightning's loops must see a length on all ranks or on none."""
 
     def __init__(self, *args: Any, length: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, endless=False)
@@ -122,7 +122,7 @@ class SizedStream(StepStream):
 
 
 class EmptySteps(IterableDataset[StepBatch]):
-    """For a rank that loads nothing: endless steps that know nothing of themselves."""
+    """Endless empty steps, for a rank that loads nothing."""
 
     def __iter__(self) -> Iterator[StepBatch]:
         while True:
@@ -130,5 +130,5 @@ class EmptySteps(IterableDataset[StepBatch]):
 
 
 def count_samples(dataset: Any) -> int:
-    """Of a dataset that ends; an iterable one without a length is gone through once."""
+    """Number of samples in a finite dataset; an iterable one without a length is read once to count them."""
     return len(dataset) if hasattr(dataset, "__len__") else sum(1 for _ in dataset)

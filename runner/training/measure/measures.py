@@ -1,4 +1,4 @@
-"""From every rank's times to the figures of a record: pure arithmetic over numbers."""
+"""Computes the figures of a record from the times of all ranks; pure arithmetic."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["RankMeasures", "bubble_ratio", "compute_seconds", "seconds_of_median
 
 @dataclass(frozen=True)
 class RankMeasures:
-    """What one rank saw of a run.
+    """What one rank measured during a run.
 
     Args:
         steps: the times of each step.
         events: compute events of some steps, by step.
-        replica: its place on the data axis.
-        peak_memory_bytes: the most its tensors took.
-        bytes_per_step: kind to bytes that it sent in one step.
+        replica: number of the rank's replica.
+        peak_memory_bytes: the most memory that its tensors took.
+        bytes_per_step: kind of message to the bytes that the rank sent in one step.
         state_bytes: weights, gradients and optimizer states between steps.
     """
 
@@ -33,12 +33,12 @@ class RankMeasures:
 
 
 def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int], interval: int = 1) -> float | None:
-    """Idle / total rank time over the flushed span (first compute to last compute of a step), the median step.
+    """Idle / total rank time over the flushed span (first to last compute of a step); median over steps.
 
     Args:
-        ranks: all ranks; each replica's pipeline has a span of its own.
-        timed: indices of the steps to look at.
-        interval: steps after which the schedule repeats itself: so many in a row are looked at as one.
+        ranks: all ranks; each replica's pipeline has its own span.
+        timed: indices of the steps to use.
+        interval: number of steps after which the schedule repeats; that many consecutive steps are measured together.
     """
     ratios = []
     for replica in sorted({rank.replica for rank in ranks}):
@@ -52,19 +52,19 @@ def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int], interval: 
 
 
 def compute_seconds(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> list[float]:
-    """Of every rank, its compute in a median step; empty where no step was timed."""
+    """For every rank, its compute time in a median step; empty if no step was timed."""
     return [median(rank.steps[index].compute for index in timed) for rank in ranks] if timed else []
 
 
 def seconds_of_median_step(
     ranks: Sequence[RankMeasures], timed: Sequence[int], walls: Mapping[int, float]
 ) -> dict[str, float] | None:
-    """Where the seconds of a median step went, mean over ranks; the parts add up to the step.
+    """How the time of a median step was spent, mean over ranks; the parts add up to the step.
 
-    Waiting for activations, gradients and the step's header is the bubble, and so is waiting at STEP for ranks that are
-    later: all but what the last of them, who waits for nobody, spends there on the exchange itself. What is left of the
-    engine's time after compute, bubble and the optimizer is communication; what is left of the step is the loop
-    around the engine: loading data, callbacks, logging.
+    The bubble is the time spent waiting for activations, gradients and the step's header, and at STEP for slower ranks.
+    The rank that arrives last at STEP waits for nobody, so its time there is the cost of the exchange itself and is not
+    bubble. The rest of the engine's time after compute, bubble and optimizer is communication. The rest of the step is
+    the loop around the engine: data loading, callbacks, logging.
     """
     if not timed:
         return None
@@ -84,7 +84,7 @@ def seconds_of_median_step(
 def timed_events(
     ranks: Sequence[RankMeasures], timed: Sequence[int], walls: Mapping[int, float]
 ) -> tuple[int, dict[int, Sequence[Event]]] | None:
-    """The events of all ranks in the step nearest to the median one, of those whose events were kept."""
+    """The events of all ranks in the recorded step whose time is nearest to the median."""
     numbers = [index for index in timed if all(rank.steps[index].step in rank.events for rank in ranks)]
     if not numbers:
         return None

@@ -1,4 +1,4 @@
-"""The prediction that a run is compared with: made before its first step, from stages measured with all ranks busy."""
+"""The prediction to which a run is compared, made before its first step from stages measured with all ranks busy."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _MOST_BYTES_TO_COPY = 256 << 20
 
 
 def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelProfile, batch: StepBatch) -> RunPlan:
-    """The plan with this machine's seconds in it; every rank calls this and gets the same.
+    """The plan with the seconds of this machine. Every rank must call it and gets the same plan.
 
-    Forwards and backwards are rehearsed in the run's own schedule, so that ranks compete for the machine as they
-    will; weights, buffers, gradients and random state stay as they were.
+    Forwards and backwards are rehearsed in the run's own schedule, so that ranks compete for the machine as they will
+    during the run. Weights, buffers, gradients and random state are unchanged afterwards.
 
     Args:
         batch: this rank's part of a first batch.
@@ -70,7 +70,7 @@ def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelP
 
 
 def _combine(ranks: list[dict[str, Any]], num_stages: int) -> StageSeconds:
-    """Per stage, the slowest replica's seconds: a step waits for it. What the schedule has nowhere takes none."""
+    """For each stage, the seconds of its slowest replica, because a step waits for it; 0 for absent operations."""
     stages = range(num_stages)
 
     def slowest(what: str) -> tuple[float, ...]:
@@ -90,7 +90,7 @@ def _combine(ranks: list[dict[str, Any]], num_stages: int) -> StageSeconds:
 
 
 def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> float:
-    """Seconds of scaling, clipping, update and clearing of one stage, on a copy where that is small."""
+    """Seconds to scale, clip, update and clear one stage, measured on a copy if the stage is small."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
     masters = PRECISIONS[config.precision.name].master_weights
@@ -132,7 +132,7 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
 
 
 def _invert_all(kfac: KFAC) -> None:
-    """Take inverses, of sums that are zero."""
+    """Invert all factors, whose sums are zero."""
     for factors in kfac.tracked:
         for factor in factors:
             factor.rows = 1

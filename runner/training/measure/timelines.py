@@ -1,4 +1,4 @@
-"""A step's predicted and measured timeline, side by side."""
+"""Draws the predicted and the measured timeline of a step side by side."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["draw_timelines"]
 def draw_timelines(
     run_dir: Path, plan: RunPlan, measures: Sequence[RankMeasures], walls: Mapping[int, float]
 ) -> dict[str, str]:
-    """Write the timelines of the first replica's pipeline: a picture on one time axis, and a Chrome trace.
+    """Write the timelines of the first replica's pipeline: a picture with one time axis, and a Chrome trace.
 
     Args:
-        run_dir: where to.
+        run_dir: where to write.
         plan: the prediction.
-        measures: all ranks'.
-        walls: seconds of every step that was timed, by its index; drawn is the step nearest to the median one.
+        measures: of all ranks.
+        walls: seconds of every timed step by its index; the recorded step nearest to the median is drawn.
 
     Returns:
-        the artifacts by name; none where no timed step's events were kept.
+        the artifacts by name; empty if no timed step has recorded events.
     """
     pipeline = [rank for rank in measures if rank.replica == 0]
     found = timed_events(pipeline, list(walls), walls)

@@ -1,7 +1,7 @@
-"""Two traces side by side: are they equal, and where do they part?
+"""Compares the recorded tensors of two runs: are they equal, and where do they first differ?
 
-Losses, gradients and weights are compared. Gradients are, because an optimizer may hide what is wrong with them: Adam
-makes the same step of any multiple.
+Losses, gradients and weights are compared. Gradients are included because an optimizer may hide an error in them: Adam
+makes the same step for any multiple of a gradient.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Promise = Literal["bitwise", "rounding"]
 
 _RELATIVE = {torch.float32: 1e-4, torch.float64: 1e-10, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _OF_LARGEST_GRADIENT = 1e-3
-_NOISE = 1e-5  # of a step's largest gradient
+_NOISE = 1e-5  # share of a step's largest gradient
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs part.
+    """The first difference of two runs.
 
     Args:
-        step: the first step, from 1, that differs.
-        quantity: what does: ``gradient``, ``weight``, or ``loss`` where the loss alone does.
-        parameter: the first one in the order of the model; None of a loss.
+        step: the first step that differs, counted from 1.
+        quantity: what differs: ``gradient``, ``weight``, or ``loss`` if only the loss does.
+        parameter: the first one in the order of the model; None for a loss.
     """
 
     step: int
@@ -43,15 +43,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of a layout with one process.
+    """The comparison of a layout with one process.
 
     Args:
-        equal: as equal as promised.
-        bitwise: the same bits.
-        promise: what the layout must be: the same bits, or the same up to the order of sums.
-        steps: optimizer steps compared.
+        equal: whether they are as equal as promised.
+        bitwise: whether they have the same bits.
+        promise: what the layout must fulfil: the same bits, or the same up to the order of sums.
+        steps: number of optimizer steps compared.
         loss, gradients, weights: largest absolute differences.
-        first_difference: None where the runs are equal.
+        first_difference: None if the runs are equal.
     """
 
     equal: bool
@@ -79,12 +79,14 @@ class Comparison:
 
 
 def compare_runs(layout: Path, reference: Path, promise: Promise, *, with_gradients: bool = True) -> Comparison:
-    """Compare the traces in two run directories.
+    """Compare the recorded tensors in two run directories.
 
-    Without gradients where none can be seen: replicas share them out, or an update was taken back to clip them.
+    Gradients are left out where none can be seen: with ZeRO, replicas shard them; with post-validation, an update may
+    have been taken back to clip them.
 
-    With ``rounding``, a gradient may differ by a small part of its tensor's and of the model's largest one; a weight
-    likewise, where its gradient is more than noise (a zero gradient's rounding is a whole step of Adam's).
+    With ``rounding``, a gradient may differ by a small part of the largest entry of its tensor plus a smaller part of
+    the largest of the model. A weight may differ likewise, but only entries whose gradient is more than noise count,
+    because the rounding error of a zero gradient becomes a complete step of Adam.
     """
     losses = _losses(layout), _losses(reference)
     state = _State(promise, with_gradients)
@@ -107,7 +109,7 @@ def compare_runs(layout: Path, reference: Path, promise: Promise, *, with_gradie
 
 
 class _State:
-    """What has been found so far."""
+    """What the comparison has found so far."""
 
     def __init__(self, promise: Promise, with_gradients: bool) -> None:
         self.promise = promise
@@ -115,7 +117,7 @@ class _State:
         self.bitwise = True
         self.first: Difference | None = None
         self.largest = {"loss": 0.0, "gradient": 0.0, "weight": 0.0}
-        self._clear: dict[str, Tensor] = {}  # by parameter: entries whose gradients have never been noise
+        self._clear: dict[str, Tensor] = {}  # by parameter: entries whose gradients were always larger than noise
 
     def compare_loss(self, step: int, own: float, expected: float) -> None:
         self.bitwise &= own == expected
@@ -162,7 +164,7 @@ class _State:
         return bool((distance <= _RELATIVE.get(expected.dtype, 0.0) * scale).all())
 
     def _differs(self, step: int, quantity: str, parameter: str | None) -> None:
-        """Note the first step's difference; a parameter tells more than the loss of the same step."""
+        """Keep the difference of the first step; within a step, a parameter tells more than the loss."""
         if self.first is None or (self.first.step == step and self.first.parameter is None):
             self.first = Difference(step, quantity, parameter)
 

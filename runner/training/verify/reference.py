@@ -1,8 +1,8 @@
-"""One process, a plain loop, no engine: what every layout is compared with.
+"""One process with a plain loop and without the engine: the reference to which every layout is compared.
 
-It takes the layout's own micro-batches, T per replica, in their order; sums their gradients, replica by replica as
+It takes the layout's own micro-batches, T per replica, in their order; sums their gradients replica by replica, as
 replicas do; divides once by the step's weight; clips by the exact norm; and steps. Buffers that a forward changes, such
-as running statistics, are kept for each replica; those of the first are traced.
+as running statistics, are kept for each replica; those of the first replica are recorded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["run_reference"]
 
 
 def run_reference(config: RunConfig, run_dir: Path) -> None:
-    """Train in this process as ``config`` says, whatever its degrees, and leave the trace of every step."""
+    """Train in this process as ``config`` says, whatever its degrees, and record the tensors of every step."""
     device = torch.device(device_type(config))
     dtype = dtype_of(config.precision.name)
     loaded = load_model(config, cut=False)
@@ -92,7 +92,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
 
 
 class _ReplicaBuffers:
-    """The buffers of one model as each replica has changed them."""
+    """The buffers of one model, kept separately for each replica."""
 
     def __init__(self, model: StageModule, replicas: int) -> None:
         self._buffers = list(model.buffers())
@@ -101,7 +101,7 @@ class _ReplicaBuffers:
 
     @torch.no_grad()
     def use(self, replica: int) -> None:
-        """Put another replica's into the model; those in it go back to theirs."""
+        """Put the buffers of another replica into the model, and save the present ones."""
         if replica == self._in_use:
             return
         for buffer, old, new in zip(self._buffers, self._kept[self._in_use], self._kept[replica], strict=True):
@@ -137,7 +137,7 @@ def _batches(config: RunConfig, device: torch.device) -> Iterator[StepBatch]:
 
 
 def _microbatches(config: RunConfig, batch: StepBatch) -> list[list[tuple[Any, Any, int]]]:
-    """Of each replica: ``(input, target, samples)`` of its micro-batches."""
+    """For each replica, ``(input, target, samples)`` of its micro-batches."""
     assert batch.samples is not None
     found = []
     for replica in range(config.parallelism.data):
@@ -153,7 +153,7 @@ def _microbatches(config: RunConfig, batch: StepBatch) -> list[list[tuple[Any, A
 
 
 def _part(value: Any, place: slice) -> Any:
-    """A replica's samples in memory of their own, as the replica has them: kernels may sum by alignment."""
+    """A replica's samples in their own memory, as in the layout, because kernels may sum differently by alignment."""
     return map_tensors(lambda tensor: tensor[place].clone(), value)
 
 
@@ -168,7 +168,7 @@ def _accumulate(
     loss_scale: float,
     curvature: ReferenceCurvature,
 ) -> tuple[float, float]:
-    """``(loss sum, weight)`` of a step; its summed gradients, scaled like the loss, are in the parameters."""
+    """Return ``(loss sum, weight)`` of a step; its summed gradients, scaled like the loss, are in the parameters."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     device = device_type(config)
     totals: list[list[float]] = []
@@ -197,7 +197,7 @@ def _accumulate(
 
 
 def _seeding(seed: int, step: int, microbatch: int) -> Callable[[int], None]:
-    """Random layers depend on (step, micro-batch over all replicas, layer)."""
+    """Return a function that seeds each layer by (step, micro-batch over all replicas, layer)."""
 
     def before(layer: int) -> None:
         torch.manual_seed(mix_seed(seed, step, microbatch, layer))
@@ -211,7 +211,7 @@ def _all_finite(loss: float, trained: Sequence[Parameter]) -> bool:
 
 
 def _scale_and_clip(config: RunConfig, optimizer: Optimizer, trained: Sequence[Parameter], divisor: float) -> None:
-    """Means out of sums, clipped: of fp32 masters in fp32, where the weights have them."""
+    """Turn sums into means and clip them; for weights with fp32 masters, the masters' fp32 gradients."""
     updated = list(trained)
     if isinstance(optimizer, MasterWeights):
         updated = [optimizer.master_of(parameter) for parameter in trained]
@@ -227,7 +227,7 @@ def _scale_and_clip(config: RunConfig, optimizer: Optimizer, trained: Sequence[P
 
 
 def _clip(trained: Sequence[Parameter], most: float) -> None:
-    """By the global norm: the exact sum of per-parameter squares in float64."""
+    """Clip by the global norm: the exact sum of per-parameter squares in float64."""
     gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
     norm = math.sqrt(math.fsum(float(gradient.double().pow(2).sum()) for gradient in gradients))
     factor = min(1.0, most / (norm + 1e-6))

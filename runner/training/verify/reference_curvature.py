@@ -1,4 +1,7 @@
-"""K-FAC in the plain loop where a schedule says when it sums and inverts: the same step's factors, inverses as old."""
+"""K-FAC in the plain loop, for schedules that say when curvature is summed and inverted.
+
+It uses the factors of the same step, and inverses as old as in the layout.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ __all__ = ["ReferenceCurvature"]
 
 
 class ReferenceCurvature:
-    """What the loop does for an optimizer that may be K-FAC.
+    """The work that the plain loop does for K-FAC; nothing for another optimizer.
 
     Args:
         config: the request.
-        run_dir: holds the profile that its schedule is made from.
+        run_dir: holds the profile from which its schedule is made.
         optimizer: any.
         model: all layers.
         ties: of the model.
@@ -56,7 +59,7 @@ class ReferenceCurvature:
             watch_curvature(optimizer, {0: model}, ties)
 
     def begin(self, step: int) -> None:
-        """A step comes."""
+        """Prepare for a step."""
         if self._curvature is not None and self._plan is not None:
             self._window = step % self._plan.schedule.windows
             self._curvature.begin(self._window)
@@ -64,11 +67,11 @@ class ReferenceCurvature:
             self._kfac.begin()
 
     def seeing(self, microbatch: int) -> AbstractContextManager[object]:
-        """Around a micro-batch's forward."""
+        """The context in which the forward of a micro-batch runs."""
         return nullcontext() if self._curvature is None else self._curvature.seeing(0, microbatch)
 
     def end(self) -> None:
-        """Before the update: the sums, and the inversions that the schedule has in this step."""
+        """Complete the sums, and do the inversions that the schedule has in this step; call it before the update."""
         if self._curvature is None or self._plan is None:
             return
         self._curvature.settle()

@@ -1,4 +1,4 @@
-"""A training rank that leaves its trace: see :mod:`runner.training.verify.trace_files`."""
+"""A training rank that records its gradients and weights: see :mod:`runner.training.verify.trace_files`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["run_traced_rank"]
 
 
 def run_traced_rank(config: RunConfig, run_dir: Path) -> None:
-    """One rank of a training run, without validation, that leaves its trace."""
+    """Run one rank of a training run, without validation, and record its gradients and weights."""
     steps = traced_steps(config, read_profile(run_dir))
     run_rank(config, run_dir, watchers=[_Trace(run_dir, steps)], validate=False)
 
@@ -37,7 +37,7 @@ class _Trace(Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """The engine clears them after the update."""
+        """Copy the gradients now, because the engine clears them after the update."""
         found = [pair for stage in _stages(trainer) for pair in gradients_of(stage).items()]
         self._gradients = {name: gradient.detach().clone() for name, gradient in found}
 
@@ -51,7 +51,7 @@ class _Trace(Callback):
 
 
 def _compared(trainer: pl.Trainer, stage: StageModule) -> Iterable[tuple[str, Tensor]]:
-    """What all replicas have alike, and the first one's buffers."""
+    """The tensors that are equal on all replicas; for the first replica also its buffers."""
     strategy = trainer.strategy
     assert isinstance(strategy, PipelineStrategy)
     state = weights_of(stage)

@@ -1,4 +1,4 @@
-"""The files that a layout and one process are compared by: gradients as the optimizer gets them, and weights.
+"""The files by which a layout and one process are compared: gradients as the optimizer gets them, and weights.
 
 Every rank writes ``<run_dir>/trace/step-<k>/rank-<r>.safetensors`` with the tensors ``gradient/<name>`` and
 ``weight/<name>`` of its stages; steps count from 1.
@@ -21,15 +21,15 @@ from runner.profile import ModelProfile
 __all__ = ["gradients_of", "read_trace", "traced_steps", "weights_of", "write_trace"]
 
 _DIRECTORY = "trace"
-_ORDER = "order"  # safetensors has one of its own
+_ORDER = "order"  # safetensors does not keep the order of tensors
 _MOST_BYTES = 4 << 30
 
 
 def traced_steps(config: RunConfig, profile: ModelProfile) -> range:
-    """The steps that are traced: all, or of a large model the last one."""
+    """The steps that are recorded: all, or for a large model only the last one."""
     weights = sum(layer.weight_bytes + layer.gradient_bytes for layer in profile.layers)
     last = config.trainer.max_steps
-    copies = 1 + config.parallelism.data  # one more of the single process
+    copies = 1 + config.parallelism.data  # one copy per replica, and one for the single process
     return range(1, last + 1) if weights * copies * last <= _MOST_BYTES else range(last, last + 1)
 
 
@@ -50,7 +50,7 @@ def gradients_of(module: StageModule) -> dict[str, Tensor]:
 def write_trace(
     run_dir: Path, step: int, rank: int, gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]
 ) -> None:
-    """Write one rank's part of a step."""
+    """Write one rank's tensors of a step."""
     directory = run_dir / _DIRECTORY / f"step-{step}"
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {f"gradient/{name}": tensor for name, tensor in gradients.items()}
@@ -60,7 +60,7 @@ def write_trace(
 
 
 def read_trace(run_dir: Path, step: int) -> list[dict[str, Tensor]]:
-    """What each rank wrote of a step, by rank, in the order of the model; empty of a step that is not traced."""
+    """The tensors of a step by rank, in the order of the model; empty if the step was not recorded."""
     files = (run_dir / _DIRECTORY / f"step-{step}").glob("rank-*.safetensors")
     by_rank = sorted(files, key=lambda path: int(path.stem.removeprefix("rank-")))
     return [_read(path) for path in by_rank]
