@@ -1,4 +1,4 @@
-"""Files that appear under their name whole and durable, or not at all."""
+"""Writes files so that they appear under their name complete and durable, or not at all."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from runner.errors import RunFailedError
 __all__ = ["TEMPORARY", "CheckpointError", "durably", "first_line", "sync_directory"]
 
 TEMPORARY = ".unfinished-"
-"""How the names of files begin that are being written, or that a killed writer left."""
+"""Prefix of the names of files that are being written, or that a killed writer left behind."""
 
 
 class CheckpointError(Exception):
-    """A file that is no good checkpoint; the message says why."""
+    """A file is not a valid checkpoint; the message says why."""
 
 
 @contextlib.contextmanager
 def durably(path: Path) -> Iterator[Path]:
-    """The place to write what is to become ``path``: it takes that name, durably, where the block ends well.
+    """Yield a temporary path; if the block succeeds, its content becomes ``path``, durably.
 
     Raises:
         RunFailedError: the file system refuses, or what was written could not be read again.
@@ -50,7 +50,8 @@ def durably(path: Path) -> Iterator[Path]:
                 f"the checkpoint {path} could not be loaded again: {error}; the state of callbacks, too, must be "
                 "tensors and plain values, or, in whole files, of classes that checkpoint.allow_pickle names"
             ) from error
-        if isinstance(error, OSError | RuntimeError | SafetensorError):  # torch puts its own on top of the cause
+        # torch raises its own error on top of the cause.
+        if isinstance(error, OSError | RuntimeError | SafetensorError):
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             raise RunFailedError(f"the checkpoint {path} could not be written: {first_line(cause)}") from error
         raise
@@ -65,7 +66,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in a line."""
+    """The message of an error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = next((line for line in lines if "GLOBAL" in line or "Unsupported" in line), None)
     return (named or (lines[0] if lines else type(error).__name__)).rstrip(".")

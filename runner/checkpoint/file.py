@@ -1,8 +1,8 @@
-"""Checkpoint files: written whole or not at all, checked before they are trusted, read without running their code.
+"""Checkpoint files: written completely or not at all, checked before use, and read without running their code.
 
-A file is what ``torch.save`` writes: a zip archive whose members carry CRC-32 sums. A file that was cut short has no
-table of contents, and changed bytes break a sum, so that a damaged file is told from a good one by itself. A directory
-is a checkpoint in parts, see :mod:`runner.checkpoint.parts`; here it is read as if it were a file.
+A file is what ``torch.save`` writes: a zip archive whose members carry CRC-32 sums. An incomplete file has no table of
+contents, and changed bytes break a sum, so a damaged file can be recognised from the file alone. A directory is a
+checkpoint in parts, see :mod:`runner.checkpoint.parts`; the functions here read it like a file.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _ALLOW = "checkpoint.allow_pickle"
 
 
 class PickledError(CheckpointError):
-    """A file that calls what nobody has allowed it to.
+    """A file that would call functions or classes that the user has not allowed.
 
     Attributes:
         path: the file.
-        names: what it calls, ``package.module:name``, as ``checkpoint.allow_pickle`` takes them.
+        names: what it calls, ``package.module:name``, in the form that ``checkpoint.allow_pickle`` takes.
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
@@ -59,10 +59,10 @@ class PickledError(CheckpointError):
 
 @contextlib.contextmanager
 def admitted(names: Sequence[str]) -> Iterator[None]:
-    """Within it, files may call what ``names`` name, ``package.module:name`` each: their code runs, and no other.
+    """Within the block, files may call what ``names`` name, ``package.module:name`` each, and nothing else.
 
     Raises:
-        RequestError: one does not import.
+        RequestError: a name cannot be imported.
     """
     found: list[Any] = [(import_target(_ALLOW, name), name.replace(":", ".")) for name in names]
     with torch.serialization.safe_globals(found):
@@ -75,7 +75,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoint_files(directory: Path) -> dict[int, Path]:
-    """The checkpoints in ``directory`` by step, oldest first, good or not."""
+    """The checkpoints in ``directory`` by step, oldest first, valid or not."""
     found = {}
     for path in directory.glob("step-*.ckpt"):
         match = _NAME.fullmatch(path.name)
@@ -85,10 +85,10 @@ def checkpoint_files(directory: Path) -> dict[int, Path]:
 
 
 def newest_good_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint without damage, and one line for each newer one that was passed over.
+    """The newest checkpoint without damage, and one line for each newer one that was skipped.
 
     Raises:
-        PickledError: the newest may be good, but what it calls is not admitted.
+        PickledError: the newest may be valid, but it calls something that is not admitted.
     """
     passed: list[str] = []
     for path in reversed(checkpoint_files(directory).values()):
@@ -100,10 +100,10 @@ def newest_good_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def damage_of(path: Path) -> str | None:
-    """Why the file cannot be trusted, None for a good one. Reads all of it.
+    """Why the file cannot be trusted, or None for a valid one. Reads all of it.
 
     Raises:
-        PickledError: it may be good, but what it calls is not admitted.
+        PickledError: the file may be valid, but it calls something that is not admitted.
     """
     try:
         if path.is_dir():
@@ -127,20 +127,21 @@ def damage_of(path: Path) -> str | None:
 def _check_sums(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            with archive.open(member) as stream:  # its end raises where the sum does not hold
+            with archive.open(member) as stream:  # reading to the end raises if the sum is wrong
                 while stream.read(_CHUNK_BYTES):
                     pass
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint; its tensors are mapped from the file, not read.
+    """The content of a checkpoint; its tensors are memory-mapped, not read.
 
     Only tensors and plain values (numbers, text, lists, tuples, dictionaries, None) are read, and what is
-    :func:`admitted`: anything else in the file is refused before it is made, so that a stranger's file runs no code.
+    :func:`admitted`. Anything else in the file is refused before it is constructed, so that an untrusted file runs no
+    code.
 
     Raises:
-        PickledError: it holds more than that.
-        CheckpointError: it is no checkpoint.
+        PickledError: the file holds something else.
+        CheckpointError: the file is not a checkpoint.
     """
     content = read_parts(path) if path.is_dir() else _read_file(path)
     if not isinstance(content, dict) or not {"state_dict", "global_step"} <= content.keys():
@@ -156,7 +157,7 @@ def _read_file(path: Path) -> Any:
         if called and not any(name.partition(":")[0] in NEVER_CALLED for name in called):
             raise PickledError(path, called) from error
         raise CheckpointError(f"it holds what is neither a tensor nor a plain value: {first_line(error)}") from error
-    except Exception as error:  # what an admitted class raises, too
+    except Exception as error:  # includes errors of admitted classes
         raise CheckpointError(f"it is damaged or no checkpoint: {first_line(error)}") from error
 
 
@@ -170,7 +171,7 @@ def _called(path: Path) -> list[str]:
 
 
 def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
-    """Write ``content`` durably under its name, or leave what was there.
+    """Write ``content`` durably under its name, or leave the earlier file unchanged.
 
     Raises:
         RunFailedError: the file system refuses, or :func:`read_checkpoint` would refuse the content.
@@ -182,7 +183,7 @@ def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint, whole or in parts, or do nothing where there is none."""
+    """Delete a checkpoint, a file or in parts; do nothing if there is none."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -190,6 +191,6 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what writers that were killed left behind; call it while nobody writes."""
+    """Delete unfinished files of killed writers; call it only while nobody writes."""
     for path in [*directory.glob(f"{TEMPORARY}*"), *directory.glob(f"*/{TEMPORARY}*")]:
         path.unlink(missing_ok=True)

@@ -1,13 +1,13 @@
-"""Checkpoints in parts: a directory with a file of every rank, each of which proves itself.
+"""Checkpoints in parts: a directory with one file per rank, each of which can be checked by itself.
 
 A part is a safetensors file. Its header holds the plain values as JSON and a SHA-256 over these and all tensors; no
-byte of it is code. A part takes its name when it is whole and on the disk, and a directory is a checkpoint when the
-parts of all ranks are there: no rank waits for another, and a save that was cut is told from a whole one.
+byte of it is code. A part gets its name only when it is complete and on the disk, and a directory is a checkpoint when
+the parts of all ranks are there. No rank waits for another, and an interrupted save can be told from a complete one.
 
-torch.distributed.checkpoint has a safetensors storage, too. With every rank writing its own, its ``finish`` leaves no
-mark that the save was completed, its reader takes the files that it finds for the whole, and neither keeps sums (torch
-2.13, ``torch/distributed/checkpoint/hf_storage.py``: ``HuggingFaceStorageWriter.finish``,
-``HuggingFaceStorageReader.read_metadata``): a checkpoint that lost a file or a bit would be loaded.
+torch.distributed.checkpoint has a safetensors storage, too. With every rank writing its own part, its ``finish`` leaves
+no mark that the save was completed, its reader takes the files that it finds for the whole, and neither keeps sums
+(torch 2.13, ``torch/distributed/checkpoint/hf_storage.py``: ``HuggingFaceStorageWriter.finish``,
+``HuggingFaceStorageReader.read_metadata``). A checkpoint that lost a file or a bit would be loaded.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 
 
 def write_part(content: Mapping[str, Any], directory: Path, rank: int, ranks: int) -> None:
-    """Write what ``rank`` has of a checkpoint, durably.
+    """Write the part of ``rank`` of a checkpoint, durably.
 
     Args:
-        content: tensors, each with memory of its own, and plain values.
+        content: tensors, each with its own memory, and plain values.
 
     Raises:
         RunFailedError: the file system refuses, or there is another kind of value.
@@ -49,9 +49,9 @@ def write_part(content: Mapping[str, Any], directory: Path, rank: int, ranks: in
 
 
 def read_parts(directory: Path) -> dict[str, Any]:
-    """The whole checkpoint; its tensors are mapped from the files, not read.
+    """The whole checkpoint; its tensors are memory-mapped, not read.
 
-    What several parts have, such as the settings of an optimizer, is the lowest rank's.
+    Entries that several parts have, such as the settings of an optimizer, are taken from the lowest rank.
 
     Raises:
         CheckpointError: a part is missing or damaged.
@@ -67,12 +67,12 @@ def read_parts(directory: Path) -> dict[str, Any]:
 
 
 def has_parts(directory: Path) -> bool:
-    """Whether a directory is a checkpoint, good or not."""
+    """Whether a directory is a checkpoint in parts, valid or not."""
     return any(_NAME.fullmatch(path.name) for path in directory.iterdir())
 
 
 def check_parts(directory: Path) -> None:
-    """Read all of it.
+    """Read all parts and compare their sums.
 
     Raises:
         CheckpointError: a part is missing or damaged.
@@ -84,10 +84,10 @@ def check_parts(directory: Path) -> None:
 
 
 def _parts(directory: Path) -> list[Path]:
-    """By rank.
+    """The files of the parts, in the order of ranks.
 
     Raises:
-        CheckpointError: one is missing, or there are parts of several saves.
+        CheckpointError: a part is missing, or there are parts of several saves.
     """
     found: dict[int, dict[int, Path]] = {}
     for path in directory.iterdir():
@@ -104,7 +104,7 @@ def _parts(directory: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[str, str, dict[str, Tensor]]:
-    """The plain values as JSON, the sum that was written, and the tensors."""
+    """The plain values as JSON, the saved sum, and the tensors."""
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
@@ -124,7 +124,7 @@ def _sum_of(plain: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """``value`` for JSON, which has neither tuples nor keys that are numbers; its tensors go to ``tensors``."""
+    """``value`` for JSON, which has neither tuples nor integer keys; its tensors are put into ``tensors``."""
     match value:
         case Tensor():
             tensors[path] = value

@@ -1,4 +1,4 @@
-"""Optimizer state by global parameter name, so that a checkpoint does not depend on who held which layer."""
+"""Optimizer state by global parameter name, so that a checkpoint does not depend on which rank held which layer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def own_optimizer_state(
     """``{"state": {global name: {…}}, "param_groups": [settings]}`` of this rank; tensors on the CPU.
 
     Args:
-        states: by parameter, where the optimizer's own are of something else.
+        states: by parameter; needed if the optimizer's own states belong to other tensors than the parameters.
     """
     optimizer = getattr(optimizer, "_optimizer", optimizer)
     found = optimizer.state if states is None else states
@@ -47,7 +47,7 @@ def own_optimizer_state(
 
 
 def own_buffers(stages: Mapping[int, StageModule]) -> dict[str, Tensor]:
-    """Persistent buffers of this rank by global name, on the CPU: what forwards may change, e.g. running statistics."""
+    """Persistent buffers of this rank by global name, on the CPU; a forward may change them (running statistics)."""
     found = {}
     for module in stages.values():
         weights = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -58,7 +58,7 @@ def own_buffers(stages: Mapping[int, StageModule]) -> dict[str, Tensor]:
 
 
 def load_buffers(stages: Mapping[int, StageModule], buffers: Mapping[str, Tensor]) -> None:
-    """Copy ``buffers`` into the stages that hold them; what is not there stays."""
+    """Copy ``buffers`` into the stages that hold them; other buffers are unchanged."""
     for module in stages.values():
         for name, value in module.state_dict().items():
             if module.global_name(name) in buffers:
@@ -66,7 +66,7 @@ def load_buffers(stages: Mapping[int, StageModule], buffers: Mapping[str, Tensor
 
 
 def gather_optimizer_state(parts: Sequence[dict[str, Any] | None] | None) -> dict[str, Any]:
-    """One state out of the ranks'; the settings are the same on each."""
+    """Merge the states of the ranks into one; the settings are the same on each."""
     held = [part for part in parts or [] if part is not None]
     if not held:
         return {}
@@ -77,9 +77,9 @@ def gather_optimizer_state(parts: Sequence[dict[str, Any] | None] | None) -> dic
 
 
 def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule], state: Mapping[str, Any]) -> None:
-    """Put this rank's part of a whole state into its optimizer."""
+    """Load this rank's part of a whole state into its optimizer."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = {parameter: number for number, parameter in enumerate(held)}  # torch numbers them in this order
+    numbers = {parameter: number for number, parameter in enumerate(held)}  # torch numbers parameters in this order
     own = {
         numbers[parameter]: as_counted(optimizer, _copied(state["state"][name]))
         for name, parameter in named_parameters(stages).items()
@@ -93,8 +93,10 @@ def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule]
 
 
 def as_counted(optimizer: Optimizer, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """One weight's saved state for an optimizer of perhaps another kind: torch's count their steps in a tensor,
-    DeepSpeed's in a number."""
+    """One weight's saved state in the form of this optimizer.
+
+    torch's optimizers count their steps in a tensor, DeepSpeed's in a number.
+    """
     step, kind = entries.get("step"), type(optimizer).__module__
     if isinstance(step, int | float) and kind.startswith("torch.optim"):
         return {**entries, "step": torch.tensor(float(step))}
@@ -104,7 +106,7 @@ def as_counted(optimizer: Optimizer, entries: Mapping[str, Any]) -> dict[str, An
 
 
 def tensor_problems(model: Mapping[str, Sequence[int]], checkpoint: Mapping[str, Tensor]) -> list[Problem]:
-    """Why a checkpoint's weights are not this model's: the first tensors that differ, in the model's order.
+    """Reasons why a checkpoint's weights do not fit this model: the first tensors that differ, in model order.
 
     Args:
         model: shapes by global name, of the whole model.
@@ -126,12 +128,12 @@ def tensor_problems(model: Mapping[str, Sequence[int]], checkpoint: Mapping[str,
 
 
 def _copied(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors of one's own: those of a checkpoint are mapped from its file."""
+    """Copies of the tensors, because those of a checkpoint are memory-mapped."""
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
 
 
 def named_parameters(stages: Mapping[int, StageModule]) -> dict[str, Parameter]:
-    """By global name."""
+    """Parameters by global name."""
     return {
         module.global_name(name): parameter
         for module in stages.values()
