@@ -1,4 +1,4 @@
-"""Count the bytes of live tensors, exactly, on any device: real, fake or meta."""
+"""Counts the bytes of live tensors exactly, on any device: real, fake or meta."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["LiveTracker", "StorageNumbers"]
 
 
 class StorageNumbers:
-    """A number for each tensor's storage that no other storage gets, also after this one is freed."""
+    """Numbers the storages of tensors; a number is never used again, even after its storage is freed."""
 
     def __init__(self) -> None:
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count()
 
     def of(self, tensor: Tensor) -> int:
-        """The storage's number."""
+        """The number of the tensor's storage."""
         storage = tensor.untyped_storage()
         if storage not in self._numbers:
             self._numbers[storage] = next(self._next)
@@ -32,9 +32,9 @@ class StorageNumbers:
 class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storages that operators allocate while the mode is active, and their peak.
 
-    A storage counts from the operator that made it until it is freed; views and in-place results share the storage
-    of their inputs and count nothing. The backward pass is seen too, because on the CPU it runs in the calling
-    thread. On the CPU the peak equals the allocator's to the byte.
+    A storage counts from the operator that made it until it is freed. Views and in-place results share the storage of
+    their inputs and count nothing. The backward pass is tracked too, because on the CPU it runs in the calling thread.
+    On the CPU the peak equals the allocator's to the byte.
 
     Attributes:
         live: bytes alive now.
@@ -48,7 +48,7 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def reset_peak(self) -> None:
-        """Forget the peak so far: it starts again from what is alive now."""
+        """Set the peak to what is alive now."""
         self.peak = self.live
 
     def watch(self, tensor: Tensor) -> None:
@@ -63,7 +63,7 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weakref.finalize(storage, self._freed, num_bytes)
 
     def counted_bytes(self, tensor: Tensor) -> int:
-        """Of the storage, if it counts: it was made under the mode, or is watched."""
+        """Bytes of the storage if it is counted (made under the mode, or watched), else 0."""
         storage = tensor.untyped_storage()
         return int(storage.nbytes()) if storage in self._seen else 0
 
@@ -83,5 +83,5 @@ class LiveTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _strided(values: Any) -> list[Tensor]:
-    """The tensors of ``values`` that have a storage: sparse ones have none of their own."""
+    """The tensors in ``values`` that have a storage; sparse tensors have none."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]

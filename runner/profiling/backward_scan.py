@@ -1,4 +1,4 @@
-"""Measure a layer as it runs in a stage and not alone: its backward where other layers follow, its second forward."""
+"""Measures a layer as it runs inside a stage: its backward when other layers follow, and its recomputed forward."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["as_leaf", "chained_backward_bytes", "stopped_forward_bytes"]
 
 
 def as_leaf(tensor: Tensor) -> Tensor:
-    """The tensor as the next layer takes it when it is looked at alone: the same memory, no graph."""
+    """The tensor as the next layer receives it when it is measured alone: the same memory, detached from the graph."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def chained_backward_bytes(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:
-    """Run ``function`` forward and backward; its peak above what it saved and the gradient of its output.
+    """Run ``function`` forward and backward; return its peak bytes above its saved tensors and output gradient.
 
     Args:
-        function: a layer or loss; gradients of its weights are there already.
+        function: a layer or loss; the gradients of its weights are allocated already.
         value: its input: tensors in containers.
         tracker: active; its peak is reset.
     """
@@ -41,7 +41,9 @@ def chained_backward_bytes(function: Callable[[Any], Any], value: Any, tracker: 
 
 
 def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> int:
-    """Run ``function`` forward; the most above what was alive before, until autograd saved the last tensor.
+    """Run ``function`` forward; return its peak bytes until autograd has saved the last tensor.
+
+    The peak counts from what was alive before the call.
 
     Args:
         function, value, tracker: as in :func:`chained_backward_bytes`.
@@ -60,7 +62,7 @@ def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: L
 
 
 class _Later(torch.autograd.Function):
-    """Stands for the layers behind: keeps nothing, and makes a gradient that only autograd holds."""
+    """Takes the place of the layers that follow: saves nothing, and makes a gradient that only autograd holds."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor) -> Tensor:

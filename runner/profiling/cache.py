@@ -1,6 +1,6 @@
-"""Layer profiles on disk, so that planning the same run twice measures once.
+"""Caches layer profiles on disk, so that planning the same run twice measures only once.
 
-A profile is found again by what it depends on: the model, data and loss with their arguments, the micro-batch,
+The key of a profile contains all that it depends on: the model, data and loss with their arguments, the micro-batch,
 precision, optimizer, device, threads, the processor, torch, and the source of every module outside the installed
 packages (so an edited model is profiled again). Deleting the folder is always safe.
 """
@@ -30,9 +30,9 @@ __all__ = ["cached_profile"]
 
 
 def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile]) -> ModelProfile:
-    """The profile of a request: from the cache, else made and kept. A cache that cannot be written is done without."""
+    """The profile of a request, from the cache or newly made and then saved. Errors of the cache are ignored."""
     for section, target in (("model", config.model.target), ("data", config.data.target), ("loss", config.loss.target)):
-        import_target(f"{section}.target", target)  # so that their sources count
+        import_target(f"{section}.target", target)  # imported, so that their sources are part of the key
     if config.optimizer.target is not None:
         import_target("optimizer.target", config.optimizer.target)
     if config.data.collate is not None:
@@ -78,7 +78,7 @@ def _key(config: RunConfig) -> str:
 
 
 def _beside_its_own(config: RunConfig) -> list[object]:
-    """What a LightningModule may be refused for, which is seen when it is profiled."""
+    """Settings that may be refused beside a LightningModule's own, which profiling finds out."""
     return [
         config.optimizer.name == "auto" and config.optimizer != OptimizerConfig(name="auto"),
         config.optimizer.name == "auto" and config.lr_scheduler != LrSchedulerConfig(name="constant"),
@@ -87,7 +87,7 @@ def _beside_its_own(config: RunConfig) -> list[object]:
 
 
 def _cut(config: RunConfig) -> list[int]:
-    """What the cut of a traced model depends on."""
+    """The settings on which the cut of a traced model depends."""
     return [config.parallelism.pipeline, num_stages(config)]
 
 
@@ -102,9 +102,9 @@ def _processor() -> str:
 
 
 def _digest_of_sources() -> str:
-    """Of this package, and of the loaded modules that are neither the standard library's nor installed packages'.
+    """Digest of this package's sources and of loaded modules outside the standard and installed libraries.
 
-    Of the package all files count, not only what a command has loaded: a plan's profile is the run's.
+    All files of the package count, not only those that a command has loaded, so that a plan and a run share profiles.
     """
     installed = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     loaded = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
@@ -120,6 +120,6 @@ def _digest_of_sources() -> str:
 
 
 def _files_of_package() -> set[str]:
-    """Recipes included, which are a link in a clone."""
+    """The Python files of this package, including the recipes, which are a symbolic link in a clone."""
     walked = os.walk(Path(runner.__file__).parent, followlinks=True)
     return {os.path.join(folder, name) for folder, _, names in walked for name in names if name.endswith(".py")}

@@ -1,4 +1,4 @@
-"""What K-FAC has to do for a layer of the model: its factors, and how long they take on this machine."""
+"""Profiles the work of K-FAC for a layer: its Kronecker factors, and how long they take on this machine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _TIMED_RUNS = 3
 
 
 def factors_of(layers: Iterable[nn.Linear], function: Callable[[Any], Any], value: Any) -> tuple[FactorProfile, ...]:
-    """The factors of ``layers``, seen in one forward.
+    """The factors of ``layers``, with the sizes seen in one forward.
 
     Args:
-        layers: that are preconditioned.
+        layers: the layers that are preconditioned.
         function: runs them, given ``value``.
     """
     found: list[FactorProfile] = []
@@ -51,10 +51,10 @@ def factors_of(layers: Iterable[nn.Linear], function: Callable[[Any], Any], valu
 def factor_timer(
     device: torch.device, now: Callable[[], float]
 ) -> Callable[[Iterable[FactorProfile]], tuple[FactorProfile, ...]]:
-    """What gives factors their seconds: the median of three after a warm-up, once for each shape.
+    """Return a function that adds measured seconds to factors: median of three runs, once for each shape.
 
     Args:
-        device: where they are.
+        device: the device of the factors.
         now: the clock.
     """
 

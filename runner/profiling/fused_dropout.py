@@ -1,4 +1,4 @@
-"""Dropout as CUDA computes it, on tensors that are elsewhere: what is saved for the backward is a byte per element."""
+"""Dropout as CUDA computes it, on tensors of any device: one byte per element is saved for the backward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["FusedDropout"]
 
 
 class FusedDropout(TorchFunctionMode):
-    """While it is active, dropout keeps a mask of bytes, as on CUDA; on a CPU it keeps noise as wide as its input.
+    """While active, dropout saves a mask of bytes, as on CUDA; on a CPU it would save noise as wide as its input.
 
     Source: aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable.
     """

@@ -1,4 +1,4 @@
-"""One layer's row of a profile: what a forward and a backward of it keep, make and compute."""
+"""Profiles one layer: the bytes that its forward and backward keep and allocate, and their FLOPs."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def profile_call(
     numbers: StorageNumbers,
     module: nn.Module | None = None,
 ) -> tuple[Any, LayerProfile]:
-    """Run ``function`` forward and backward; its detached output, and its row.
+    """Run ``function`` forward and backward; return its detached output and its row of the profile.
 
     Args:
-        name: of the row.
-        value: what it is given; any nest of tensors.
-        tracker: is active.
-        numbers: tell the storages of all rows apart.
-        module: whose weights and buffers ``function`` uses.
+        name: name of the row.
+        value: its input; any nest of tensors.
+        tracker: active.
+        numbers: gives the storages of all rows distinct numbers.
+        module: the module whose weights and buffers ``function`` uses.
     """
     parameters = list(module.parameters()) if module is not None else []
     buffers = list(module.buffers()) if module is not None else []
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter)  # gradients are allocated for good: only temporaries count
+        parameter.grad = torch.zeros_like(parameter)  # gradients are allocated permanently, so only temporaries count
     stopped = stopped_forward_bytes(function, value, tracker)
     chained = chained_backward_bytes(function, value, tracker)
     given = map_tensors(as_leaf, value)
@@ -83,12 +83,12 @@ def profile_call(
 
 
 def num_bytes(value: Any) -> int:
-    """Of all tensors in a nest."""
+    """Bytes of all tensors in a nest."""
     return sum(tensor.numel() * tensor.element_size() for tensor in flatten(value)[0])
 
 
 def _forward(function: Callable[[Any], Any], given: Any, tracker: LiveTracker) -> tuple[Any, int, int, float]:
-    """The output, the bytes that are kept after it and at its peak, its FLOPs."""
+    """Return the output, the bytes alive after it, the bytes alive at its peak, and its FLOPs."""
     base = tracker.live
     tracker.reset_peak()
     with FlopCounterMode(display=False) as flops:
@@ -97,7 +97,7 @@ def _forward(function: Callable[[Any], Any], given: Any, tracker: LiveTracker) -
 
 
 def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, float]:
-    """The bytes that it makes at its peak on top of what was there, its FLOPs."""
+    """Return the peak bytes above what was alive before, and the FLOPs."""
     gradients = [torch.ones_like(root) for root in roots]
     before = tracker.live
     tracker.reset_peak()

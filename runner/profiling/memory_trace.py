@@ -1,4 +1,4 @@
-"""Record what one micro-batch's forward and backward through all layers allocate and free, in order."""
+"""Records what the forward and backward of one micro-batch through all layers allocate and free, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["trace_memory"]
 
 
 class _Recorder(LiveTracker):  # type: ignore[no-untyped-call]
-    """A tracker that writes down what it sees."""
+    """A tracker that records every allocation and release."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _Recorder(LiveTracker):  # type: ignore[no-untyped-call]
         self._note(kind, number)
 
     def gradient(self, index: int) -> Callable[[Tensor], None]:
-        """A hook for the parameter of this index."""
+        """Return a hook for the parameter with this index."""
 
         def hook(parameter: Tensor) -> None:
             assert parameter.grad is not None
@@ -62,7 +62,7 @@ def trace_memory(
     dtype: torch.dtype,
     autocast: torch.dtype | None = None,
 ) -> MemoryTrace:
-    """The trace of one micro-batch of fake tensors; all layers are built at once.
+    """Record one micro-batch of fake tensors; all layers are built at once.
 
     Args:
         sources, inputs, targets, loss, dtype, autocast: see :func:`runner.profiling.model.profile_layers`.
@@ -82,7 +82,7 @@ def trace_memory(
         recorder.mark("backward")
         torch.autograd.backward(total)
         del total
-    events = tuple(recorder.events)  # what goes after this is the end of the trace, not of the step
+    events = tuple(recorder.events)  # what is freed after this belongs to the end of the recording, not to the step
     return MemoryTrace(events, tuple(p.numel() for _, p in owned), tuple(layer for layer, _ in owned))
 
 

@@ -1,8 +1,8 @@
-"""Make a :class:`runner.profile.ModelProfile`: bytes and FLOPs from fake tensors, seconds from a clock.
+"""Makes a :class:`runner.profile.ModelProfile`: bytes and FLOPs from fake tensors, seconds from a clock.
 
-Bytes come from running each layer forward and backward on fake tensors under the live tracker, which sees the same
-allocations as a real run, so that a model of any size is profiled on a laptop. A model whose code cannot run on fake
-tensors is run for real instead.
+Each layer runs forward and backward on fake tensors under the live tracker, which sees the same allocations as a real
+run, so a model of any size can be profiled on a laptop. A model whose code cannot run on fake tensors is run for real
+instead.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ logger = logging.getLogger(__name__)
 def profile_model(config: RunConfig) -> ModelProfile:
     """Profile the model of a request for its largest micro-batch.
 
-    Seconds are measured where this machine is the one planned for and the model is small enough to run here; else
+    Seconds are measured if this machine is the one planned for and the model is small enough to run here. Otherwise
     they are estimated from FLOPs and ``hardware``.
 
     Raises:
-        RequestError: the model, data or loss cannot be loaded, or a layer does not take what the one before gives.
+        RequestError: the model, data or loss cannot be loaded, or a layer does not accept the output of the one before.
     """
     return cached_profile(config, _profile_model)
 
@@ -77,7 +77,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         raise
     except Exception as error:  # a user's code may do anything that fake tensors cannot
         profile = _on_real_tensors(config, inputs, targets)
-        logger.info("profiled on real tensors, because fake ones do not do: %s", error)
+        logger.info("profiled on real tensors, because fake tensors cannot run the model: %s", error)
     if not any(row.gradient_bytes for row in profile.layers):
         why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
         raise RequestError([Problem("model.target", config.model.target, "must have parameters to train", why)])
@@ -95,7 +95,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
 
 
 def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
-    """Bytes per byte of gradient: optimizer states, with masters and the average of weights; masters alone."""
+    """Bytes per byte of gradient: first of optimizer states, masters and averaged weights, then of masters alone."""
     wide = torch.float32.itemsize / dtype.itemsize
     master = wide if PRECISIONS[config.precision.name].master_weights else 0.0
     average = wide if config.trainer.ema_decay is not None else 0.0
@@ -108,7 +108,10 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] | None:
-    """Of a parameter of so many elements, as :func:`_state_ratios` counts them; None where a ratio tells it exactly."""
+    """A function from the elements of a parameter to its state bytes, or None if a ratio is exact.
+
+    It counts what :func:`_state_ratios` counts.
+    """
     kind = OPTIMIZERS[config.optimizer.name]
     if kind.curvature:
         per_byte = _state_ratios(config, dtype)[0]
@@ -118,7 +121,7 @@ def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] 
         return None
     wide = torch.float32.itemsize
     copies = wide * (PRECISIONS[config.precision.name].master_weights + (config.trainer.ema_decay is not None))
-    # What a 1-bit optimizer left over: of all it sends, and of its chunk of what all send.
+    # Compression errors of a 1-bit optimizer: of all that a rank sends, and of its chunk of the average.
     errors = ERROR_WIDTH * (1 + 1 / config.parallelism.data) if kind.compresses else 0.0
     return lambda elements: own(elements) + math.ceil((copies + errors) * elements)
 
@@ -128,7 +131,7 @@ def _has_curvature(config: RunConfig) -> bool:
 
 
 def _own_state_ratio(config: RunConfig) -> float | None:
-    """Of what a LightningModule's ``configure_optimizers`` returns; None where it has none or cannot say."""
+    """The ratio for the optimizer of a LightningModule's ``configure_optimizers``; None if unknown or absent."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     module = None
@@ -142,19 +145,19 @@ def _own_state_ratio(config: RunConfig) -> float | None:
         return observed_state_ratio(lambda given: type(optimizer)(given, **optimizer.defaults))
     except RequestError:
         raise
-    except Exception as error:  # it may ask for a Trainer, or be of a class with arguments of its own
+    except Exception as error:  # it may need a Trainer, or its class may have further arguments
         if module is not None:
-            logger.info("the states of its own optimizer are taken for AdamW's: %s", error)
+            logger.info("the states of the model's own optimizer are assumed to be as large as AdamW's: %s", error)
         return None
 
 
 @contextmanager
 def _faked(config: RunConfig, inputs: Any, targets: Any) -> Iterator[tuple[LoadedModel, Any, Any]]:
-    """The model and a micro-batch without memory, computing as the device planned for does."""
+    """The model and a micro-batch without memory, computed as on the device that is planned for."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # It prints the traceback of what fails; whether that is a fake tensor's limit or an error, a real run will show.
+    # torch logs the traceback of a failure here, but only a real run shows whether it is more than a limit of fake tensors.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode, dropout:
@@ -172,14 +175,14 @@ def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
 
 
 def trace_of(config: RunConfig, inputs: Any, targets: Any) -> MemoryTrace:
-    """What a micro-batch allocates, on fake tensors. Raises whatever the model's code does where it takes none."""
+    """Record what a micro-batch allocates, on fake tensors. Raises any error of the model's code on fake tensors."""
     with _faked(config, inputs, targets) as (model, fake_inputs, fake_targets):
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
         return trace_memory(model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast)
 
 
 def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfile:
-    """Like the run itself: what fails here would fail there."""
+    """Profile with real tensors, as in the run itself: what fails here would fail there."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     model = load_model(config)
     try:
@@ -192,7 +195,7 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
 
 
 class _LayerError(Exception):
-    """A layer, or the loss (``index`` None), does not take what it is given."""
+    """A layer, or the loss (``index`` None), does not accept its input."""
 
     def __init__(self, index: int | None, what: str, given: Any, cause: Exception) -> None:
         self.index = index
@@ -217,9 +220,9 @@ def profile_layers(
         inputs, targets: one micro-batch, real or fake.
         loss: the loss function.
         dtype: of weights and, without ``autocast``, activations.
-        autocast: format of the forwards' matrix products, or None.
-        state_bytes: optimizer states of a parameter of so many elements; None = the profile's ratio tells.
-        curvature: the optimizer keeps factors of layers' curvature besides.
+        autocast: format of the matrix products in forwards, or None.
+        state_bytes: elements of a parameter to the bytes of its optimizer states; None = use the profile's ratio.
+        curvature: whether the optimizer also keeps factors of the layers' curvature.
     """
     value = to_precision((inputs, targets) if sources[0].step is not None else inputs, dtype)
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
@@ -264,7 +267,7 @@ def profile_layers(
 
 @contextmanager
 def _named(index: int | None, what: str, given: Any) -> Iterator[None]:
-    """Whatever a user's code raises within it is told of ``what``; a request's problems are as they are."""
+    """Turn errors of a user's code in the block into errors about ``what``; RequestErrors pass unchanged."""
     try:
         yield
     except RequestError:
@@ -274,7 +277,7 @@ def _named(index: int | None, what: str, given: Any) -> Iterator[None]:
 
 
 def _checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:
-    """The loss as a sum over samples, through which there is a gradient."""
+    """The loss as a sum over samples; it must have a gradient."""
     total = loss_sum(loss(to_precision(output, torch.float32), targets), samples)[0]
     if not total.requires_grad and any(tensor.requires_grad for tensor in flatten(output)[0]):
         why = "Its gradient by the output is cut off (detach, no_grad): nothing would be trained"
@@ -312,7 +315,7 @@ def _refuse_no_tensor(index: int, module: nn.Module, output: Any) -> None:
 
 
 def _refuse_hidden_ties(source: LayerSource, module: nn.Module, owners: WeakIdKeyDictionary) -> None:
-    """Layers that are built one by one are not seen together on any rank, where they could be kept equal."""
+    """Refuse a weight shared by layers that are built one by one: no rank sees them together to keep it equal."""
     for name, parameter in module.named_parameters():
         full_name = source.full_name(name)
         index, held = owners.setdefault(parameter, (source.index, full_name))  # type: ignore[no-untyped-call]
@@ -323,7 +326,7 @@ def _refuse_hidden_ties(source: LayerSource, module: nn.Module, owners: WeakIdKe
 
 
 def _tokens_per_sample(targets: Any) -> int | None:
-    """Integer targets of two axes are sequences of tokens."""
+    """Length of the sequences: integer targets with two axes are taken as sequences of tokens."""
     tensors, _ = flatten(targets)
     if len(tensors) == 1 and tensors[0].dim() == 2 and not tensors[0].is_floating_point():
         return int(tensors[0].shape[1])

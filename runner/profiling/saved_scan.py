@@ -1,7 +1,7 @@
-"""Look at what autograd saves in one forward, and which operators made it.
+"""Finds out what autograd saves in one forward, and which operators made it.
 
-The forward runs under hooks that drop every saved tensor, as a checkpointed forward does, so that its peak is that of a
-forward that keeps nothing.
+The forward runs under hooks that drop every saved tensor, as the forward of a checkpointed layer does, so its peak is
+that of a forward that keeps nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class ForwardScan:
         saved: storage to bytes of what autograd saved; without inputs, parameters and buffers.
         outputs: storages of the layer's output.
         operators: those whose outputs a policy may keep, in order.
-        peak_bytes: the most that was alive above what was there before.
+        peak_bytes: most bytes alive above what was alive before.
         saves_input: whether the input is saved.
-        given, made: storages of the tensors of its input and its output, in order.
-        kept: storages of them that are saved.
-        needed: how many of the operators had run when autograd saved the last tensor; a second forward stops there.
+        given, made: storages of the tensors in its input and in its output, in order.
+        kept: the storages among these that are saved.
+        needed: how many of the operators had run when autograd saved the last tensor; recomputation stops there.
     """
 
     saved: dict[int, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class ForwardScan:
         return bool(self.outputs & self.saved.keys()) or not self.outputs
 
     def recomputation(self, forward_flops: float) -> dict[str, Recomputation]:
-        """For every preset, and ``""`` for none: what is kept and what a second forward makes."""
+        """For every preset, and ``""`` for none: what is kept and what the recomputed forward makes."""
         found = {"": Recomputation(0, sum(self.saved.values()), forward_flops)}
         for preset in PRESETS:
             choice = SaveChoice(preset)
@@ -120,13 +120,13 @@ def scan_forward(
 
 
 def operator_name(operator: Any) -> str:
-    """``namespace::name`` without the overload."""
+    """The operator's name as ``namespace::name``, without the overload."""
     schema = getattr(operator, "_schema", None)
     return str(schema.name) if schema is not None else str(operator.name())
 
 
 def _no_backward(dropped: None) -> Tensor:
-    raise RuntimeError("a forward that was only looked at has no backward")
+    raise RuntimeError("this forward was only measured and has no backward")
 
 
 class _Scanner(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own base is not typed

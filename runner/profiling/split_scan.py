@@ -1,4 +1,4 @@
-"""Measure what a layer's split backward leaves to W."""
+"""Measures what the split backward of a layer leaves to W, the gradient of its weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["split_figures"]
 
 
 def split_figures(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> SplitBackward:
-    """Run ``function`` forward, and I of its backward; weights' gradients are views of buffers that are there.
+    """Run ``function`` forward, then I (the input gradient); the gradients of weights must be allocated already.
 
     Args:
         function: a layer or loss.
-        value: its input: tensors in containers, whose copies are made and dropped.
+        value: its input: tensors in containers; copies of them are made and dropped.
         tracker: active; its peak is reset.
     """
     base = tracker.live

@@ -1,4 +1,4 @@
-"""Seconds of a model's layers on this machine, each timed alone."""
+"""Measures the seconds of a model's layers on this machine, each layer alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
 
 
 def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any) -> ModelProfile:
-    """Time every layer alone, forward and backward, whole and in two parts: the median of three after a warm-up."""
+    """Time every layer alone: forward, backward, and backward in two parts; median of three after a warm-up."""
     device = torch.device(device_type(config))
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     model = load_model(config)
@@ -81,7 +81,7 @@ def _summed(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tens
 
 
 def _time_call(function: Any, value: Any, device: torch.device, row: LayerProfile) -> tuple[Any, LayerProfile]:
-    """The output of ``function``, and its row with seconds."""
+    """Return the output of ``function``, and its row with seconds."""
     lists: tuple[list[float], ...] = ([], [], [], [])
     forward, backward, of_input, of_weights = lists
     output: Any = None
@@ -107,7 +107,7 @@ def _time_call(function: Any, value: Any, device: torch.device, row: LayerProfil
 
 
 def _forward(function: Any, value: Any) -> tuple[Any, list[Tensor], list[Tensor]]:
-    """The output, the leaves of the input and the roots of the output that require gradients."""
+    """Return the output, and those leaves of the input and roots of the output that require gradients."""
     given = map_tensors(as_leaf, value)
     output = function(enter_graph(given))
     leaves, roots = ([tensor for tensor in flatten(part)[0] if tensor.requires_grad] for part in (given, output))
