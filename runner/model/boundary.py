@@ -1,7 +1,7 @@
-"""What passes between two layers: a tensor, or tuples, lists and dicts of tensors and plain values.
+"""Values that pass between two layers: a tensor, or tuples, lists and dicts of tensors and plain values.
 
-A boundary is flattened to a list of tensors and a JSON-able structure, so that it can cross a process
-border: tensors as messages, the structure once in an announcement.
+A value is flattened to a list of tensors and a JSON-able structure, so that it can cross a process border: tensors as
+messages, the structure once in an announcement.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ Structure: TypeAlias = Any
 
 
 def flatten(value: Any) -> tuple[list[Tensor], Structure]:
-    """The tensors of ``value`` in order, and how to put them back.
+    """Return the tensors of ``value`` in order, and the structure that puts them back.
 
     Raises:
-        TypeError: something that is no tensor, container of tensors, or plain value (None, bool, int, float, str).
+        TypeError: it contains something other than tensors, containers of tensors, or plain values (None, bool, int,
+            float, str).
     """
     tensors: list[Tensor] = []
     return tensors, _flatten(value, tensors)
@@ -77,7 +78,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def num_samples(value: Any) -> int:
-    """Length of the first axis of the first tensor."""
+    """The length of the first axis of the first tensor."""
     tensors, _ = flatten(value)
     return tensors[0].shape[0] if tensors and tensors[0].dim() else 1
 
@@ -94,23 +95,23 @@ def shapes(value: Any) -> str:
 
 
 def call_arguments(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch's input as a model's arguments: a tuple or list is positional, a dict is keywords."""
+    """A batch's input as arguments of a model: a tuple or list is positional, a dict is keywords."""
     if isinstance(value, dict):
         return (), value
     return (tuple(value), {}) if isinstance(value, tuple | list) else ((value,), {})
 
 
 def enter_graph(value: Any) -> Any:
-    """The leaves that cross a boundary as their layer takes them.
+    """Turn the leaf tensors of a boundary into inputs that a layer may change in place.
 
-    Autograd refuses in-place operations (``nn.ReLU(inplace=True)``) on leaves, which no tensor within an uncut model
-    is. What this returns shares the leaves' memory and hands its gradients on to them.
+    Autograd refuses in-place operations (``nn.ReLU(inplace=True)``) on leaves. In an uncut model the layer's input is
+    not a leaf. The returned tensors share the leaves' memory and pass their gradients on to them.
     """
     return map_tensors(_entered, value)
 
 
 def _entered(tensor: Tensor) -> Tensor:
-    """Of a leaf, what autograd takes for no view of it, of the same shape; without a Python function in the graph."""
+    """A tensor of the same shape that autograd does not treat as a view of the leaf; made without a Python function."""
     if not tensor.requires_grad:
         return tensor
     entered: Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)

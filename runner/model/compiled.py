@@ -1,4 +1,4 @@
-"""``torch.compile`` of a stage's layers, one by one: random numbers are seeded between them."""
+"""Compiles a stage's layers one by one with ``torch.compile``, because random numbers are seeded between them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["compile_layers", "compile_problems"]
 
 
 def compile_layers(stage: StageModule) -> None:
-    """Compile every layer in place, at its first use; parameters and their names stay.
+    """Compile every layer in place at its first use; parameters and their names stay the same.
 
-    Dropout draws the numbers that it draws without compilation (``fallback_random``): results differ by rounding only.
+    Dropout draws the same numbers as without compilation (``fallback_random``), so results differ only by rounding.
     """
     for layer in stage.layers:
         layer.compile(options={"fallback_random": True})
 
 
 def compile_problems(asked: bool, *, cuda: bool) -> list[Problem]:
-    """What is missing on this machine for compiled layers to run, on CUDA or on the CPU, where they are asked for."""
+    """If compilation is asked for: its requirements, on CUDA or on the CPU, that this machine does not meet."""
     if not asked:
         return []
     rule, fix = "must be false on this machine", "compile=false"

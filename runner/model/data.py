@@ -1,4 +1,4 @@
-"""A user's dataset and loss as the engine uses them; no loaders here."""
+"""A user's dataset and loss in the form that the engine uses; data loaders are made elsewhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Datasets:
 
     Args:
         train, validation: map-style or iterable datasets.
-        collate, validation_collate: samples to a batch ``(input, target)``.
+        collate, validation_collate: functions from samples to a batch ``(input, target)``.
     """
 
     train: Any
@@ -51,7 +51,7 @@ class Datasets:
 
     @property
     def streams(self) -> bool:
-        """Whether the training samples come in the dataset's own order, and only so."""
+        """Whether the training dataset is iterable, so that its samples come only in its own order."""
         return isinstance(self.train, IterableDataset)
 
 
@@ -111,19 +111,19 @@ def _problems(found: Datasets, config: DataConfig) -> Iterator[Problem]:
 
 
 def first_sample(dataset: Any) -> Any:
-    """Of a dataset of either kind.
+    """The first sample of a dataset of either kind.
 
     Raises:
-        StopIteration: an iterable one has none.
+        StopIteration: an iterable dataset has none.
     """
     return next(iter(dataset)) if isinstance(dataset, IterableDataset) else dataset[0]
 
 
 def example_batch(config: DataConfig, samples: int) -> tuple[Any, Any]:
-    """One ``(input, target)`` batch of the right shapes, for profiles.
+    """One ``(input, target)`` batch with the right shapes, for profiles.
 
     A data function may carry an attribute ``spec``, called with the same arguments, that returns one sample without
-    preparing any data; else the first sample of the dataset is used.
+    preparing any data. Otherwise the first sample of the dataset is used.
     """
     spec = getattr(import_target("data.target", config.target), "spec", None)
     if callable(spec):
@@ -163,10 +163,10 @@ def _example_batch(samples: list[Any], collate: Collate, config: DataConfig) -> 
 
 
 def collated(samples: Sequence[Any], collate: Collate) -> tuple[Any, Any]:
-    """The batch ``(input, target)`` of some samples, at least one.
+    """The batch ``(input, target)`` of at least one sample.
 
     Raises:
-        RunFailedError: what was made is no such batch.
+        RunFailedError: the result is not such a batch.
     """
     if collate is default_collate:
         for sample in samples:
@@ -179,7 +179,7 @@ def collated(samples: Sequence[Any], collate: Collate) -> tuple[Any, Any]:
         ragged = _ragged(samples) if collate is default_collate else ""
         if not ragged:
             raise
-        raise RunFailedError(ragged) from error  # in a loader's worker, torch's own says nothing of shapes
+        raise RunFailedError(ragged) from error  # torch's own message in a loader worker does not show the shapes
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise RunFailedError(f"a batch must be (input, target); data.collate made a {type(batch).__name__}")
     for tensor in flatten(batch)[0]:
@@ -192,7 +192,7 @@ def collated(samples: Sequence[Any], collate: Collate) -> tuple[Any, Any]:
 
 
 def _ragged(samples: Sequence[Any]) -> str:
-    """How the samples of a batch differ in shape; empty where they do not."""
+    """How the samples of a batch differ in shape; empty if they do not."""
     first = shapes(samples[0])
     for sample in samples[1:]:
         if shapes(sample) != first:
@@ -202,17 +202,17 @@ def _ragged(samples: Sequence[Any]) -> str:
 
 
 def load_loss(config: LossConfig) -> LossFunction:
-    """The loss function; its section's ``kwargs`` are bound to it."""
+    """The loss function, with its section's ``kwargs`` bound to it."""
     function = import_target("loss.target", config.target)
     kwargs = dict(config.kwargs)
     return (lambda output, target: function(output, target, **kwargs)) if kwargs else function
 
 
 def loss_sum(loss: Any, num_samples: int) -> tuple[Tensor, Tensor | float]:
-    """``(sum, weight)`` of what a loss function returned: a mean counts with its samples as weight.
+    """``(sum, weight)`` from the return value of a loss function; a mean gets its number of samples as weight.
 
     Raises:
-        RequestError: it is neither a scalar nor a pair of a scalar and a weight.
+        RequestError: the value is neither a scalar nor a pair of a scalar and a weight.
     """
     if isinstance(loss, tuple) and len(loss) == 2:
         total, weight = loss

@@ -1,4 +1,4 @@
-"""A LightningDataModule's datasets and collate functions; batch size, order and shares are the runner's own."""
+"""Takes datasets and collate functions from a LightningDataModule; batch size and order are the runner's own."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["Loaded", "loaded"]
 
 Loaded = tuple[Any, "Collate"]
-"""A dataset and what makes batches of its samples."""
+"""A dataset, and the function that makes a batch from its samples."""
 
 
 def loaded(module: Any, target: str) -> tuple[Loaded, Loaded | None]:
-    """What the module's training and validation loaders hold; None where it has no validation loader.
+    """The contents of the module's training and validation loaders; None if it has no validation loader.
 
     Raises:
-        RequestError: a loader is not one DataLoader, or draws samples in an order of its own.
+        RequestError: a loader is not a single DataLoader, or draws samples in its own order.
     """
     module.prepare_data()
     module.setup("fit")
@@ -40,7 +40,7 @@ def loaded(module: Any, target: str) -> tuple[Loaded, Loaded | None]:
 
 
 def _defines(module: Any, name: str) -> bool:
-    """Lightning's own class has every hook; its loaders raise."""
+    """Whether the user's class defines the hook; Lightning's own class has every hook, but its loaders raise."""
     owner = next((base for base in type(module).__mro__ if name in vars(base)), None)
     return owner is not None and not owner.__module__.startswith(("lightning.", "pytorch_lightning."))
 
@@ -54,7 +54,7 @@ def _of_loader(loader: Any, hook: str, target: str) -> Loaded:
         rule = "must leave the order of its samples to the runner"
         why = f"{hook}() draws them by a {type(own).__name__}; step k takes samples [kB, (k+1)B) in the seeded order"
         raise RequestError([Problem("data.target", target, rule, why)])
-    # Without automatic batching the dataset's items are batches already.
+    # Without automatic batching, the items of the dataset are already batches.
     if loader.batch_size is None and loader.batch_sampler is None:
         rule, why = "must have samples, which the runner puts into batches", f"{hook}() has batch_size=None"
         raise RequestError([Problem("data.target", target, rule, why)])

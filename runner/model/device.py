@@ -1,4 +1,4 @@
-"""Which device a run's tensors live on."""
+"""Determines the device on which a run's tensors are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["device_is_here", "device_memory_bytes", "device_type"]
 
 
 def device_type(config: RunConfig) -> str:
-    """``cpu`` or ``cuda``; ``device=auto`` takes CUDA where there is one."""
+    """``cpu`` or ``cuda``; ``device=auto`` takes CUDA if it is available."""
     if config.device == "auto":
         import torch
 
@@ -17,7 +17,7 @@ def device_type(config: RunConfig) -> str:
 
 
 def device_is_here(config: RunConfig) -> bool:
-    """Whether this machine has what the run computes on; one that only plans or submits may not."""
+    """Whether this machine has the device of the run; a machine that only plans or submits may not have it."""
     if device_type(config) != "cuda":
         return True
     import torch
@@ -26,7 +26,7 @@ def device_is_here(config: RunConfig) -> bool:
 
 
 def device_memory_bytes(config: RunConfig) -> int | None:
-    """Memory of this machine's first accelerator; None where the run does not use one, or there is none here."""
+    """Memory of this machine's first accelerator; None if the run does not use one or there is none here."""
     if device_type(config) != "cuda" or not device_is_here(config):
         return None
     import torch

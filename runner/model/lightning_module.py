@@ -1,7 +1,7 @@
-"""A LightningModule that a model function returned: what it brings along, told without importing Lightning.
+"""What a user's LightningModule defines, found out without importing Lightning.
 
-Without a pipeline its ``training_step`` is the model's one layer: given ``(input, target)``, it returns the loss. In a
-pipeline its ``layers()`` are the layers, and its ``loss(output, target)`` the loss.
+Without a pipeline, its ``training_step`` is the model's one layer: given ``(input, target)``, it returns the loss. In a
+pipeline, its ``layers()`` are the layers and its ``loss(output, target)`` is the loss.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 _PACKAGES = ("lightning", "pytorch_lightning")
 
-# Methods of LightningModule that the runner has no place for, and why.
+# Methods of LightningModule that the runner does not call, and why.
 _BATCHES = "Batches come from data and go to the engine as they are"
 _BACKWARD = "The engine runs the backwards of all micro-batches within the optimizer step, and clips by trainer.*"
 _UNCALLED = {
@@ -45,12 +45,12 @@ _UNCALLED = {
 
 
 def is_lightning_module(made: Any) -> bool:
-    """Whether a model function returned one, of either name that Lightning is installed under."""
+    """Whether a model function returned a LightningModule, of either package name that Lightning has."""
     return any(base.__name__ == "LightningModule" and _is_lightnings(base) for base in type(made).__mro__)
 
 
 def brings(module: Any, name: str) -> bool:
-    """Whether a LightningModule's class defines a method itself."""
+    """Whether the user's class defines a method itself."""
     owner = next((base for base in type(module).__mro__ if name in vars(base)), None)
     return owner is not None and not _is_lightnings(owner)
 
@@ -60,7 +60,7 @@ def _is_lightnings(base: type) -> bool:
 
 
 def lightning_problems(module: Any, config: RunConfig) -> list[Problem]:
-    """What the runner cannot do with a LightningModule, and what of the request stands against its own."""
+    """Parts of a LightningModule that the runner does not support, and settings that conflict with its own."""
     return [
         *_mechanics_problems(module, config),
         *(_step_problems(module, config) if brings(module, "training_step") else ()),
@@ -72,7 +72,7 @@ def lightning_problems(module: Any, config: RunConfig) -> list[Problem]:
 def _mechanics_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
     target, name = config.model.target, type(module).__name__
     if not any(base.__module__.startswith("lightning.") for base in type(module).__mro__):
-        why = "The runner stands on the package lightning, which does not know those of pytorch_lightning"
+        why = "The runner uses the package lightning, which does not recognise modules of pytorch_lightning"
         yield Problem("model.target", target, "must be a LightningModule of lightning.pytorch", why)
     if not module.automatic_optimization:
         why = f"{name}.automatic_optimization is False, and the engine owns gradients and optimizer steps"
@@ -98,7 +98,7 @@ def _step_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
         fix = "activation_checkpoint=none"
         yield Problem("activation_checkpoint", config.activation_checkpoint.name, rule, why, fix)
     if config.compile:
-        why = f"Of {type(module).__name__}.training_step it cannot be told which modules would be compiled"
+        why = f"It cannot be known which modules {type(module).__name__}.training_step calls"
         yield Problem("compile", True, "must be false without a pipeline", why, "compile=false")
 
 
@@ -134,21 +134,22 @@ def _optimizer_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 class OwnStep:
-    """``training_step`` as a layer: ``(input, target)`` of a micro-batch to its loss, a mean over its samples.
+    """``training_step`` as a layer: takes ``(input, target)`` of a micro-batch, returns its mean loss.
 
     Args:
         module: the LightningModule.
 
     Attributes:
-        around: what a call runs in; given the micro-batch's samples. Without a Trainer nothing is logged.
-        batch_idx: what the next call is told; it counts on by itself.
+        around: a function from the samples of a micro-batch to the context in which the step runs. By default, logging
+            is off, because there is no Trainer.
+        batch_idx: passed to the next call, which increases it by one.
     """
 
     def __init__(self, module: Any) -> None:
         self.around: Callable[[int], AbstractContextManager[None]] = self._muted
         self.batch_idx = 0
         self._module = module
-        self._step = module.training_step  # the user's own, whatever stands in its place in a run
+        self._step = module.training_step  # the user's own method, even if a run replaces it on the module
         self._is_numbered = len(inspect.signature(self._step).parameters) > 1
 
     def __call__(self, batch: tuple[Any, Any]) -> Tensor:
@@ -172,16 +173,16 @@ class OwnStep:
 
 
 def scalar_loss(made: Any) -> Tensor | None:
-    """The loss of what a step returned: a scalar, or a dict with one as ``loss``; None where there is none."""
+    """The loss in the return value of a step: a scalar, or ``loss`` in a dict; None if there is none."""
     loss = made.get("loss") if isinstance(made, Mapping) else made
     return loss.reshape(()) if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
 def with_one_optimizer(made: Any, target: str) -> Any:
-    """What ``configure_optimizers`` returned, where it has one optimizer that the engine can step.
+    """Return the value of ``configure_optimizers`` if it has exactly one optimizer that the engine can step.
 
     Raises:
-        RequestError: it has not.
+        RequestError: it has none, several, or one that the engine cannot step.
     """
     optimizers = list(optimizers_in(made))
     if len(optimizers) != 1:
@@ -195,7 +196,7 @@ def with_one_optimizer(made: Any, target: str) -> Any:
 
 
 def optimizers_in(made: Any) -> Iterator[Optimizer]:
-    """What ``configure_optimizers`` returned, in any of the forms that Lightning takes."""
+    """The optimizers in the return value of ``configure_optimizers``, in any form that Lightning accepts."""
     if isinstance(made, Optimizer):
         yield made
     elif isinstance(made, Mapping):
@@ -206,9 +207,9 @@ def optimizers_in(made: Any) -> Iterator[Optimizer]:
 
 
 def loss_of_step(output: Tensor, target: Any) -> Tensor:
-    """The loss function of a model whose one layer returns the loss."""
+    """The loss function of a model whose only layer returns the loss."""
     return output
 
 
 def _log_nothing(*args: Any, **kwargs: Any) -> None:
-    """In place of a module's ``log`` where no Trainer is."""
+    """Takes the place of a module's ``log`` when there is no Trainer."""

@@ -1,4 +1,4 @@
-"""The layers of a request's model: as the model lists them, or, where a pipeline has to cut another module, traced."""
+"""The layers of a request's model: as the model lists them, or from a trace if a pipeline must cut another module."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from runner.plan.requested_schedule import num_stages
 
 __all__ = ["LoadedModel", "load_model", "model_layers", "segments_of", "tensor_shapes", "trace_layers"]
 
-_TRACED_SAMPLES = 3  # more than two: torch takes sizes of 0 and 1 for constants
+_TRACED_SAMPLES = 3  # more than two, because torch treats sizes of 0 and 1 as constants
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What is trained.
+    """A loaded model.
 
     Args:
         layers: in order.
-        loss: of the last layer's output.
-        module: the LightningModule that they came from, if any.
-        step: that module's own training step, where it is the one layer.
+        loss: applied to the last layer's output.
+        module: the LightningModule from which they came, if any.
+        step: the module's own training step, if that is the only layer.
     """
 
     layers: list[LayerSource]
@@ -51,15 +51,15 @@ def model_layers(config: RunConfig) -> list[LayerSource]:
 
 
 def load_model(config: RunConfig, *, cut: bool = True) -> LoadedModel:
-    """``config``'s model; a module without layers is traced where the pipeline has more than one rank.
+    """The model of ``config``; a module without layers is traced if the pipeline has more than one rank.
 
-    Under a fake tensor mode the model and the traced batch are fake; nothing is allocated.
+    Under a fake tensor mode, the model and the traced batch are fake and nothing is allocated.
 
     Args:
-        cut: else such a module stays whole, for one process.
+        cut: whether to trace such a module; without it, the module stays whole, for one process.
 
     Raises:
-        RequestError: the model cannot be loaded, cannot be traced, or shares between layers what stages cannot.
+        RequestError: the model cannot be loaded or traced, or layers share what stages cannot share.
     """
     made = make_model(config.model, config.seed)
     if not is_lightning_module(made):
@@ -73,7 +73,7 @@ def load_model(config: RunConfig, *, cut: bool = True) -> LoadedModel:
 
 
 def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of the whole model's parameters and buffers by global name, made without memory.
+    """Shapes of the whole model's parameters and buffers by global name, found without allocating memory.
 
     None for a model whose code cannot run on fake tensors.
     """
@@ -110,7 +110,7 @@ def trace_layers(model: nn.Module, config: RunConfig) -> list[LayerSource]:
     """The segments of ``model``, traced on a small batch of the request's data.
 
     Raises:
-        RequestError: it cannot be traced, or not be cut at ``model.split_points``.
+        RequestError: it cannot be traced, or cannot be cut at ``model.split_points``.
     """
     inputs, _ = example_batch(config.data, _TRACED_SAMPLES)
     mode = detect_fake_mode(list(model.parameters()))
@@ -124,10 +124,10 @@ def trace_layers(model: nn.Module, config: RunConfig) -> list[LayerSource]:
 def segments_of(
     model: nn.Module, programs: dict[bool, Program], split_points: list[str] | None, *, wanted: int
 ) -> list[LayerSource]:
-    """``model`` as a chain, cut before the modules named, or else wherever little crosses.
+    """``model`` as a chain of segments, cut before the named modules or else where few bytes cross.
 
     Args:
-        wanted: the fewest cuts that are of use.
+        wanted: the smallest number of cuts that is useful.
     """
     if split_points:
         cuts = _named_cuts(model, programs, split_points)
@@ -156,7 +156,7 @@ def _named_cuts(model: nn.Module, programs: dict[bool, Program], split_points: l
 
 
 def _untraceable(config: RunConfig) -> Iterator[Problem]:
-    """What asks for modules, which a traced model has no more."""
+    """Settings that need modules, which a traced model no longer has."""
     name = config.optimizer.name
     if OPTIMIZERS[name].curvature:
         why = f"{config.model.target} has no layers, and is traced into operators: there is no nn.Linear to watch"

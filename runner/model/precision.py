@@ -1,4 +1,4 @@
-"""The dtype of a run, and how modules and values come to it."""
+"""The dtype of a run, and the conversion of modules and values to it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """The dtype of weights and gradients and, where nothing casts, of activations."""
+    """The dtype of weights and gradients and, without autocast, of activations."""
     return _DTYPES[PRECISIONS[precision].weights]
 
 
 def autocast_of(precision: str) -> torch.dtype | None:
-    """What the forwards' matrix products are cast to; None where it is the weights' own dtype."""
+    """The dtype to which matrix products of forwards are cast; None if it is the dtype of the weights."""
     autocast = PRECISIONS[precision].autocast
     return _DTYPES[autocast] if autocast is not None else None
 
 
 def to_precision(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors of ``value`` in ``dtype``; the others as they are."""
+    """Convert the floating-point tensors in ``value`` to ``dtype``; others are unchanged."""
     return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype is not dtype else t, value)
 
 
 def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """``module.to(dtype)``, which fake parameters cannot do: torch swaps tensors, and fails on weak references."""
+    """``module.to(dtype)`` that also works for fake parameters; torch's own swaps tensors, which fails for them."""
     replaced: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
@@ -48,7 +48,7 @@ def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def autocasting(function: Callable[[Any], Any], device_type: str, autocast: torch.dtype | None) -> Callable[[Any], Any]:
-    """A layer's forward as the engine runs it."""
+    """A layer's forward under autocast, as the engine runs it."""
 
     def forward(value: Any) -> Any:
         with torch.autocast(device_type, autocast, enabled=autocast is not None):

@@ -1,4 +1,4 @@
-"""Call what a configuration names: ``package.module:function`` with keyword arguments."""
+"""Imports and calls what a configuration names: ``package.module:function`` with keyword arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call_target(section: str, target: str, kwargs: Mapping[str, Any]) -> Any:
     except (RunnerError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, Exception) and detect_fake_mode() is not None:  # it may go well without
+        if isinstance(error, Exception) and detect_fake_mode() is not None:  # the call may succeed without fake tensors
             raise
         raise RequestError(
             [Problem(f"{section}.target", target, f"must make the {section}", explained(error))]
@@ -36,7 +36,7 @@ def call_target(section: str, target: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def explained(error: BaseException) -> str:
-    """``ValueError: what it says (file.py:12 in function)``, with the innermost place outside of installed packages."""
+    """``ValueError: message (file.py:12 in function)``, with the innermost frame outside installed packages."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     frames = [one for one in extract_tb(error.__traceback__) if _is_users(one.filename)]
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else text

@@ -1,8 +1,8 @@
-"""Weights that stand in several layers: which they are, and what cannot be shared.
+"""Tied weights (one parameter used by several layers), and what layers must not share.
 
-Each stage that uses a tied weight holds a copy. The copies stay equal because they start equal, get the sum of all
-copies' gradients, and are updated alike. In files a tied weight stands once, under the first of its names in the
-model's order.
+Each stage that uses a tied weight holds a copy. The copies stay equal because they start equal, receive the sum of all
+copies' gradients, and are updated alike. In files a tied weight appears once, under its first name in the order of the
+model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Layer", "Tie", "find_ties", "first_names", "sharing_problems", "tied
 
 
 class Layer(Protocol):
-    """What is asked of a layer; see :class:`runner.model.layers.LayerSource`."""
+    """The interface that a layer must have; see :class:`runner.model.layers.LayerSource`."""
 
     @property
     def index(self) -> int: ...
@@ -36,7 +36,7 @@ class Tie:
     """One parameter with several names.
 
     Args:
-        name: the first of them.
+        name: the first of the names.
         places: (index of the layer, global name), in the model's order.
     """
 
@@ -45,17 +45,17 @@ class Tie:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers that use the weight, rising, each once."""
+        """The layers that use the weight, ascending, each once."""
         return tuple(sorted({layer for layer, _ in self.places}))
 
     def stages(self, partition: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """The stages that use the weight, rising, each once."""
+        """The stages that use the weight, ascending, each once."""
         found = (s for s, (first, last) in enumerate(partition) if any(first <= at <= last for at in self.layers))
         return tuple(found)
 
 
 def find_ties(layers: Iterable[Layer]) -> tuple[Tie, ...]:
-    """The parameters that have several names, in the order of their first.
+    """The parameters that have several names, in the order of their first name.
 
     Layers that are not built yet share nothing: see :func:`sharing_problems`.
     """
@@ -82,7 +82,7 @@ def tied_parameters(layers: Iterable[Layer]) -> list[Tensor]:
 
 
 def first_names(ties: Iterable[Tie]) -> dict[str, str]:
-    """Every name of a tied weight to its first one."""
+    """Every name of a tied weight to its first name."""
     return {name: tie.name for tie in ties for _, name in tie.places}
 
 
@@ -93,9 +93,10 @@ def with_all_names(state: Mapping[str, Tensor], ties: Iterable[Tie]) -> dict[str
 
 
 def sharing_problems(layers: Sequence[Layer], target: str) -> list[Problem]:
-    """What layers share that stages cannot: memory behind two parameters, and buffers that a forward changes.
+    """What layers share but stages cannot: memory behind two parameters, and buffers that a forward changes.
 
-    Two parameters over one memory are updated one after the other in one process; copies of it cannot follow that.
+    In one process, two parameters over the same memory are updated one after the other; copies of it could not follow
+    that.
     """
     owners: dict[int, dict[int, tuple[int, str]]] = defaultdict(dict)
     problems = []

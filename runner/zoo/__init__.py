@@ -1,1 +1,1 @@
-"""Shipped models, data sets and losses in plain PyTorch: what a user's own would look like."""
+"""Models, data sets and losses that come with the package, in plain PyTorch like a user's own."""

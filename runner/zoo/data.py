@@ -1,4 +1,4 @@
-"""Generated data sets with something to learn, the same for the same seed on every rank."""
+"""Generated data sets in which there is something to learn; equal on every rank for the same seed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def random_tokens(
     """Walks of a random Markov chain, in which each token has four equally likely successors.
 
     Args:
-        samples, val_samples: sequences to train on and to validate with.
-        sequence_length: tokens of the input, and of the target, which is the input one token later.
+        samples, val_samples: number of sequences for training and for validation.
+        sequence_length: tokens of the input, and of the target, which is the input shifted by one token.
         vocab_size: number of token ids.
         seed: of the chain and of the walks.
 
@@ -40,10 +40,10 @@ def random_tokens(
 def random_regression(
     samples: int, val_samples: int, inputs: int, outputs: int, seed: int = 0, noise: float = 0.01
 ) -> tuple[TensorDataset, TensorDataset]:
-    """Normal inputs and what a fixed random two-layer network makes of them, plus noise.
+    """Normal inputs, and as targets the output of a fixed random two-layer network plus noise.
 
     Args:
-        samples, val_samples: rows to train on and to validate with.
+        samples, val_samples: number of rows for training and for validation.
         inputs, outputs: features of an input and of a target.
         seed: of the network, the inputs and the noise.
         noise: standard deviation added to the targets.

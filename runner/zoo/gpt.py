@@ -95,15 +95,15 @@ class Gpt(nn.Module):
 def build(
     vocab_size: int, sequence_length: int, width: int, layers: int, heads: int, dropout: float = 0.0
 ) -> nn.Module:
-    """A GPT of ``layers`` blocks; the tensor between its layers is one [batch, seq, width].
+    """A GPT with ``layers`` blocks; the value between its layers is one tensor [batch, seq, width].
 
     Args:
         vocab_size: number of token ids.
-        sequence_length: most tokens of a sample.
+        sequence_length: maximal number of tokens in a sample.
         width: features per token.
-        layers: transformer blocks; with embedding and head the model has two layers more.
+        layers: transformer blocks; embedding and head are two more layers of the model.
         heads: attention heads; must divide ``width``.
-        dropout: of the embeddings, the attention probabilities and both sub-layers' outputs.
+        dropout: of the embeddings, the attention probabilities and the outputs of both sub-layers.
 
     Raises:
         ValueError: ``heads`` does not divide ``width``.

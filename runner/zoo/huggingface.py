@@ -1,4 +1,4 @@
-"""Language models of ``transformers`` by configuration, with fresh weights: nothing is downloaded."""
+"""Language models of ``transformers``, built from a configuration with fresh weights; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["build"]
 def build(
     task: str = "causal", model_type: str | None = None, config_class: str | None = None, **config: Any
 ) -> nn.Module:
-    """A language model that takes token ids [batch, seq] and gives logits [batch, seq, vocabulary].
+    """A language model from token ids [batch, seq] to logits [batch, seq, vocabulary].
 
     Its parameters have the names that they have in ``transformers``.
 
     Args:
         task: ``causal`` or ``masked``.
-        model_type: the architecture as ``transformers`` names it, e.g. ``gpt2``, ``bert``, ``llama``; or
+        model_type: the name of the architecture in ``transformers``, e.g. ``gpt2``, ``bert``, ``llama``; or
         config_class: its configuration class, e.g. ``GPT2Config``.
         config: the configuration's fields, e.g. ``hidden_size`` or the architecture's own names.
 
@@ -65,7 +65,7 @@ def _configuration(model_type: str | None, config_class: str | None, fields: dic
         raise ValueError(f"{kind.__name__} has no {', '.join(name + _nearest(name, known) for name in unknown)}")
     made = kind(**fields)
     if "use_cache" in known:
-        made.use_cache = False  # keys and values of generation are no part of training
+        made.use_cache = False  # cached keys and values serve generation, not training
     return made
 
 
@@ -75,7 +75,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _giving_logits(base: Any) -> Any:
-    """``base`` as a class of the same name whose forward gives the logits alone."""
+    """A subclass of ``base`` with the same name whose forward returns only the logits."""
 
     def forward(self: Any, input_ids: Tensor, attention_mask: Tensor | None = None) -> torch.Tensor:
         logits: Tensor = base.forward(self, input_ids=input_ids, attention_mask=attention_mask).logits

@@ -8,12 +8,12 @@ __all__ = ["build"]
 
 
 def build(inputs: int, outputs: int, width: int, layers: int) -> nn.Sequential:
-    """``layers`` linear maps with GELU between them; every hidden one is ``width`` wide.
+    """``layers`` linear layers with GELU between them; every hidden one has width ``width``.
 
     Args:
         inputs, outputs: features of a sample and of a prediction.
         width: hidden features.
-        layers: linear maps in all, at least 1; with one the model is linear.
+        layers: total number of linear layers, at least 1; with one the model is linear.
 
     Raises:
         ValueError: ``layers`` is below 1.

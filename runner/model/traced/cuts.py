@@ -1,8 +1,9 @@
-"""Where a traced model can be cut, and what crosses there.
+"""Finds where a traced model can be cut, and which values cross each cut.
 
-A cut at position c lies before the c-th operator. It is possible where no tensor is changed in place on one side and
-used on the other, and good where little crosses: the operators between two uses of weights are cut where the fewest
-bytes cross, if the cuts beside it are not much cheaper. What crosses several segments is carried through them.
+A cut at position c lies before the c-th operator. It is possible if no tensor is changed in place on one side and used
+on the other. It is good if few bytes cross: between two uses of weights, the position with the fewest crossing bytes is
+a candidate, and a candidate is used if its neighbours are not much cheaper. A value that crosses several segments is
+carried through them.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from runner.model.traced.operators import Program
 
 __all__ = ["align", "crossing", "cut_before", "good_cuts", "is_random", "module_path"]
 
-_MOST_OVER_A_NEIGHBOUR = 1.3  # a cut that carries this much more than one beside it is inside of something
-_ALIASING = ("dropout", "contiguous", "lift")  # may hand their input on without saying so
-_STATISTICS = ("batch_norm", "instance_norm")  # change their buffers without saying so
+_MOST_OVER_A_NEIGHBOUR = 1.3  # a cut that carries this many times the bytes of a neighbour lies inside a block
+_ALIASING = ("dropout", "contiguous", "lift")  # may return their input although their schema does not say so
+_STATISTICS = ("batch_norm", "instance_norm")  # change their buffers although their schema does not say so
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def module_path(node: Node) -> str:
-    """The innermost module of the user's model that ran the operator; empty for the model itself."""
+    """Path of the innermost module of the user's model that ran the operator; empty for the model itself."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return str(stack[-1][0]) if stack else ""
 
 
 def good_cuts(training: Program, evaluation: Program, wanted: int) -> list[int]:
-    """Positions of the training program where cutting is cheap; all possible ones where these are fewer than wanted."""
+    """Positions of the training program where a cut is cheap; all candidates if there are fewer than ``wanted``."""
     costs = _crossing_bytes(training)
     possible = _possible(training, evaluation)
     uses = [i for i, node in enumerate(training.nodes) if any(arg in training.weights for arg in node.all_input_nodes)]
@@ -52,7 +53,7 @@ def _allowed(candidates: Sequence[int], costs: Sequence[int], index: int) -> flo
 
 
 def cut_before(training: Program, evaluation: Program, module: str) -> int | str:
-    """The position of a module's first operator; or, as text, why the model cannot be cut there."""
+    """The position of a module's first operator or, as text, the reason why the model cannot be cut there."""
     for position, node in enumerate(training.nodes):
         paths = [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
         if module in paths:
@@ -70,7 +71,7 @@ def _possible(training: Program, evaluation: Program) -> set[int]:
 
 
 def align(training: Program, evaluation: Program) -> dict[int, int]:
-    """Each position of the training program that the evaluating program has too, to the position there."""
+    """Positions that the training and the evaluation program share: position in the first to position in the second."""
 
     def keys(program: Program) -> list[tuple[str, str]]:
         return [(str(node.target), module_path(node)) for node in program.nodes]
@@ -89,7 +90,7 @@ def align(training: Program, evaluation: Program) -> dict[int, int]:
 
 
 def _lifetimes(program: Program) -> dict[Node, tuple[int, int]]:
-    """Position that makes each value (-1: the input) and the last one that uses it (the length: the output)."""
+    """For each value, the position that makes it (-1: the input) and that of its last use (the length: the output)."""
     positions = {node: i for i, node in enumerate(program.nodes)}
     values = [node for node in program.inputs if isinstance(node, Node)]
     values += [node for node in program.nodes if node.op != "get_attr"]
@@ -127,7 +128,7 @@ def _num_bytes(value: Any) -> int:
 
 
 def _hint(size: Any) -> int:
-    """A symbolic size as it was in the traced batch."""
+    """The value of a symbolic size in the traced batch."""
     if isinstance(size, torch.SymInt):
         hint = size.node.hint
         return int(hint) if hint is not None else 1
@@ -138,7 +139,7 @@ def _hint(size: Any) -> int:
 
 
 def _held_together(program: Program) -> set[int]:
-    """Positions at which a tensor that is changed in place would be torn from its other uses."""
+    """Positions where a cut would separate a tensor that is changed in place from its other uses."""
     positions = {node: i for i, node in enumerate(program.nodes)}
     parent: dict[Node, Node] = {}
 
@@ -169,7 +170,7 @@ def _held_together(program: Program) -> set[int]:
 
 
 def _effects(node: Node, program: Program) -> tuple[list[Node], list[Node]]:
-    """The arguments whose memory the result may share, and those that the operator changes."""
+    """The arguments whose memory the result may share, and the arguments that the operator changes."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return (list(node.all_input_nodes), []) if "getitem" in str(node.target) else ([], [])
     schema = node.target._schema
@@ -192,7 +193,7 @@ def _effects(node: Node, program: Program) -> tuple[list[Node], list[Node]]:
 
 
 def is_random(node: Node, owner: torch.nn.Module) -> bool:
-    """Whether the operator draws random numbers as it stands: dropout that is off does not."""
+    """Whether the operator draws random numbers with its present arguments; disabled dropout does not."""
     if node.op == "get_attr":
         held = getattr(owner, str(node.target), None)
         return isinstance(held, torch.fx.GraphModule) and any(is_random(each, held) for each in held.graph.nodes)

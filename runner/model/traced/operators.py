@@ -1,8 +1,8 @@
-"""Any module as two lists of operators, by torch.export: one as it trains, one as it evaluates.
+"""Any module as two lists of operators, made by torch.export: one for training and one for evaluation.
 
 The exported operators are those that the module itself would call, before autograd sees them, so that running them
-gives the same numbers. Exports fix ``module.training``; therefore there are two. The batch axis is dynamic, other axes
-are where the model allows it.
+gives the same numbers. An export fixes ``module.training``, so there are two of them. The batch axis is dynamic; other
+axes are dynamic where the model allows it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runner.model.boundary import call_arguments
 
 __all__ = ["Program", "trace"]
 
-_DROPPED = ("_assert_tensor_metadata",)  # they would pin the dtype and the device of the trace
+_DROPPED = ("_assert_tensor_metadata",)  # they would fix dtype and device to those of the trace
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Program:
     """One mode of a traced model.
 
     Args:
-        owner: holds what the nodes of its graph refer to.
+        owner: holds the objects to which the nodes of its graph refer.
         nodes: operators in the order in which the model runs them.
         weights: placeholder of each parameter and buffer to its name in the model.
-        constants: placeholder of each tensor that the model's code makes as it is to that tensor.
-        inputs: the model's input, flat: a placeholder, or the value that was there for what is no tensor.
+        constants: placeholder of each constant tensor in the model's code to that tensor.
+        inputs: the model's input, flat: a placeholder for a tensor, the traced value for anything else.
         outputs: the model's output, flat: nodes and plain values.
-        input_spec, output_spec: how the flat lists were nested; the input's is that of (args, kwargs).
+        input_spec, output_spec: the nesting of the flat lists; that of the input is for (args, kwargs).
     """
 
     owner: GraphModule
@@ -54,15 +54,15 @@ class Program:
 
 
 def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
-    """``model`` as it runs while training (True) and while evaluating (False).
+    """``model`` in training mode (True) and in evaluation mode (False).
 
     Args:
-        model: real or fake; its training flag and the random state stay as they were.
-        inputs: a batch of at least two samples, as the model takes it.
+        model: real or fake; its training flag and the random state are restored.
+        inputs: a batch of at least two samples, in the form that the model takes.
         target: names the model in messages.
 
     Raises:
-        RequestError: torch.export cannot trace it; with torch's reason.
+        RequestError: torch.export cannot trace it; the message contains torch's reason.
     """
     was_training, random_state = model.training, torch.get_rng_state()
     programs = {}
@@ -118,7 +118,7 @@ def _export(model: nn.Module, inputs: Any) -> Program:
 
 
 def _axes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """For every tensor: the first axis is the batch, others are dynamic where the model does not fix them."""
+    """The dynamic axes of every tensor: the first is the batch, others are dynamic if the model does not fix them."""
     dim = torch.export.Dim
 
     def axes(value: Any) -> dict[int, Any] | None:
@@ -131,14 +131,14 @@ def _axes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of torch's message that says something."""
+    """The first line of torch's message that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporting is chatty about its own internals."""
+    """Silence the log messages and warnings of torch.export about its internals."""
     names = ("torch.export", "torch.fx.experimental", "torch._dynamo", "torch._export")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

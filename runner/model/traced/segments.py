@@ -1,11 +1,11 @@
-"""A traced model as a chain of modules, each a run of its operators.
+"""A traced model as a chain of modules, each of which runs some consecutive operators.
 
-A segment takes and gives a dict of everything that later segments need: its own results and what it only carries
-through (skip tensors, masks, sizes, the model's input). Parameters and buffers keep the names that they have in the
-user's model; one that several segments use stands in each, as a tied weight.
+A segment takes and returns a dict of everything that later segments need: its own results and values that it only
+carries through (skip tensors, masks, sizes, the model's input). Parameters and buffers keep the names that they have in
+the user's model; a parameter that several segments use is in each of them, as a tied weight.
 
-Where later segments draw random numbers, the state of the generator is carried too, so that a chain draws what
-the uncut model draws.
+If later segments draw random numbers, the state of the generator is carried too, so that the chain draws the same
+numbers as the uncut model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from runner.model.traced.operators import Program
 
 __all__ = ["Segment", "split"]
 
-_RANDOM_STATE = "the generator's state"  # no operator's name
+_RANDOM_STATE = "the generator's state"  # a key that cannot be the name of an operator
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class _Part:
     """One mode of a segment.
 
     Args:
-        run: called with the weights, the constants and the taken values; gives a tuple.
+        run: called with the weights, the constants and the taken values; returns a tuple.
         weights: names in the model.
-        constants: tensors that the model's code makes.
-        takes, gives: names of carried values; the last segment gives the model's output instead.
-        takes_state, gives_state: the generator's state is carried in, or on.
+        constants: constant tensors in the model's code.
+        takes, gives: names of carried values; the last segment returns the model's output instead.
+        takes_state, gives_state: whether the generator's state is carried in, and out.
     """
 
     run: GraphModule
@@ -53,9 +53,9 @@ class Segment(nn.Module):
     """Consecutive operators of a traced model.
 
     Args:
-        parts: as it trains (True) and as it evaluates (False).
+        parts: for training (True) and for evaluation (False).
         programs: the whole model's, for its input and its output.
-        first, last: whether it takes the model's input, and gives its output.
+        first, last: whether it takes the model's input, and returns the model's output.
     """
 
     def __init__(self, parts: Mapping[bool, _Part], programs: Mapping[bool, Program], first: bool, last: bool) -> None:
@@ -66,7 +66,7 @@ class Segment(nn.Module):
         self._owners: dict[str, tuple[nn.Module, str]] = {}
 
     def hold(self, name: str, tensor: Tensor, *, persistent: bool = True) -> None:
-        """Make a parameter or buffer of the model part of this segment, under its own name."""
+        """Register a parameter or buffer of the model in this segment, under its own name."""
         owner: nn.Module = self
         *path, leaf = name.split(".")
         for step in path:
@@ -106,14 +106,14 @@ class _Entry:
         for node in program.inputs:
             shape = getattr(node.meta.get("val"), "shape", None) if isinstance(node, Node) else None
             if isinstance(node, Node) and shape is not None:
-                shown = (str(size) for size in shape)  # a symbol that torch fixed meanwhile shows its value
+                shown = (str(size) for size in shape)  # a symbol that torch has fixed since shows its value
                 self._shapes[node.name] = tuple(int(size) if size.isdigit() else size for size in shown)
 
     def bind(self, value: Any) -> dict[str, Any]:
         """Values by placeholder.
 
         Raises:
-            ValueError: an input is not what was traced: another structure, value, or size of a fixed axis.
+            ValueError: an input differs from the trace in structure, value, or size of a fixed axis.
         """
         args, kwargs = call_arguments(value)
         names = list(self._spec.child(1).context) if hasattr(self._spec, "child") else list(kwargs)
@@ -153,7 +153,7 @@ class _Constant:
 
 
 def split(model: nn.Module, programs: Mapping[bool, Program], cuts: Sequence[int]) -> list[tuple[str, Segment]]:
-    """The chain of segments between ``cuts``, positions of the training program; each with a label for tables."""
+    """Cut the model at ``cuts``, positions of the training program; return the segments with labels for tables."""
     aligned = align(programs[True], programs[False])
     positions = {True: list(cuts), False: [aligned[cut] for cut in cuts]}
     parts = {mode: _parts(program, positions[mode]) for mode, program in programs.items()}
@@ -198,7 +198,7 @@ def _part(
     takes_state: bool,
     gives_state: bool,
 ) -> _Part:
-    """The graph of ``nodes``: placeholders are the weights, the constants and what it takes."""
+    """Build the graph of ``nodes``; its placeholders are the weights, the constants and the values that it takes."""
     outputs = tuple(program.outputs) if gives is None else tuple(gives)
     needed = {arg for node in nodes for arg in node.all_input_nodes}
     needed |= {out for out in outputs if isinstance(out, Node)}
@@ -224,7 +224,7 @@ def _part(
 
 
 def _hand_out_weights(model: nn.Module, segments: Sequence[Segment]) -> None:
-    """Give each segment the weights that it uses, under all their names; the first one gets what none uses."""
+    """Give each segment the weights that it uses, under all their names; unused weights go to the first segment."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     saved = model.state_dict(keep_vars=True).keys()
     names: dict[int, list[str]] = {}
@@ -242,7 +242,7 @@ def _hand_out_weights(model: nn.Module, segments: Sequence[Segment]) -> None:
 
 
 def _label(program: Program, start: int, end: int) -> str:
-    """The modules whose weights the operators use, as one name: what their paths begin with, or first..last."""
+    """One name for the modules whose weights the operators use: their common path, or first..last."""
     paths = [module_path(n) for n in program.nodes[start:end] if any(a in program.weights for a in n.all_input_nodes)]
     parts = [path.split(".") for path in dict.fromkeys(paths) if path]
     if not parts:
