@@ -1,4 +1,4 @@
-"""The pipeline engine as the strategy of a user's own Trainer."""
+"""The pipeline engine as a strategy for a user's own Trainer."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PRECISIONS = {
     "bf16-mixed": "bf16_mixed",
     "16-mixed": "fp16_mixed",
 }
-"""Lightning's precision flags and the runner's names for them."""
+"""Lightning's precision flags to the runner's names for them."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Who computes what; the part of a plan that needs no prediction."""
+    """The parts of a plan that say which rank computes what, without any prediction."""
 
     topology: Topology
     schedule: Schedule
@@ -57,22 +57,23 @@ class _Layout:
 class PipelineStrategy(pipeline.PipelineStrategy):
     """``Trainer(strategy=PipelineStrategy(stages=2, microbatches=4), devices=2)``.
 
-    The Trainer's ``precision`` and ``gradient_clip_val`` are the engine's; accumulation is the schedule's micro-batches
-    alone. The batch size of a DataLoader is that of a step and replica, which ``microbatches`` divides further.
+    The engine applies the Trainer's ``precision`` and ``gradient_clip_val``. Gradients are accumulated only over the
+    micro-batches of the schedule. The batch size of a DataLoader is that of one step and replica; ``microbatches``
+    divides it further.
 
     Args:
-        stages: ranks of one pipeline, each with consecutive layers.
+        stages: number of ranks in one pipeline, each with consecutive layers.
         schedule: by name, e.g. ``gpipe``, ``1f1b``.
         microbatches: per optimizer step and replica.
-        data: replicas of the pipeline; ``stages * data`` processes run.
+        data: number of replicas of the pipeline; ``stages * data`` processes run.
         boundaries: first layer of each stage after the first; default: equal numbers of layers.
-        chunks: stages per rank where the schedule has several.
+        chunks: stages per rank, for schedules with several.
         skip_nonfinite: skip a step whose loss or gradients are not finite, instead of ending the run.
         scaling: of the loss, for ``precision="16-mixed"``.
         timeout_seconds: longest wait for a message.
 
     Raises:
-        RequestError: there is no such schedule for these numbers.
+        RequestError: the schedule does not exist or does not accept these numbers.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class PipelineStrategy(pipeline.PipelineStrategy):
             why = "Its order follows from the seconds of the layers, which `runner train` takes"
             raise_problems([Problem("schedule", schedule, "must be another in a script", why, "schedule='1f1b'")])
         topology = Topology.grid(stages, data, placement=order.rows)
-        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # what seed_everything leaves for other processes
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # set by seed_everything for other processes
         options = EngineOptions(microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite)
         super().__init__(_Layout(topology, order, lower(order)), options, timeout_seconds=timeout_seconds)
         self.num_nodes = 1  # the Trainer sets it
@@ -102,11 +103,11 @@ class PipelineStrategy(pipeline.PipelineStrategy):
         self._scaling = scaling or LossScaling()
         self._sources: Sequence[LayerSource] = ()
 
-    # What the Trainer asks for while it is made
+    # Used by the Trainer's constructor
 
     @property
     def is_distributed(self) -> bool:
-        """Lightning then gives every DataLoader a DistributedSampler: one order for all ranks of a pipeline."""
+        """True, so that Lightning makes one DistributedSampler order for all ranks of a pipeline."""
         return True
 
     @property
@@ -134,11 +135,11 @@ class PipelineStrategy(pipeline.PipelineStrategy):
             processes = len(self.parallel_devices or ())
             self._launcher = _SubprocessScriptLauncher(self.cluster_environment, processes, self.num_nodes)
 
-    # What a run starts with
+    # Start of a run
 
     @override
     def connect(self, model: pl.LightningModule) -> None:
-        """Make a LightningModule with ``layers()`` and ``loss`` one that the pipeline can run."""
+        """Adapt a LightningModule with ``layers()`` and ``loss`` so that the pipeline can run it."""
         if not isinstance(model, pipeline.PipelineModule):
             self._adapt(model)
         super().connect(model)
@@ -177,16 +178,16 @@ class PipelineStrategy(pipeline.PipelineStrategy):
             return built
 
         loss: Any = model.loss
-        # Past nn.Module's own attributes, which would take a loss module for one more child.
+        # Set in __dict__, because nn.Module would register a loss module as one more child.
         model.__dict__.update(loss_function=loss, build_stages=build_stages, ties=find_ties(self._sources))
         ModuleSteps(self, model).bind()
 
 
 def trainer_options(trainer: pl.Trainer, scaling: LossScaling) -> dict[str, Any]:
-    """The engine's options that the Trainer was given.
+    """The engine's options that follow from the Trainer's arguments.
 
     Raises:
-        RequestError: the engine cannot do what was asked for.
+        RequestError: the engine does not support an argument.
     """
     accumulated, precision = trainer.accumulate_grad_batches, str(trainer.precision)
     problems = []
@@ -244,7 +245,7 @@ def _module_problems(model: pl.LightningModule) -> list[Problem]:
 
 
 def _cut(num_layers: int, num_stages: int, boundaries: Sequence[int] | None) -> Partition:
-    """First and last layer of each stage: as told, or in equal numbers."""
+    """First and last layer of each stage: by ``boundaries``, or in equal numbers."""
     if boundaries is None:
         return uniform(num_layers, num_stages)
     firsts = [0, *boundaries]

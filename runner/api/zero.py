@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO and offload, alone or under a pipeline, as the strategy of a user's own Trainer."""
+"""DeepSpeed's ZeRO and offload, alone or under a pipeline, as a strategy for a user's own Trainer."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _ELEMENTWISE = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
 class ZeroStrategy(PipelineStrategy, strategy.ZeroStrategy):
     """``Trainer(strategy=ZeroStrategy(ZeroConfig(stage=2), OffloadConfig(optimizer="cpu"), data=2), devices=2)``.
 
-    Gradients, optimizer states and weights are shared out over the replicas, alone or under a pipeline. The keys and
+    Gradients, optimizer states and weights are sharded over the replicas, with or without a pipeline. The keys and
     their rules are those of ``runner train``: see docs/zero.md.
 
     Args:
-        zero: its ``stage``, buckets, a DeepSpeed configuration of your own.
-        offload: what leaves the device.
+        zero: its ``stage``, buckets, and optionally your own DeepSpeed configuration.
+        offload: what is moved off the device.
         stages, **layout: as for :class:`PipelineStrategy`.
 
     Raises:
-        RequestError: when fitting begins: a rule of the table is broken, or this machine lacks what it needs.
+        RequestError: when fitting begins: a rule is broken, or this machine does not meet a requirement.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class ZeroStrategy(PipelineStrategy, strategy.ZeroStrategy):
         kinds = [type(optimizer) for optimizer in self.optimizers]
         if self._zero.stage and any(kind not in _ELEMENTWISE for kind in kinds):
             rule = f"must be one of torch.optim's {', '.join(kind.__name__ for kind in _ELEMENTWISE)}"
-            why = "ZeRO updates flat parts of the weights, which an update that is not elementwise would see otherwise"
+            why = "ZeRO updates flat partitions of the weights, where a non-elementwise optimizer gives other results"
             name = ", ".join(kind.__name__ for kind in kinds)
             raise_problems([Problem("configure_optimizers", name, rule, why, "PipelineStrategy, for any optimizer")])
 
     def require_possible(self, trainer: pl.Trainer) -> RunConfig:
-        """What ``runner train`` would have been asked for.
+        """The request of ``runner train`` that corresponds to this strategy and Trainer.
 
         Raises:
-            RequestError: it would have been refused.
+            RequestError: ``runner train`` would refuse it.
         """
         request = self._request(trainer)
         problems = [*_own_problems(request), *ZERO.problems(request), *file_problems(request)]
@@ -113,14 +113,14 @@ class ZeroStrategy(PipelineStrategy, strategy.ZeroStrategy):
 
 
 def _own_problems(request: RunConfig) -> list[Problem]:
-    """What a user's own script cannot have."""
+    """Problems with settings that a user's own script cannot have."""
     problems = []
     if request.zero.stage is None:
         problems.append(Problem("zero.stage", None, "must be 0, 1, 2 or 3", fix="PipelineStrategy, for none"))
     if request.offload.activations != "none":
-        why = "What is kept and where is decided by a plan, which a script has none of"
+        why = "A plan decides which activations are kept and where, and a script has no plan"
         problems.append(Problem("offload.activations", request.offload.activations, "must be none", why, "none"))
     if request.offload.delay_from is not None:
-        why = "What is delayed is built around copies of the weights, and the optimizer is your module's"
+        why = "A delayed update needs an optimizer over copies of the weights, but your module makes the optimizer"
         problems.append(Problem("offload.delay_from", request.offload.delay_from, "must be null", why, "None"))
     return problems
