@@ -157,7 +157,7 @@ def _faked(config: RunConfig, inputs: Any, targets: Any) -> Iterator[tuple[Loade
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # torch logs the traceback of a failure here, but only a real run shows whether it is more than a limit of fake tensors.
+    # torch would log the traceback of a failure here, but the failure may only be a limit of fake tensors.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     dropout = FusedDropout() if on_accelerator(config, device_memory_bytes(config)) else nullcontext()
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True) as mode, dropout:
