@@ -1,7 +1,7 @@
-"""Checkpoints of all ranks' stages by global parameter names, whatever the layout: whole, or in parts.
+"""Checkpoints by global parameter names, independent of the layout: in one file, or in parts.
 
-A whole one is gathered to rank 0. Of one in parts each rank has its own: the replicas of a stage share out its weights
-and states, each one tensor as a whole, so that any layout finds what it needs by name.
+A checkpoint in one file is gathered on rank 0. In parts, each rank writes its own: the replicas of a stage divide its
+weights and states among them, each tensor as a whole, so that any layout finds what it needs by name.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = ["NamedCheckpointStrategy", "num_bytes"]
 
 _REPLICA_BUFFERS = "replica_buffers"
 _OLDER_VERSIONS = "older_weight_versions"
-"""Key of the buffers of the replicas after the first, by replica and global name: each has seen other samples."""
+"""Key of the buffers of all replicas but the first, by replica and global name; each replica sees other samples."""
 
 _ERRORS = "compression_errors"
-"""Key, in an optimizer's state, of what a 1-bit optimizer left over, by rank."""
+"""Key in an optimizer's state: the compression errors of a 1-bit optimizer, by rank."""
 
 
 Value = TypeVar("Value")
 
 
 class NamedCheckpointStrategy(CollectiveStrategy):
-    """Gathers the engine's stages to rank 0, or leaves each rank its part, and gives each rank its part back."""
+    """Gathers the engine's stages on rank 0 or leaves each rank its part, and loads each rank's part again."""
 
     engine: Engine | None
     _write_part: Callable[[dict[str, Any]], None] | None = None
@@ -54,16 +54,19 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     @property
     @abstractmethod
     def replica(self) -> int:
-        """This rank's place on the data axis."""
+        """The number of this rank's replica, from 0."""
 
     @property
     @abstractmethod
     def num_replicas(self) -> int:
-        """Length of the data axis."""
+        """The number of replicas."""
 
     @contextmanager
     def in_parts(self, write: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-        """Within it, a checkpoint is in parts: ``write`` gets this rank's, tensors on the CPU and its own."""
+        """Within the block, checkpoints are saved in parts.
+
+        ``write`` receives this rank's part; its tensors are copies on the CPU.
+        """
         self._write_part = write
         try:
             yield
@@ -71,13 +74,13 @@ class NamedCheckpointStrategy(CollectiveStrategy):
             self._write_part = None
 
     def saved_parts(self, own: Value) -> list[Value] | None:
-        """Of a checkpoint in parts this rank's; else every rank's on rank 0, None elsewhere."""
+        """In parts, a list of this rank's value; else every rank's value on rank 0, and None on other ranks."""
         return self.gather_objects(own) if self._write_part is None else [own]
 
     def saved_here(self, named: Mapping[str, Value]) -> dict[str, Value]:
-        """What this rank saves of weights, or of their states, that all replicas have.
+        """Of weights or states that all replicas hold, those that this rank saves.
 
-        In parts, each goes to the replica that has least yet; else the first replica saves all.
+        In parts, each goes to the replica that has the fewest bytes so far; else the first replica saves all.
         """
         if self._write_part is None:
             return dict(named) if self.replica == 0 else {}
@@ -91,19 +94,19 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         return own
 
     def whole_weights(self) -> AbstractContextManager[object]:
-        """Within it, every rank's weights are whole and final; a collective of the stage's replicas."""
+        """Within the block, every rank's weights are complete and final; all replicas of a stage must call it."""
         assert self.engine is not None
         self.engine.settle()
         return nullcontext()
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The whole model's weights by global name, on rank 0; empty elsewhere. In parts, this rank's."""
+        """The whole model's weights by global name on rank 0, empty on other ranks. In parts, this rank's weights."""
         assert self.engine is not None
         self.engine.settle()
         copies = self.engine.first_copies
         whole = {name: value.detach() for module in copies.values() for name, value in module.global_state().items()}
-        buffers = own_buffers(copies)  # replicas have different ones: the first one's are the model's
+        buffers = own_buffers(copies)  # replicas have different buffers; those of the first belong to the model
         own = self.saved_here({name: value for name, value in whole.items() if name not in buffers})
         own |= buffers if self.replica == 0 else {}
         parts = self.saved_parts({name: own[name].cpu() for name in whole if name in own})
@@ -111,9 +114,9 @@ class NamedCheckpointStrategy(CollectiveStrategy):
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole model's optimizer state by global parameter name, on rank 0; empty elsewhere.
+        """The whole model's optimizer state by global parameter name on rank 0, empty on other ranks.
 
-        In parts, this rank's.
+        In parts, this rank's state.
         """
         assert self.engine is not None
         self.engine.settle()
@@ -126,7 +129,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
 
     def _own_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any] | None:
-        """Of this rank's stages, where its replica is one that saves; every rank calls this."""
+        """The state of this rank's stages, if its replica saves, else None. Every rank must call it."""
         assert self.engine is not None
         return own_optimizer_state(optimizer, self.engine.first_copies) if self._saves else None
 
@@ -135,13 +138,13 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         return self._write_part is not None or self.replica == 0
 
     def saved_optimizer_state(self, own: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Of the states that all replicas of this rank have, the whole model's on rank 0; in parts, this rank's."""
+        """The whole model's state on rank 0, from states that all replicas hold. In parts, this rank's state."""
         kept = {**own, "state": self.saved_here(own["state"])} if own is not None and self._saves else None
         return gather_optimizer_state(self.saved_parts(kept))
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Rank 0 writes the file, whole or not at all; every rank calls this."""
+        """Rank 0 writes the file atomically; every rank must call it."""
         buffers, versions = self._replica_buffers(), self._older_versions()
         content = checkpoint | ({_REPLICA_BUFFERS: buffers} if buffers else {})
         content |= {_OLDER_VERSIONS: versions} if versions else {}
@@ -165,7 +168,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         return found
 
     def _replica_buffers(self) -> dict[int, dict[str, Tensor]]:
-        """By replica after the first, on rank 0; empty elsewhere. In parts, this rank's."""
+        """The buffers of each replica but the first, on rank 0; empty on other ranks. In parts, this rank's buffers."""
         assert self.engine is not None
         own = own_buffers(self.engine.first_copies) if self.replica else {}
         found: dict[int, dict[str, Tensor]] = {}
@@ -176,15 +179,15 @@ class NamedCheckpointStrategy(CollectiveStrategy):
 
     @override
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """The file's tensors and plain values; it runs no code, whatever ``weights_only`` says."""
+        """The file's tensors and plain values; no code of the file runs, whatever ``weights_only`` says."""
         return read_checkpoint(Path(checkpoint_path))
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take this rank's tensors.
+        """Load this rank's tensors.
 
         Raises:
-            RequestError: on every rank, where names or shapes are not the model's.
+            RequestError: on every rank, if names or shapes differ from the model's.
         """
         assert self.engine is not None
         own = {name: tensor for module in self.engine.stages.values() for name, tensor in module.global_state().items()}
@@ -212,13 +215,13 @@ class NamedCheckpointStrategy(CollectiveStrategy):
                 self.engine.update.scale.load_state_dict(state["loss_scale"])
 
     def _load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """Put this rank's part of a whole state into its optimizer."""
+        """Load this rank's part of a whole state into its optimizer."""
         assert self.engine is not None
         load_optimizer_state(optimizer, self.engine.stages, state)
 
 
 def _own_tensors(value: Any) -> Any:
-    """``value`` with copies of its tensors on the CPU, which nothing else changes."""
+    """``value`` with its tensors copied to the CPU, so that training cannot change them."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     if isinstance(value, Mapping):
@@ -229,7 +232,7 @@ def _own_tensors(value: Any) -> Any:
 
 
 def num_bytes(value: Any) -> int:
-    """Of all tensors in ``value``."""
+    """Bytes of all tensors in ``value``."""
     if isinstance(value, Tensor):
         return value.nbytes
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()

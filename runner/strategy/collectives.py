@@ -1,4 +1,4 @@
-"""Collectives of all ranks, as Lightning asks for them: outside steps only."""
+"""Collectives over all ranks, as Lightning calls them; used only outside steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 class CollectiveStrategy(ParallelStrategy):
-    """Collectives that are nothing on a single rank."""
+    """Collectives over all ranks that do nothing on a single rank."""
 
     @override
     def barrier(self, name: str | None = None) -> None:
@@ -42,7 +42,7 @@ class CollectiveStrategy(ParallelStrategy):
         return result / self.world_size if mean else result
 
     def gather_objects(self, value: Value) -> list[Value] | None:
-        """Every rank's ``value`` by rank, on rank 0; None elsewhere."""
+        """Every rank's ``value``, ordered by rank, on rank 0; None on other ranks."""
         if self.world_size == 1:
             return [value]
         parts: list[Any] | None = [None] * self.world_size if self.global_rank == 0 else None
@@ -50,7 +50,7 @@ class CollectiveStrategy(ParallelStrategy):
         return parts
 
     def all_gather_objects(self, value: Value) -> list[Value]:
-        """Every rank's ``value`` by rank, on every rank."""
+        """Every rank's ``value``, ordered by rank, on every rank."""
         if self.world_size == 1:
             return [value]
         parts: list[Any] = [None] * self.world_size
@@ -59,7 +59,7 @@ class CollectiveStrategy(ParallelStrategy):
 
 
 def sendable(value: Value) -> Value:
-    """``value`` with copies of tensors that are a part of a larger storage: pickle would send all of that with each."""
+    """``value`` with copies of tensors that are part of a larger storage: pickle would send the whole storage."""
 
     def alone(tensor: Tensor) -> Tensor:
         return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor

@@ -1,4 +1,4 @@
-"""1-bit optimizers in the engine: who the replicas are, which gradients stay a replica's own, and their checkpoints."""
+"""1-bit optimizers in the engine: their exchange between replicas, local gradients, and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ __all__ = ["OwnErrors", "attach_compression", "compressing", "load_errors", "own
 
 
 def compressing(optimizer: Optimizer) -> OneBitOptimizer | None:
-    """The 1-bit optimizer that this is, or that updates its masters; None where it is another."""
+    """The 1-bit optimizer that this is or that updates its master weights; None for another optimizer."""
     optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning's wrapper
     inner = optimizer.inner if isinstance(optimizer, MasterWeights) else optimizer
     return inner if isinstance(inner, OneBitOptimizer) else None
 
 
 def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]) -> ReplicaExchange | None:
-    """Let a 1-bit optimizer exchange momentum between the stage's replicas, and gradients stay where they are.
+    """Let a 1-bit optimizer exchange momentum between the stage's replicas instead of gradients.
 
     Args:
         tied: names of weights that several stages hold.
 
     Returns:
-        the exchange; None where nothing is compressed, or there is one replica.
+        the exchange; None if nothing is compressed, or there is one replica.
 
     Raises:
-        RequestError: stages share weights, whose gradients have to be summed over their holders.
+        RequestError: stages share weights, whose gradients must be summed over all ranks that hold them.
     """
     onebit = compressing(optimizer)
     if onebit is None:
@@ -57,11 +57,11 @@ def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]
 
 @dataclass(frozen=True)
 class OwnErrors:
-    """What a rank left over, on the CPU.
+    """The compression errors of one rank, on the CPU.
 
     Args:
-        names, sizes: of the parameters, one after the other.
-        replica: its place on the data axis.
+        names, sizes: of the parameters, in the order in which they are concatenated.
+        replica: number of the rank's replica.
         worker: [elements].
         server: [elements of its chunk].
     """
@@ -74,7 +74,7 @@ class OwnErrors:
 
 
 def own_errors(optimizer: Optimizer, stages: Mapping[int, StageModule], replica: int) -> OwnErrors | None:
-    """This rank's; None where nothing is compressed, or no step was taken."""
+    """The compression errors of this rank; None if nothing is compressed, or no step was taken."""
     onebit = compressing(optimizer)
     if onebit is None or not onebit.state:
         return None
@@ -87,7 +87,9 @@ def own_errors(optimizer: Optimizer, stages: Mapping[int, StageModule], replica:
 def load_errors(
     optimizer: Optimizer, stages: Mapping[int, StageModule], replica: int, saved: Iterable[OwnErrors]
 ) -> None:
-    """Take this rank's part; with another number of replicas each takes the mean, so that as much is left over.
+    """Load this rank's compression errors.
+
+    With another number of replicas, each takes the mean, so that the total error stays the same.
 
     Args:
         saved: of all ranks of the run that was saved.
@@ -106,7 +108,7 @@ def load_errors(
 
 
 def _by_name(saved: Iterable[OwnErrors], wanted: Set[str]) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
-    """Worker errors, [elements] of each replica, and server errors, [elements]: of stages with a ``wanted`` name."""
+    """Worker errors (for each replica [elements]) and server errors ([elements]) of stages with a ``wanted`` name."""
     by_stage: dict[tuple[str, ...], list[OwnErrors]] = {}
     for part in saved:
         if not wanted.isdisjoint(part.names):
@@ -124,7 +126,7 @@ def _by_name(saved: Iterable[OwnErrors], wanted: Set[str]) -> tuple[dict[str, li
 
 
 def _layout(optimizer: Optimizer, stages: Mapping[int, StageModule]) -> tuple[list[str], list[int]]:
-    """Names and sizes of the parameters, as the optimizer has them one after the other."""
+    """Names and sizes of the parameters, in the order in which the optimizer concatenates them."""
     named: dict[Any, str] = {
         parameter: module.global_name(name)
         for module in stages.values()

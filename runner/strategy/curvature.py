@@ -1,4 +1,4 @@
-"""K-FAC in the engine: which layers of a rank it preconditions."""
+"""K-FAC in the engine: finds the layers of a rank that it preconditions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["layers_of_stages", "preconditioning", "schedule_curvature", "watch_c
 
 
 def preconditioning(optimizer: Optimizer) -> KFAC | None:
-    """The optimizer, where it is K-FAC."""
+    """The optimizer if it is K-FAC, else None."""
     optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning's wrapper
     return optimizer if isinstance(optimizer, KFAC) else None
 
 
 def watch_curvature(optimizer: Optimizer, stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> KFAC | None:
-    """Let K-FAC watch the layers of a rank's stages; None where the optimizer is another.
+    """Let K-FAC watch the layers of a rank's stages; None for another optimizer.
 
     Args:
-        ties: of the whole model: a weight with several names is preconditioned nowhere, whatever the cut.
+        ties: of the whole model: a weight with several names is never preconditioned, whatever the cut.
     """
     kfac = preconditioning(optimizer)
     if kfac is not None:
@@ -37,7 +37,7 @@ def watch_curvature(optimizer: Optimizer, stages: Mapping[int, StageModule], tie
 def schedule_curvature(
     optimizer: Optimizer, stages: Mapping[int, StageModule], ties: Sequence[Tie]
 ) -> ScheduledCurvature | None:
-    """Like :func:`watch_curvature`, of a schedule that says when K-FAC sums and inverts."""
+    """Like :func:`watch_curvature`, for a schedule that says when K-FAC sums and inverts."""
     kfac = preconditioning(optimizer)
     return None if kfac is None else ScheduledCurvature(kfac, layers_of_stages(stages, ties))
 

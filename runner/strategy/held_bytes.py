@@ -1,4 +1,4 @@
-"""Bytes of weights, gradients and optimizer states that a rank holds: counted from live tensors, each storage once."""
+"""Counts the bytes of weights, gradients and optimizer states on a rank from live tensors, each storage once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["held_bytes"]
 
 
 def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | None) -> dict[str, int]:
-    """``weights``, ``gradients`` and ``optimizer`` on the device, and what is offloaded to the ``host``; between steps.
+    """Bytes between steps: ``weights``, ``gradients`` and ``optimizer`` on the device, and ``host`` for offloaded ones.
 
-    Gradients are those between two backwards, or before they are reduced, when they are most.
+    Gradients are counted between two backwards, or before they are reduced, when they are largest.
     """
     optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning's wrapper
     seen: set[int] = set()
@@ -47,7 +47,7 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
         coming = getattr(sharding.optimizer, "accumulated_grads_in_cpu", {}).values()
         found["host"] = _new_bytes([*shards, *sharding.tensors(), *states, *coming], seen)
         return found
-    found["host"] = _new_bytes(shards, seen)  # where the weights alone are offloaded
+    found["host"] = _new_bytes(shards, seen)  # if only the weights are offloaded
     found["gradients"] = sharding.most_gradient_bytes
     _new_bytes(sharding.gradient_tensors(), seen)
     found["optimizer"] = _new_bytes([*sharding.tensors(), *states], seen)
@@ -55,7 +55,7 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
 
 
 def _states(optimizer: Optimizer) -> Iterable[Tensor]:
-    """Counters of steps, which have no axis, left out."""
+    """The tensors of the optimizer's states, without step counters, which have no axis."""
     yield from _states_of(optimizer, optimizer.state)
     onebit = compressing(optimizer)
     if onebit is not None:
@@ -77,7 +77,7 @@ def _shard(parameter: Any) -> Tensor | None:
 
 
 def _new_bytes(tensors: Iterable[Any], seen: set[int]) -> int:
-    """Of the storages that are not in ``seen`` yet."""
+    """Bytes of the storages that are not in ``seen`` yet; adds them to ``seen``."""
     total = 0
     for tensor in tensors:
         if not isinstance(tensor, Tensor):

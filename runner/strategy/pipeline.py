@@ -1,11 +1,11 @@
-"""The pipeline engine as an ordinary Lightning strategy; one stage (`single`, `data`) is the smallest case of it.
+"""The pipeline engine as a Lightning strategy; one stage (`single`, `data`) is its smallest case.
 
 Lightning keeps its automatic optimization: ``training_step`` hands the batch over, the closure's ``zero_grad`` and
-``backward`` do nothing, and :meth:`PipelineStrategy.optimizer_step` runs the engine, so that ``global_step``,
-schedulers and callbacks are Lightning's own.
+``backward`` do nothing, and :meth:`PipelineStrategy.optimizer_step` runs the engine. ``global_step``, schedulers and
+callbacks therefore work as in Lightning itself.
 
-No collective over all ranks runs within a step. Lightning's two are replaced: its broadcast before every batch, and the
-one in its SIGTERM handler.
+No collective over all ranks runs within a step. Two of Lightning's are replaced: its broadcast before every batch, and
+the one in its SIGTERM handler.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ logger = logging.getLogger(__name__)
 
 
 class PipelineStrategy(NamedCheckpointStrategy):
-    """Runs a :class:`PipelineModule` by a plan.
+    """Runs a :class:`PipelineModule` according to a plan.
 
     Args:
-        plan: who computes what; a :class:`runner.plan.values.RunPlan`, or the part of one that needs no prediction.
-        options: what the run fixes for its engine.
+        plan: says which rank computes what; a :class:`runner.plan.values.RunPlan`, or its part without predictions.
+        options: the engine's options, which are constant during the run.
         device: ``cpu`` or ``cuda``; on CUDA each rank takes the device of its local rank.
         timeout_seconds: longest wait for a message.
     """
@@ -76,10 +76,10 @@ class PipelineStrategy(NamedCheckpointStrategy):
         self.plan = plan
         self.options = options
         self.engine: Engine | None = None
-        self.stopped = False  # at a signal, all ranks after the same step
+        self.stopped = False  # whether a signal stopped the run; all ranks stop after the same step
         self.meter: MemoryMeter | None = None
         self.last_step: FinishedStep | None = None
-        self.exchange: ReplicaExchange | None = None  # of momentum in place of gradients
+        self.exchange: ReplicaExchange | None = None  # exchanges momentum instead of gradients
         self._device_type = device
         self._timeout = timedelta(seconds=timeout_seconds)
         self._batch: StepBatch | None = None
@@ -95,12 +95,12 @@ class PipelineStrategy(NamedCheckpointStrategy):
 
     @property
     def view(self) -> RankView:
-        """This rank's place in the plan."""
+        """The position of this rank in the plan."""
         return RankView.of(self.plan.topology, self.global_rank, microbatches=self.options.microbatches)
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages that this rank holds."""
+        """The stages on this rank."""
         return self.plan.topology.stages_of(self.global_rank)
 
     @property
@@ -135,12 +135,12 @@ class PipelineStrategy(NamedCheckpointStrategy):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        atexit.unregister(destroy_process_groups)  # it could wait for peers that are gone
+        atexit.unregister(destroy_process_groups)  # it could wait for peers that have ended
 
     @property
     @override
     def restore_checkpoint_after_setup(self) -> bool:
-        """Stages exist, and checkpoints can be loaded, once the strategy is set up."""
+        """True: stages exist, and can load a checkpoint, only after the strategy is set up."""
         return True
 
     @override
@@ -160,7 +160,7 @@ class PipelineStrategy(NamedCheckpointStrategy):
             self.engine = self._build_engine(module)
             self.meter = MemoryMeter(self.engine)
         else:
-            self.model_to_device()  # the end of the run before took it away
+            self.model_to_device()  # an earlier run has moved it away at its end
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
             optimizer = self.optimizers[0]
@@ -175,7 +175,7 @@ class PipelineStrategy(NamedCheckpointStrategy):
     def _attach_curvature(
         self, optimizer: Optimizer, module: PipelineModule
     ) -> tuple[Callable[[], None] | None, ScheduledCurvature | None]:
-        """Of K-FAC, what is called before a step, and what does its work where the schedule has that."""
+        """For K-FAC: the function to call before a step, and the object that does the work of a curvature schedule."""
         kfac, curvature = preconditioning(optimizer), None
         if kfac is None:
             return None, None
@@ -189,10 +189,10 @@ class PipelineStrategy(NamedCheckpointStrategy):
         return None if curvature is not None else kfac.begin, curvature
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
-        """Take Lightning's own collectives out of steps and signal handlers; SIGTERM asks to stop at a step's end.
+        """Remove Lightning's own collectives from steps and signal handlers; SIGTERM requests a stop after the step.
 
-        Lightning is not told of it while it fits: it would raise after this rank's own step, where others may have
-        begun the next, and the last step would not be saved.
+        Lightning is not told about the signal during a fit: it would raise after this rank's own step, when other ranks
+        may have begun the next one, and the last step would not be saved.
         """
         connector = trainer._signal_connector
 
@@ -233,23 +233,23 @@ class PipelineStrategy(NamedCheckpointStrategy):
         )
 
     def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
-        """What keeps the gradients of this rank's stages in place of the engine."""
+        """The object that keeps the gradients of this rank's stages instead of the engine, or None."""
         return None
 
     def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
-        """The gradients of one stage, where the engine keeps them."""
+        """The gradients of one stage if the engine keeps them."""
         return StageGradients(parameters)
 
     # A step
 
     def hand_over(self, batch: StepBatch) -> Tensor:
-        """Take a batch for the next :meth:`optimizer_step`; what a ``training_step`` returns."""
+        """Take the batch of the next :meth:`optimizer_step`; a ``training_step`` returns the result, a zero loss."""
         self._batch = batch
         return torch.zeros((), device=self.root_device)
 
     @override
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Nothing: the engine runs forward and backward together."""
+        """Do nothing: the engine runs forward and backward together."""
         return closure_loss
 
     @override
@@ -287,12 +287,12 @@ class PipelineStrategy(NamedCheckpointStrategy):
 
     @override
     def on_train_end(self) -> None:
-        """The last step's weights are final before anybody takes them for the run's result."""
+        """Complete the last step, so that its weights are final before they are read as the run's result."""
         if self.engine is not None:
             self._finished += self.engine.drain()
 
     def _apply_update(self) -> None:
-        """The engine's gradients are final: Lightning's hook, then the optimizer."""
+        """Call Lightning's hooks and then the optimizer; the engine's gradients are final."""
         assert self.lightning_module is not None
         optimizer = self.optimizers[0]
         trainer = self.lightning_module.trainer
@@ -322,14 +322,14 @@ class PipelineStrategy(NamedCheckpointStrategy):
         self.optimizers[0].step()
 
     def held_bytes(self) -> dict[str, int]:
-        """Weights, gradients and optimizer states of this rank, counted: see :func:`held_bytes`."""
+        """Bytes of weights, gradients and optimizer states on this rank: see :func:`held_bytes`."""
         assert self.engine is not None
         return held_bytes(self.engine, self.optimizers[0], None)
 
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
-        """What this rank sent to the others that hold its stages in a mean step, by what it is.
+        """Bytes that this rank sent to other holders of its stages in a mean step, by kind.
 
-        A ring's all-reduce of n bytes over R ranks is 2 (R - 1) / R n per rank. Once a 1-bit optimizer sends its
+        A ring all-reduce of n bytes over R ranks sends 2 (R - 1) / R n bytes per rank. Once a 1-bit optimizer sends its
         momentum, it sends no gradients.
         """
         assert self.engine is not None
@@ -344,7 +344,7 @@ class PipelineStrategy(NamedCheckpointStrategy):
         }
 
     def predict(self, batch: StepBatch) -> Any:
-        """The last layer's output for a batch, on the ranks of the last stage; None on the others."""
+        """The last layer's output for a batch, on the ranks of the last stage; None on other ranks."""
         if self.engine is None:
             raise RuntimeError("the strategy is not set up")
         return self.engine.predict(batch)
@@ -357,7 +357,7 @@ class PipelineStrategy(NamedCheckpointStrategy):
 
     @override
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """The batch as it is on the CPU; on CUDA moved as a whole."""
+        """Return the batch unchanged on the CPU; on CUDA move it as a whole."""
         from lightning.fabric.utilities import move_data_to_device
 
         target = device or self.root_device
@@ -365,18 +365,22 @@ class PipelineStrategy(NamedCheckpointStrategy):
 
     @override
     def on_train_start(self) -> None:
-        """Progress is restored by now, which it was not in :meth:`setup`: the engine counts on from there."""
+        """Let the engine count steps from the restored progress, which was not known in :meth:`setup`."""
         assert self.engine is not None
         assert self.lightning_module is not None
         self.engine.start_at(self.lightning_module.trainer.global_step)
         assert self.meter is not None
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        self.meter.watch(tensor for tensor in tensors if tensor.dim())  # a new run's step counters go unseen, too
+        # Step counters, which have no axis, are not counted in a new run either.
+        self.meter.watch(tensor for tensor in tensors if tensor.dim())
 
 
 def _tell_loss(closure: Callable[[], Any], loss: float) -> None:
-    """Make ``outputs["loss"]`` of Lightning's ``on_train_batch_end`` the step's: the closure ran before the engine."""
+    """Set ``outputs["loss"]`` of Lightning's ``on_train_batch_end`` to the step's loss.
+
+    It is set afterwards because the closure ran before the engine.
+    """
     outputs = getattr(getattr(closure, "_result", None), "loss", None)
     if isinstance(outputs, Tensor):
         outputs.fill_(loss)

@@ -1,4 +1,4 @@
-"""What the pipeline strategy asks of a plan and of a LightningModule."""
+"""The interfaces of a plan and of a LightningModule that the pipeline strategy uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Layout", "PipelineModule"]
 
 @runtime_checkable
 class PipelineModule(Protocol):
-    """What the strategy asks of a LightningModule."""
+    """The interface that the strategy needs of a LightningModule."""
 
     loss_function: LossFunction
     ties: Sequence[Tie]
@@ -29,7 +29,7 @@ class PipelineModule(Protocol):
 
 
 class Layout(Protocol):
-    """Who computes what: all that a strategy needs of a plan."""
+    """Says which rank computes what: the part of a plan that a strategy needs."""
 
     @property
     def topology(self) -> Topology: ...

@@ -1,7 +1,7 @@
-"""The engine with optimizer states shared out by the runner itself: where DeepSpeed's engine cannot stand in.
+"""The engine with optimizer states sharded by the runner itself, for layouts that DeepSpeed's engine does not support.
 
-A :class:`runner.strategy.pipeline.PipelineStrategy` of any number of stages per rank and any backwards: gradients are
-summed as without ZeRO, so that verdict, norm and division are the engine's; only the update is shared out.
+It is a :class:`runner.strategy.pipeline.PipelineStrategy` with any number of stages per rank and any kind of backward.
+Gradients are summed as without ZeRO, so overflow check, norm and division are the engine's; only the update is sharded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["SharedStatesStrategy"]
 
 
 class SharedStatesStrategy(PipelineStrategy):
-    """ZeRO 1 over each rank's stages."""
+    """ZeRO stage 1 over each rank's stages."""
 
     strategy_name = "runner_shared_states"
     _shared: SharedStates
@@ -37,7 +37,7 @@ class SharedStatesStrategy(PipelineStrategy):
             assert self.engine is not None
             exchange = ReplicaExchange(self.engine.transport, self.view.replicas)
             self._shared = SharedStates(self.optimizers[0], exchange)
-            self.meter = MemoryMeter(self.engine)  # the weights have moved
+            self.meter = MemoryMeter(self.engine)  # the weights are in other storages now
 
     @override
     def _step_optimizer(self) -> None:

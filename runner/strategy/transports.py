@@ -1,4 +1,4 @@
-"""The transport that fits where a plan's ranks are."""
+"""Chooses the transport for the places of a plan's ranks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["make_transport"]
 def make_transport(
     plan: Layout, ties: Sequence[Tie], options: EngineOptions, device: torch.device, *, timeout_seconds: float
 ) -> Transport:
-    """Between the ranks of ``plan``, with the delay and the speed that ``options`` ask for; a collective of all ranks.
+    """The transport between the ranks of ``plan``, with delay and speed as in ``options``; all ranks must call it.
 
     Args:
-        ties: of the model's weights, whose holders form groups of their own.
+        ties: tied weights of the model; the ranks that hold one form a group of their own.
         timeout_seconds: longest wait for a message over sockets.
     """
     topology = plan.topology
@@ -37,7 +37,7 @@ def make_transport(
     pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
     replicas = [topology.data_group(position) for position in range(len(pipelines[0]))]
     groups = [*pipelines, *replicas, *holders]
-    # Sockets where one launcher started all ranks on this machine, which has no accelerator; else a backend's.
+    # Sockets if one launcher started all ranks on this machine and they use no accelerator; else a torch backend.
     on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == topology.world_size
     transport: Transport
     if device.type == "cpu" and on_this_machine:

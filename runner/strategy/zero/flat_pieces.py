@@ -1,7 +1,7 @@
-"""Which parameters' elements lie where in the flat partitions that DeepSpeed's optimizers update.
+"""Where the elements of each parameter lie in the flat partitions that DeepSpeed's optimizers update.
 
-Read off DeepSpeed 0.19.8: stages 1 and 2 cut the row of all parameters anywhere (stage_1_and_2.py,
-``params_in_partition``, ``first_offset``), stage 3 cuts each parameter by itself (stage3.py, ``grad_position``).
+As read from DeepSpeed 0.19.8: stages 1 and 2 cut the concatenation of all parameters anywhere (stage_1_and_2.py,
+``params_in_partition``, ``first_offset``); stage 3 cuts each parameter by itself (stage3.py, ``grad_position``).
 """
 
 from __future__ import annotations

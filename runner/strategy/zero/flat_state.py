@@ -1,7 +1,7 @@
-"""States that DeepSpeed's partitions hold in blocks, which cannot be told apart by weight: saved as they lie.
+"""Saves block-wise states of DeepSpeed's partitions as they are, because they cannot be separated by weight.
 
-8-bit moments share a scale among 256 elements of a weight, of which another layout might cut a block. Such a checkpoint
-goes on in the layout that it was written in; in another one it is refused.
+8-bit moments share one scale among 256 elements of a weight, and another layout might cut such a block. A checkpoint
+with these states can be resumed in the layout that wrote it, and is refused in any other.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from runner.strategy.zero.state import flat_weights
 __all__ = ["FLAT", "has_blocks", "load_flat_states", "own_flat_states", "place_key"]
 
 FLAT = "flat"
-"""Key of such states in an optimizer's state: by :func:`place_key`, one entry per partition."""
+"""Key of such states in an optimizer's state: :func:`place_key` to one entry per partition."""
 
 
 def has_blocks(sharding: DeepSpeedStage) -> bool:
-    """Whether a state is no value per element."""
+    """Whether a state has another number of elements than its weight."""
     states = sharding.optimizer.optimizer.state
     flats = flat_weights(sharding)
     return any(
@@ -34,12 +34,12 @@ def has_blocks(sharding: DeepSpeedStage) -> bool:
 
 
 def place_key(sharding: DeepSpeedStage, position: int, replica: int) -> str:
-    """Whose states these are, and of which layout."""
+    """Identifies the rank to which states belong, and its layout."""
     return f"zero {sharding.stage}, stage {position}, replica {replica} of {sharding.replicas}"
 
 
 def own_flat_states(sharding: DeepSpeedStage) -> list[dict[str, Any]]:
-    """Of every partition of this rank its weights, as they are updated, and its states; on the CPU."""
+    """For every partition of this rank, its weights as they are updated and its states, on the CPU."""
     states = sharding.optimizer.optimizer.state
     return [
         {"weights": flat.detach().clone().cpu(), "state": {key: _kept(value) for key, value in states[flat].items()}}
@@ -54,10 +54,10 @@ def load_flat_states(
     settings: Sequence[Mapping[str, Any]],
     key: str,
 ) -> None:
-    """Take this rank's partitions.
+    """Load this rank's partitions.
 
     Raises:
-        RequestError: the checkpoint is of another layout.
+        RequestError: the checkpoint was written in another layout.
     """
     if key not in saved:
         why = f"Its 8-bit states lie as they were shared out ({', '.join(sorted(saved))}); this is {key}"

@@ -1,7 +1,7 @@
-"""One stage under DeepSpeed's ZeRO optimizer: the engine hands over its backwards and its update.
+"""One stage under DeepSpeed's ZeRO optimizer, which takes over the engine's backwards and update.
 
-DeepSpeed's engine is used for what it is: hooks on the weights' gradients, buckets, partitions, offload. Accumulation,
-scaling, the verdict on overflows and the learning rate stay with the runner: ``gradient_accumulation_steps`` is 1, the
+DeepSpeed's engine provides hooks on the weights' gradients, buckets, partitions and offload. Accumulation, scaling, the
+check for overflows and the learning rate stay with the runner: ``gradient_accumulation_steps`` is 1, the accumulation
 boundary is set by hand, and gradients are divided once, by the loss scale of DeepSpeed's step.
 """
 
@@ -30,9 +30,9 @@ from runner.strategy.zero.twin_flow import TwinFlow
 __all__ = ["DeepSpeedGradients", "DeepSpeedStage", "StageGroups", "import_deepspeed", "start_deepspeed"]
 
 _STAGE_3 = 3
-_MEASURED_BACKWARDS = 8  # after so many, gradients have been as many as they will be
+_MEASURED_BACKWARDS = 8  # after this many backwards, the gradients have reached their largest size
 
-# Attributes of DeepSpeed's optimizers that hold tensors from one step to the next: of stages 1 and 2, then of 3.
+# Attributes of DeepSpeed's optimizers that hold tensors between steps: of ZeRO 1 and 2, then of ZeRO 3.
 _HELD = (
     *("bit16_groups_flat", "single_partition_of_fp32_groups", "param_buffer_of_bit16_for_cpu_offload_groups"),
     *("temp_grad_buffer_for_cpu_offload", "temp_grad_buffer_for_gpu_offload"),
@@ -42,12 +42,12 @@ _HELD = (
 
 
 class StageGroups:
-    """Process groups in DeepSpeed's words: a stage's replicas are data parallel, its pipeline is model parallel.
+    """Process groups in DeepSpeed's terms: a stage's replicas are data parallel, its pipeline is model parallel.
 
-    Every rank constructs it with the same arguments (a collective).
+    Every rank must construct it with the same arguments (it makes process groups).
 
     Args:
-        replicas: for every pipe position, the global ranks that hold its stage.
+        replicas: for every position in the pipeline, the global ranks that hold its stage.
         pipelines: for every replica, the global ranks of its pipeline.
     """
 
@@ -78,10 +78,10 @@ class StageGroups:
 
 
 def start_deepspeed(device: torch.device, settings: Mapping[str, Any], local_rank: int) -> Any:
-    """DeepSpeed, ready for this device, on top of torch.distributed; a single rank gets its own group.
+    """Initialise DeepSpeed for this device on top of torch.distributed; a single rank gets its own group.
 
     Args:
-        settings: DeepSpeed's configuration: what it needs compiled is loaded.
+        settings: DeepSpeed's configuration; the compiled operators that it needs are loaded.
     """
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
     if not dist.is_initialized():
@@ -96,30 +96,31 @@ def start_deepspeed(device: torch.device, settings: Mapping[str, Any], local_ran
 
 
 def import_deepspeed(device_type: str) -> Any:
-    """Import DeepSpeed (seconds) for ``cpu`` or ``cuda``, and have it say what goes wrong alone."""
+    """Import DeepSpeed, which takes seconds, for ``cpu`` or ``cuda``, and limit its log to errors."""
     if device_type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")  # of its collectives
+    # Raised by its collectives.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\..*")
     import deepspeed
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
-    # An operator for inference that torch's collectives need not, but that every rank would compile and load.
+    # An operator for inference, which training does not need but every rank would compile and load.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     _import_muon()
     return deepspeed
 
 
 def _import_muon() -> None:
-    """Import what every ZeRO optimizer would when it is made, without what that compiles and nobody here calls.
+    """Import DeepSpeed's Muon module, which every ZeRO optimizer imports, without torch's compiler.
 
-    Its three decorators import torch's whole compiler: two seconds and 45 MB in each rank.
+    Three decorators in that module import the whole compiler: two seconds and 45 MB in each rank.
     """
     before = os.environ.get("TORCHDYNAMO_DISABLE")
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     try:
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-    except ImportError:  # of another release: ZeRO asks for it itself, or not
+    except ImportError:  # another release of DeepSpeed; ZeRO imports the module itself if it needs it
         pass
     finally:
         if before is None:
@@ -129,9 +130,9 @@ def _import_muon() -> None:
 
 
 class DeepSpeedGradients(StageGradients):
-    """One stage's gradients in the engine's own buffers, which DeepSpeed sums over the replicas: ZeRO stage 0.
+    """ZeRO stage 0: one stage's gradients in the engine's own buffers, which DeepSpeed sums over the replicas.
 
-    Until :meth:`attach` nothing is summed.
+    Nothing is summed before :meth:`attach`.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, Parameter]]) -> None:
@@ -153,12 +154,12 @@ class DeepSpeedGradients(StageGradients):
 class DeepSpeedStage:
     """A :class:`runner.engine.update.sharding.Sharding` by DeepSpeed's ZeRO 1, 2 or 3.
 
-    Until :meth:`attach` it is the plain stage.
+    Before :meth:`attach` it is the plain stage.
 
     Args:
         module: the stage.
         settings: DeepSpeed's configuration.
-        replicas: how many hold this stage.
+        replicas: number of ranks that hold this stage.
     """
 
     def __init__(self, module: StageModule, settings: Mapping[str, Any], replicas: int) -> None:
@@ -173,21 +174,22 @@ class DeepSpeedStage:
         self._unmeasured = _MEASURED_BACKWARDS
 
     def attach(self, deepspeed: Any, optimizer: Optimizer, groups: StageGroups | None) -> None:
-        """Hand the stage's weights and their optimizer over. Every rank calls it (a collective).
+        """Hand the stage's weights and their optimizer over to DeepSpeed. Every rank must call it.
 
         Args:
-            optimizer: over the stage's weights; its groups stay, so that whoever sets their learning rate goes on.
+            optimizer: over the stage's weights; its parameter groups are kept, so that schedulers can still set their
+                rate.
         """
         if groups is not None:
             for parameter in self.module.parameters():
-                parameter.model_parallel = True  # type: ignore[attr-defined]  # so that every stage counts in the norm
+                parameter.model_parallel = True  # type: ignore[attr-defined]  # so that the norm includes every stage
         self._limit_bucket()
         self.engine = _initialize(deepspeed, self.module, optimizer, self.settings, groups)
         if self.twin is not None:
             self.twin.attach(self.optimizer)
         if self.stage == 1:
             self._count_before_reduction()
-        if hasattr(optimizer, "follow"):  # blocks of 8 bits are to be those of the whole parameters
+        if hasattr(optimizer, "follow"):  # 8-bit blocks must be those of the whole parameters
             for flat, parts in pieces(self.optimizer, self.stage):
                 optimizer.follow(flat, parts)
 
@@ -203,24 +205,24 @@ class DeepSpeedStage:
         return twin
 
     def _limit_bucket(self) -> None:
-        """A bucket is allocated whole: it need not be larger than all gradients."""
+        """Limit the bucket size to all gradients, because DeepSpeed allocates a whole bucket."""
         zero = dict(self.settings["zero_optimization"])
         trained = sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
         zero["reduce_bucket_size"] = max(1, min(zero.get("reduce_bucket_size", 500_000_000), trained))
         self.settings["zero_optimization"] = zero
 
     def tensors(self) -> list[Tensor]:
-        """What DeepSpeed holds from one step to the next, optimizer states left out."""
+        """Tensors that DeepSpeed holds between steps, without optimizer states."""
         found = [getattr(self.optimizer, name, None) for name in _HELD]
         listed = [tensor for value in found for tensor in (value if isinstance(value, list) else [value])]
-        buckets = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]  # stage 3's are there for ever
+        buckets = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]  # those of ZeRO 3 are permanent
         shards = [getattr(parameter, "ds_tensor", None) for parameter in self.module.parameters()]
         held = [tensor for tensor in (*listed, *shards, *buckets) if isinstance(tensor, Tensor)]
         return held + [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
 
     @property
     def optimizer(self) -> Any:
-        """DeepSpeed's."""
+        """DeepSpeed's optimizer."""
         return self.engine.optimizer
 
     def forward(self, value: Any, before_layer: Callable[[int], None] | None) -> Any:
@@ -233,16 +235,17 @@ class DeepSpeedStage:
 
     def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor] | None) -> None:
         self._left -= 1
-        self.optimizer.clear_backward_seen_flag()  # forwards of other micro-batches may lie in between
+        self.optimizer.clear_backward_seen_flag()  # forwards of other micro-batches may have run since
         self.engine.set_gradient_accumulation_boundary(self._left == 0)
         torch.autograd.backward(roots, gradients)
-        if self._unmeasured and (self._left or not self.most_gradient_bytes):  # after the last, some are there twice
+        # After the last backward, some gradients exist twice.
+        if self._unmeasured and (self._left or not self.most_gradient_bytes):
             self._unmeasured -= 1
             held = sum(tensor.nbytes for tensor in self.gradient_tensors())
             self.most_gradient_bytes = max(self.most_gradient_bytes, held)
 
     def _count_before_reduction(self) -> None:
-        """Stage 1 reduces at the end of the last backward, where gradients are whole for the last time."""
+        """Count gradients just before ZeRO 1 reduces them, at the end of the last backward, when they are largest."""
         reduce = self.optimizer.reduce_gradients
 
         def counting(*args: Any, **keys: Any) -> None:
@@ -256,22 +259,23 @@ class DeepSpeedStage:
         return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
 
     def _whole_gradients(self) -> list[Tensor]:
-        """The weights' own, but for those that are views of a bucket."""
+        """The gradients of weights, except those that are views of a bucket."""
         return [one for one in self._own_gradients() if one.untyped_storage().nbytes() == one.nbytes]
 
     def gradient_tensors(self) -> list[Tensor]:
-        """Gradients that are there now: the weights' own, and partitions of them; buckets left out."""
+        """Gradients that exist now: those of weights and their partitions, without buckets."""
         optimizer = self.optimizer
         if self.stage == _STAGE_3:
             return [*self._own_gradients(), optimizer.grad_partitions_flat_buffer]
         whole = self._whole_gradients()
-        if self.stage == 1 and self._left:  # it reduces after the last backward: partitions are those of a step before
+        # It reduces after the last backward, so the partitions still belong to an earlier step.
+        if self.stage == 1 and self._left:
             return whole
         partitions = [part for group in optimizer.averaged_gradients.values() for part in group or ()]
         return [*whole, *(part for part in partitions if part is not None)]
 
     def bucket_tensors(self) -> list[Tensor]:
-        """What gradients are gathered in for their reduction."""
+        """The buckets in which gradients are collected for their reduction."""
         buffers = [bucket.buffer for bucket in self.optimizer.ipg_buckets.values()]
         listed = [tensor for value in buffers for tensor in (value if isinstance(value, list) else [value])]
         return [tensor for tensor in listed if isinstance(tensor, Tensor)]
@@ -280,7 +284,7 @@ class DeepSpeedStage:
         return not self.optimizer.has_overflow(partition_gradients=True)
 
     def divide_at_update(self, divisor: float) -> None:
-        # DeepSpeed's gradients are means over the replicas; what is left of the division is its loss scale.
+        # DeepSpeed's gradients are means over the replicas; the rest of the division is given to it as its loss scale.
         self.optimizer.override_loss_scale(divisor / self.replicas)
 
     def step(self) -> None:
@@ -288,7 +292,7 @@ class DeepSpeedStage:
         if self.twin is not None:
             self.twin.follow()
         self.optimizer.step()
-        self.optimizer.custom_loss_scaler = False  # backwards are not to be scaled by it
+        self.optimizer.custom_loss_scaler = False  # DeepSpeed must not scale backwards by it
 
     def norm(self) -> float | None:
         if not self.settings["gradient_clipping"]:
@@ -313,8 +317,8 @@ class DeepSpeedStage:
 def _initialize(
     deepspeed: Any, module: StageModule, optimizer: Optimizer, settings: Any, groups: StageGroups | None
 ) -> Any:
-    """DeepSpeed's engine around a stage."""
-    deepspeed.utils.groups.mpu = groups  # which would otherwise stay what an earlier engine of this process said
+    """Make DeepSpeed's engine for a stage."""
+    deepspeed.utils.groups.mpu = groups  # otherwise an earlier engine's groups would be used
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config=dict(settings), mpu=groups, dist_init_required=False
     )

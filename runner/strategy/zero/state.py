@@ -1,6 +1,6 @@
-"""Weights and optimizer states that DeepSpeed shares out, put together by global name, and taken apart again.
+"""Gathers weights and optimizer states that DeepSpeed shards, by global name, and loads them again.
 
-A checkpoint is the same file whatever the ZeRO stage, so that a run may go on under another one, or without.
+A checkpoint has the same form for every ZeRO stage, so that a run can be resumed with another stage, or without ZeRO.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["flat_weights", "gathered_weights", "load_states", "whole_states"]
 
 
 def gathered_weights(sharding: DeepSpeedStage, *, write: bool = False) -> AbstractContextManager[Any]:
-    """While it is open, every weight of the stage is whole on every replica; with ``write``, the first one's stay.
+    """Within the block, every weight of the stage is complete on every replica.
 
-    Every replica enters it (a collective).
+    With ``write``, the first replica's changes are kept. Every replica must enter it.
     """
     if sharding.stage < 3:
         return nullcontext()
@@ -36,10 +36,10 @@ def gathered_weights(sharding: DeepSpeedStage, *, write: bool = False) -> Abstra
 
 
 def whole_states(sharding: DeepSpeedStage, *, masters: bool) -> dict[str, Any]:
-    """``{"state": {global name: {…}}, "param_groups": [settings]}`` of the stage, on every replica; on the CPU.
+    """``{"state": {global name: {…}}, "param_groups": [settings]}`` of the stage on every replica; on the CPU.
 
     Args:
-        masters: fp32 master weights are part of the state.
+        masters: whether the state includes fp32 master weights.
     """
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -63,7 +63,7 @@ def whole_states(sharding: DeepSpeedStage, *, masters: bool) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_states(sharding: DeepSpeedStage, saved: Mapping[str, Any]) -> None:
-    """Take this replica's part of a whole state."""
+    """Load this replica's part of a whole state."""
     outer = sharding.optimizer
     for group, settings in zip(outer.optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in settings.items() if key != "params"})
@@ -91,7 +91,7 @@ def load_states(sharding: DeepSpeedStage, saved: Mapping[str, Any]) -> None:
 
 
 def _put(sharding: DeepSpeedStage, parameter: Parameter, value: Tensor, key: str | None) -> None:
-    """Set this replica's part of a state, or of the master weight."""
+    """Set this replica's part of a state (``key``), or of the master weight (``key`` None)."""
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
     if sharding.stage < 3:
@@ -100,7 +100,7 @@ def _put(sharding: DeepSpeedStage, parameter: Parameter, value: Tensor, key: str
         else:
             safe_set_full_optimizer_state(parameter, value, key)
         return
-    count = parameter.ds_tensor.numel()  # type: ignore[attr-defined]  # of DeepSpeed's
+    count = parameter.ds_tensor.numel()  # type: ignore[attr-defined]  # set by DeepSpeed
     padded = torch.zeros(count * sharding.replicas, dtype=value.dtype)
     padded[: value.numel()] = value.flatten()
     rank = sharding.engine.optimizer._get_param_partition_rank(parameter)
@@ -123,7 +123,7 @@ def flat_weights(sharding: DeepSpeedStage) -> list[Tensor]:
 
 
 def _any_state(sharding: DeepSpeedStage) -> dict[str, Any]:
-    """The state of one flat weight, the last, which always is the named optimizer's; empty before the first update."""
+    """The state of the last flat weight, which always belongs to the named optimizer; empty before the first update."""
     return dict(sharding.optimizer.optimizer.state.get(flat_weights(sharding)[-1], {}))
 
 

@@ -1,6 +1,6 @@
-"""The engine with ZeRO on each stage's data axis: gradients, optimizer states and weights shared out by DeepSpeed.
+"""The engine with ZeRO between the replicas of each stage: DeepSpeed shards gradients, optimizer states and weights.
 
-A :class:`runner.strategy.pipeline.PipelineStrategy` that hands its one stage to a
+It is a :class:`runner.strategy.pipeline.PipelineStrategy` that hands its single stage to a
 :class:`runner.strategy.zero.stage.DeepSpeedStage`. Losses, micro-batches, clipping, learning rates, precision and
 records are the runner's, as without ZeRO.
 """
@@ -36,12 +36,12 @@ __all__ = ["ZeroStrategy"]
 
 
 class ZeroStrategy(PipelineStrategy):
-    """ZeRO 1, 2 or 3; or stage 0, where DeepSpeed reduces gradients and nothing is shared out.
+    """ZeRO 1, 2 or 3; or stage 0, in which DeepSpeed reduces gradients and nothing is sharded.
 
     Args:
         plan, options, device, timeout_seconds: as for every layout; one stage per rank.
-        settings: DeepSpeed's configuration (:func:`runner.config.deepspeed.deepspeed_settings`); whoever knows it only
-            later sets the attribute before :meth:`setup`.
+        settings: DeepSpeed's configuration (:func:`runner.config.deepspeed.deepspeed_settings`); if it is known only
+            later, set the attribute before :meth:`setup`.
     """
 
     strategy_name = "runner_zero"
@@ -96,7 +96,7 @@ class ZeroStrategy(PipelineStrategy):
             self._attached = True
 
     def _attach(self) -> None:
-        """Hand the rank's stage over to DeepSpeed; what is held from now on is measured."""
+        """Hand the rank's stage over to DeepSpeed, and measure its memory from now on."""
         assert self.engine is not None
         deepspeed = start_deepspeed(self.root_device, self.settings, self.local_rank)
         self._traffic.watch(deepspeed.comm.comm.cdb)
@@ -126,7 +126,7 @@ class ZeroStrategy(PipelineStrategy):
 
     @override
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
-        momentum = self.exchange.bytes_sent if self.exchange is not None else 0  # the runner's own: not DeepSpeed's
+        momentum = self.exchange.bytes_sent if self.exchange is not None else 0  # sent by the runner, not by DeepSpeed
         return self._traffic.per_step() | {"optimizer_states": momentum / steps}
 
     @override
@@ -141,7 +141,7 @@ class ZeroStrategy(PipelineStrategy):
         assert self.engine is not None
         return held_bytes(self.engine, self.optimizers[0], self.sharding)
 
-    # Checkpoints: whole, as without ZeRO
+    # Checkpoints have the same form as without ZeRO
 
     @override
     def whole_weights(self) -> AbstractContextManager[object]:
@@ -192,7 +192,7 @@ class ZeroStrategy(PipelineStrategy):
             self.engine.update.scale.load_state_dict(state["loss_scale"])
 
     def _flat_state(self) -> dict[str, Any]:
-        """Of all ranks, on rank 0; empty elsewhere. In parts, this rank's."""
+        """The state of all ranks on rank 0, empty on other ranks. In parts, this rank's state."""
         assert self.sharding is not None
         parts = self.saved_parts((self._place, own_flat_states(self.sharding)))
         if parts is None:
@@ -208,7 +208,7 @@ class ZeroStrategy(PipelineStrategy):
 
     @property
     def _masters(self) -> bool:
-        """Weights have 16 bits, and fp32 masters."""
+        """Whether the weights have 16 bits and fp32 masters."""
         settings = self.settings
         own = settings.get("bf16", {}).get("bf16_master_weights_and_grads", False)
         return any(settings.get(key, {}).get("enabled", False) for key in ("bf16", "fp16")) and not own

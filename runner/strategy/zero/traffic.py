@@ -1,4 +1,4 @@
-"""Bytes that DeepSpeed's collectives send: counted where it calls torch.distributed, not assumed."""
+"""Counts the bytes that DeepSpeed's collectives send, where it calls torch.distributed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 __all__ = ["Traffic"]
 
-# A collective of DeepSpeed's backend (deepspeed/comm/torch.py): what it carries in a step; the argument that is as
-# large as all ranks' parts together, its place and the group's; how often a ring sends (R - 1) / R of those bytes.
+# Collectives of DeepSpeed's backend (deepspeed/comm/torch.py), each with: the kind of data that it carries in a step;
+# the name of the argument that is as large as all ranks' parts together; the positions of that argument and of the
+# group; how often a ring sends (R - 1) / R of those bytes.
 _COLLECTIVES = {
     "all_reduce": ("weight_gradients", "tensor", 0, 2, 2),
     "reduce": ("weight_gradients", "tensor", 0, 3, 1),
@@ -27,10 +28,10 @@ _LONGEST_HOLD_SECONDS = 0.2
 
 
 class Traffic:
-    """Bytes this rank has sent to its stage's replicas within steps, as a ring sends them.
+    """Bytes that this rank has sent to its stage's replicas within steps, as a ring algorithm sends them.
 
-    An all-reduce of n bytes over R ranks is 2 (R - 1) / R n per rank, a gather or a scatter of n in all half of that.
-    Single numbers (norms, flags) are left out.
+    An all-reduce of n bytes over R ranks sends 2 (R - 1) / R n bytes per rank; a gather or scatter of n bytes in total
+    sends half of that. Single numbers (norms, flags) are not counted.
     """
 
     def __init__(self) -> None:
@@ -40,17 +41,18 @@ class Traffic:
         self._waits = False
 
     def per_step(self) -> dict[str, float]:
-        """Kind to bytes, a mean over the steps so far."""
+        """Kind to bytes, the mean over the steps so far."""
         return {kind: sent / max(1, self.steps) for kind, sent in self.sent.items()}
 
     @contextlib.contextmanager
     def step(self, *, settled: bool = False) -> Iterator[None]:
-        """What is sent within counts.
+        """Count what is sent within the block.
 
         Args:
-            settled: wait after each collective until nobody holds its tensors any more. Gloo's threads let go of them
-                up to milliseconds later, so that a bucket is now and then still there while the optimizer updates: a
-                peak that is measured then would be another in every run.
+            settled: whether to wait after each collective until no thread holds its tensors. Gloo's threads release
+                them
+                up to milliseconds later, so a bucket may still exist while the optimizer updates, and a measured peak
+                would differ from run to run.
         """
         self._counts, self._waits, self.steps = True, settled, self.steps + 1
         try:
@@ -59,7 +61,7 @@ class Traffic:
             self._counts = self._waits = False
 
     def watch(self, backend: Any) -> None:
-        """Count what goes through a backend of ``deepspeed.comm``, in place of whoever counted before."""
+        """Count what goes through a backend of ``deepspeed.comm``, instead of an earlier counter."""
         for name, (kind, argument, place, place_of_group, rounds) in _COLLECTIVES.items():
             own = getattr(type(backend), name).__get__(backend)
             setattr(backend, name, self._counted(own, kind, rounds, (argument, place), ("group", place_of_group)))

@@ -1,8 +1,8 @@
-"""Twin flow: the part of offloaded optimizer states that stays on the device, and is updated there.
+"""Twin flow: a part of the offloaded optimizer states stays on the device and is updated there.
 
-DeepSpeed gives whole sub-groups of weights to either side, and counts sub-groups. Here every weight is one
-(``sub_group_size`` is 1) and elements are counted, so that ``offload.ratio`` is true to one weight. The device's part
-is updated by torch's AdamW, the host's by DeepSpeedCPUAdam.
+DeepSpeed assigns whole sub-groups of weights to device or host, and counts sub-groups. Here every weight is a sub-group
+(``sub_group_size`` is 1) and elements are counted, so ``offload.ratio`` is exact up to one weight. torch's AdamW
+updates the part on the device, DeepSpeedCPUAdam the part on the host.
 
 Source: DeepSpeed 0.19.8, runtime/zero/stage3.py, ``subgroup_to_device`` and ``backup_optimizer``.
 """
@@ -18,22 +18,22 @@ from torch import Tensor
 
 __all__ = ["TwinFlow", "device_weights"]
 
-_ROUNDING = 1e-6  # of an element: 0.7 of ten weights are seven
+_ROUNDING = 1e-6  # in elements, so that 0.7 of ten weights are seven
 
 
 def device_weights(sizes: Sequence[int], ratio: float) -> int:
-    """How many of a stage's first weights keep their states on the device: what ``1 - ratio`` of all elements holds.
+    """How many of a stage's first weights keep their states on the device: at most ``1 - ratio`` of all elements.
 
     Args:
         sizes: elements of every trained weight, in order.
-        ratio: the part of the elements that leaves, in (0, 1].
+        ratio: the share of the elements that is offloaded, in (0, 1].
     """
     room = (1 - ratio) * sum(sizes) + _ROUNDING
     return sum(end <= room for end in itertools.accumulate(sizes))
 
 
 class TwinFlow:
-    """Both sides of one stage's states as one.
+    """The states of one stage on device and host, seen as one.
 
     Args:
         sizes: elements of every trained weight of the stage, in order.
@@ -43,31 +43,33 @@ class TwinFlow:
     def __init__(self, sizes: Sequence[int], ratio: float) -> None:
         self.on_device = device_weights(sizes, ratio)
         self.ratio_of_groups = 1 - (self.on_device + 0.5) / len(sizes)
-        """What DeepSpeed is told, so that its whole part of the number of sub-groups is ours."""
+        """The ratio to give to DeepSpeed, so that it keeps exactly ``on_device`` sub-groups on the device."""
         self._outer: Any = None
 
     def attach(self, outer: Any) -> None:
-        """Take over DeepSpeed's optimizer: states are found in one place, whoever updates them."""
+        """Take over DeepSpeed's optimizer: all states are then found in one place, whichever side updates them."""
         self._outer = outer
         outer.backup_optimizer.state = outer.optimizer.state
         for group in range(self.on_device):
-            if outer.subgroup_to_device[group] == "cpu":  # the device is a CPU, whose two sides would have one name
+            if outer.subgroup_to_device[group] == "cpu":  # on a CPU, device and host would have the same name
                 outer.subgroup_to_device[group] = "cpu:0"
 
     def follow(self) -> None:
-        """Give the device's optimizer the host's settings: DeepSpeed sets its learning rate once and for all."""
+        """Copy the host optimizer's settings to the device's, because DeepSpeed sets its learning rate only once."""
         for own, device in zip(
             self._outer.optimizer.param_groups, self._outer.backup_optimizer.param_groups, strict=True
         ):
             device.update({key: own[key] for key in ("lr", "betas", "eps", "weight_decay")})
 
     def flats(self) -> list[Tensor]:
-        """The weights that the device updates."""
+        """The flat weights that are updated on the device."""
         flats: list[Tensor] = self._outer.fp32_partitioned_groups_flat[: self.on_device]
         return flats
 
     def restore_counters(self) -> None:
-        """Give every loaded state its step as its side counts it: torch in a tensor, DeepSpeed in a number."""
+        """Convert the step counter of every loaded state to its side's type: a tensor for torch, a number for
+        DeepSpeed.
+        """
         state = self._outer.optimizer.state
         for number, flat in enumerate(self._outer.fp32_partitioned_groups_flat):
             steps = float(state[flat]["step"])
