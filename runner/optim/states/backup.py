@@ -1,6 +1,6 @@
-"""Weights and optimizer states as they were before a step, so that the step can be taken back exactly.
+"""Copies of weights and optimizer states before a step, so that the step can be undone exactly.
 
-Undoing an update by arithmetic is not exact: AdamW's inverse is off by up to 1e-9 in fp32. A copy is.
+Undoing an update by arithmetic is not exact: AdamW's inverse differs by up to 1e-9 in fp32. Restoring a copy is exact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OptimizerBackup:
 
     @torch.no_grad()
     def save(self) -> None:
-        """Remember weights, states and settings (learning rate, …) as they are now."""
+        """Copy weights, states and settings (learning rate, …) as they are now."""
         self._settings = _settings(self._optimizer)
         self._saved = [(weight, self._copy(weight)) for weight in self._weights()]
         self._entries = {}
@@ -38,7 +38,7 @@ class OptimizerBackup:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put weights and states back, in place; states that the step made are removed. Settings stay."""
+        """Restore weights and states in place; states that the step created are removed. Settings are not restored."""
         for value, copy in self._saved:
             value.copy_(copy)
         states = self._states()
@@ -49,7 +49,7 @@ class OptimizerBackup:
                 del states[weight]
 
     def step_as_saved(self) -> None:
-        """The optimizer's step with the settings that were saved; those of now come back after it."""
+        """Step the optimizer with the saved settings; the present settings are restored afterwards."""
         now = _settings(self._optimizer)
         _apply(self._optimizer, self._settings)
         self._optimizer.step()

@@ -1,9 +1,9 @@
-"""Delayed parameter update: the host updates while the device computes, and each update takes effect one step late.
+"""Delayed parameter update: the host updates while the device computes; an update takes effect one step late.
 
-From some step on, ``w[i+1] = w[i] - update(g[i-1])``: gradients of step i are handed to a thread that updates copies of
-the weights during step i + 1; the copies become the weights at the end of it. The arithmetic is the wrapped
-optimizer's, on the same numbers, so that the result is the recursion's bit for bit, whoever is faster. What the last
-step hands over never takes effect.
+From a given step on, ``w[i+1] = w[i] - update(g[i-1])``: the gradients of step i go to a thread that updates copies of
+the weights during step i + 1, and at its end the copies become the weights. The arithmetic is that of the wrapped
+optimizer on the same numbers, so the result equals the recursion's bit for bit, whichever side is faster. The gradients
+of the last step never take effect.
 
 Source: Ren et al. 2021, "ZeRO-Offload", section 5.2. DeepSpeed 0.19.8 has no switch for it.
 """
@@ -25,12 +25,12 @@ Build = Callable[[list[Tensor]], Optimizer]
 
 
 class DelayedUpdate(Optimizer):
-    """Around any of torch's optimizers. Others may put other weights into its groups, as ZeRO does with its partitions.
+    """Wraps any torch optimizer. Other code may replace the weights in its groups, as ZeRO does with its partitions.
 
     Args:
         parameters: in one group.
         build: makes the wrapped optimizer over copies of a group's weights.
-        first: the first step whose update is delayed, from 0; those before take effect at once.
+        first: the first step whose update is delayed, from 0; earlier updates take effect at once.
     """
 
     def __init__(self, parameters: Sequence[Tensor], build: Build, *, first: int) -> None:
@@ -42,7 +42,7 @@ class DelayedUpdate(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Let the update under way take effect, and start that of the gradients that are there now."""
+        """Let the pending update take effect, and start the update of the present gradients."""
         result = closure() if closure is not None else None
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -64,7 +64,7 @@ class DelayedUpdate(Optimizer):
         return result
 
     def settle(self) -> None:
-        """Wait for the updates under way; they do not take effect by it."""
+        """Wait for pending updates; this does not make them take effect."""
         for slot in self._slots.values():
             if slot.pending is not None:
                 slot.pending.result()
@@ -87,7 +87,7 @@ class _Slot:
             self.publish()
 
     def hand_over(self, settings: dict[str, Any]) -> None:
-        """Copy the gradients, and the learning rate that goes with them."""
+        """Copy the gradients, and the settings (learning rate, …) that belong to them."""
         for group in self._optimizer.param_groups:
             group.update(settings)
         for parameter, copy in zip(self._parameters, self._copies, strict=True):
@@ -105,6 +105,6 @@ class _Slot:
             parameter.copy_(copy)
 
     def states(self) -> dict[Tensor, Any]:
-        """By weight, as the wrapped optimizer has them by copy."""
+        """The states by weight; the wrapped optimizer has them by copy."""
         pairs = zip(self._parameters, self._copies, strict=True)
         return {parameter: self._optimizer.state[copy] for parameter, copy in pairs if copy in self._optimizer.state}

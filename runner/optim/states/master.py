@@ -1,7 +1,7 @@
-"""fp32 master weights around any of torch's optimizers, for models whose own weights have 16 bits.
+"""fp32 master weights for any torch optimizer, for models whose own weights have 16 bits.
 
-The wrapped optimizer updates the masters; each step ends by rounding them to the weights. Gradients come to the
-masters in fp32, scaled and clipped there: whoever steps sets ``master_of(parameter).grad`` before.
+The wrapped optimizer updates the masters; each step ends by rounding them to the weights. The masters receive fp32
+gradients, scaled and clipped: the caller must set ``master_of(parameter).grad`` before a step.
 
 Source: Micikevicius et al. 2018, "Mixed Precision Training", section 3.1.
 """
@@ -23,10 +23,10 @@ MASTER = "master"
 
 
 class MasterWeights(Optimizer):
-    """An optimizer over 16-bit parameters whose state holds their fp32 masters beside the wrapped optimizer's.
+    """An optimizer over 16-bit parameters; its state holds their fp32 masters and the wrapped optimizer's state.
 
-    Its ``param_groups`` are the model's own parameters, so that learning-rate schedulers and checkpoints by parameter
-    name need not know of masters: ``state[parameter]`` is ``{"master": fp32 weight, …}``.
+    Its ``param_groups`` are the model's own parameters, so learning-rate schedulers and checkpoints by parameter name
+    need not know about masters: ``state[parameter]`` is ``{"master": fp32 weight, …}``.
 
     Args:
         parameters: the model's.
@@ -48,7 +48,7 @@ class MasterWeights(Optimizer):
         return self._inner
 
     def master_of(self, parameter: Tensor) -> Parameter:
-        """The fp32 weight that ``parameter`` is rounded from."""
+        """The fp32 weight from which ``parameter`` is rounded."""
         return self._masters[parameter]
 
     @torch.no_grad()
@@ -64,12 +64,12 @@ class MasterWeights(Optimizer):
 
     @torch.no_grad()
     def reset_masters(self) -> None:
-        """Take the masters from the weights, after somebody else has set those; states stay."""
+        """Set the masters from the weights, after other code has changed the weights; states are kept."""
         for parameter, master in self._pairs:
             master.copy_(parameter)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Like torch's, in full precision: torch would round every state to the weights' format."""
+        """Like torch's, but in full precision: torch would round every state to the weights' dtype."""
         settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
         for group, saved in zip(self.param_groups, settings, strict=True):
             group.update(saved)
@@ -84,7 +84,7 @@ class MasterWeights(Optimizer):
         self._publish()
 
     def _set_inner_settings(self) -> None:
-        """Schedulers set the learning rate in this optimizer's groups; the wrapped one has to follow."""
+        """Copy settings to the wrapped optimizer, because schedulers set the learning rate in this one's groups."""
         for own, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner.update({key: value for key, value in own.items() if key != "params"})
 

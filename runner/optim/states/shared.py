@@ -1,8 +1,8 @@
-"""Optimizer states shared out over replicas that hold the same weights and the same gradients: ZeRO's first stage.
+"""Optimizer states sharded over replicas that hold the same weights and gradients: ZeRO's first stage.
 
-The weights of a group lie one behind the other in a flat tensor. Each replica updates its part of it and has the states
-of that part alone; then all gather the others' parts. The update must be elementwise, because a part begins and ends
-anywhere in a weight; then it is the unshared one's bit for bit.
+The weights of a group are concatenated in a flat tensor. Each replica updates its part and holds the states of that
+part only; then all gather the other parts. The update must be elementwise, because a part may begin and end anywhere in
+a weight; the result then equals the unsharded update bit for bit.
 
 Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.1.
 """
@@ -26,11 +26,11 @@ States = Mapping[Tensor, Mapping[str, Any]]
 
 
 class SharedStates:
-    """Takes an optimizer over, whose groups then hold this replica's parts; their settings stay.
+    """Takes over an optimizer, whose groups then hold this replica's parts; their settings are kept.
 
     Args:
-        optimizer: elementwise, without states yet.
-        exchange: with the stage's other replicas, which all call every method in the same order.
+        optimizer: elementwise, still without states.
+        exchange: with the stage's other replicas; all of them must call every method in the same order.
     """
 
     def __init__(self, optimizer: Optimizer, exchange: Exchange) -> None:
@@ -47,12 +47,12 @@ class SharedStates:
 
     @property
     def gathered_bytes(self) -> int:
-        """What this replica sends in an update."""
+        """Bytes that this replica sends in one update."""
         return sum(flat.own.nbytes for flat in self._flats) * (self._exchange.size - 1)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update this replica's part from the weights' gradients, and take the others' updated parts."""
+        """Update this replica's part from the weights' gradients, and gather the others' updated parts."""
         for flat in self._flats:
             flat.take_gradients()
         self._optimizer.step()
@@ -61,7 +61,7 @@ class SharedStates:
             flat.put(self._exchange.all_gather(flat.own.detach()))
 
     def whole(self) -> dict[Tensor, dict[str, Any]]:
-        """The states of every weight, on the CPU; of none before the first update."""
+        """The states of every weight, on the CPU; empty before the first update."""
         found: dict[Tensor, dict[str, Any]] = {}
         for flat in self._flats:
             for key, value in self._optimizer.state.get(flat.own, {}).items():
@@ -74,7 +74,7 @@ class SharedStates:
         return found
 
     def load(self, states: States, settings: Sequence[Mapping[str, Any]]) -> None:
-        """Take this replica's part of the states of every weight, and the groups' settings."""
+        """Load this replica's part of the states of every weight, and the settings of the groups."""
         for group, saved in zip(self._optimizer.param_groups, settings, strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         for flat in self._flats:
@@ -90,10 +90,10 @@ class SharedStates:
 
 
 class _FlatWeights:
-    """Weights of one format, one behind the other, padded to equal parts.
+    """Weights of one dtype and device, concatenated and padded to equal parts.
 
     Attributes:
-        own: this replica's part: a view of what the weights are views of.
+        own: this replica's part: a view of the tensor of which the weights are views.
     """
 
     def __init__(self, parameters: Sequence[Parameter], size: int, rank: int) -> None:
@@ -112,13 +112,13 @@ class _FlatWeights:
         self.own.grad = self.own_part([parameter.grad for parameter in self.parameters])
 
     def put(self, parts: Sequence[Tensor]) -> None:
-        """Take the other replicas' parts."""
+        """Copy the other replicas' parts into the weights."""
         for number, part in enumerate(parts):
             if number != self._rank:
                 self._flat[number * self._part : (number + 1) * self._part].copy_(part)
 
     def own_part(self, whole: Sequence[Tensor | None]) -> Tensor:
-        """This replica's part of values of every weight, in the weights' order; zeros for those that have none."""
+        """This replica's part of per-weight values, in the order of the weights; zeros for missing values."""
         made = torch.zeros_like(self._flat[: self._part])
         low = self._rank * self._part
         offset = -low
@@ -130,7 +130,7 @@ class _FlatWeights:
         return made
 
     def cut(self, flat: Tensor) -> Iterator[tuple[Parameter, Tensor]]:
-        """Each weight and its place in a flat tensor, in its shape."""
+        """Each weight and the part of a flat tensor that belongs to it, in the weight's shape."""
         offset = 0
         for parameter in self.parameters:
             yield parameter, flat[offset : offset + parameter.numel()].view(parameter.shape)
