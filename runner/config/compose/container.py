@@ -1,4 +1,4 @@
-"""A configuration as plain values, as a file and as an identity."""
+"""A configuration as plain values, as a file, and as a fingerprint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runner.errors import Problem, RequestError, raise_problems
 
 __all__ = ["config_from_container", "fingerprint", "load", "save", "to_container"]
 
-# What a run shows, where it writes and how long it waits: none of it changes a weight.
+# Keys that change no weight: what a run shows, where it writes and how long it waits.
 _WITHOUT_EFFECT = (
     ("name",),
     ("run_dir",),
@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = (
     ("profiler",),
     ("data", "workers"),
     ("model", "goes_with"),
-    ("hardware", "link_bytes_per_second"),  # measured again, they change no job's identity
+    ("hardware", "link_bytes_per_second"),  # a new measurement does not change the identity of a job
     ("hardware", "link_latency_seconds"),
     ("hardware", "source"),
     ("schedule", "steps"),
@@ -42,15 +42,15 @@ _WITHOUT_EFFECT = (
 
 
 def to_container(config: RunConfig) -> dict[str, Any]:
-    """``config`` as nested dictionaries, lists and plain values; JSON can hold it."""
+    """``config`` as nested dictionaries, lists and plain values, which JSON can hold."""
     return asdict(config)
 
 
 def config_from_container(container: dict[str, Any]) -> RunConfig:
-    """The configuration of a plain container; absent keys take the schema's defaults.
+    """The configuration from a plain container; absent keys take the schema's defaults.
 
     Raises:
-        RequestError: unknown keys and wrong types, all of them.
+        RequestError: with all unknown keys and wrong types.
     """
     config, problems = build(RunConfig, container)
     raise_problems(problems)
@@ -59,7 +59,7 @@ def config_from_container(container: dict[str, Any]) -> RunConfig:
 
 
 def fingerprint(config: RunConfig) -> str:
-    """SHA-256 over what determines the result, in hexadecimal: equal for runs that must agree."""
+    """SHA-256 in hexadecimal over all that determines the result; equal for runs that must agree."""
     container = to_container(config)
     for *sections, key in _WITHOUT_EFFECT:
         inner = container
@@ -71,7 +71,7 @@ def fingerprint(config: RunConfig) -> str:
 
 
 def save(config: RunConfig, file: Path | str) -> Path:
-    """Write ``config`` to ``file``: JSON where the name ends in .json, YAML otherwise."""
+    """Write ``config`` to ``file``: JSON if the name ends in .json, else YAML."""
     path = Path(file)
     container = to_container(config)
     if path.suffix == ".json":
@@ -85,10 +85,10 @@ def save(config: RunConfig, file: Path | str) -> Path:
 
 
 def load(file: Path | str) -> RunConfig:
-    """The configuration that :func:`save` wrote.
+    """Read the configuration that :func:`save` wrote.
 
     Raises:
-        RequestError: the file is missing, no mapping, or does not fit the schema.
+        RequestError: the file is missing, is not a mapping, or does not fit the schema.
     """
     path = Path(file)
     try:

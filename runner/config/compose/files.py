@@ -1,4 +1,4 @@
-"""Option files against the schema, so that a mistake in a file is named with the file."""
+"""Checks option files against the schema, so that a mistake is reported with the name of its file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["check_file", "read_option"]
 
 
 def read_option(path: Path) -> dict[str, Any]:
-    """An option file as a plain container, interpolations left as text.
+    """An option file as a plain container; interpolations stay text.
 
     Raises:
-        ValueError: it is no YAML mapping; the message says where.
+        ValueError: it is not a YAML mapping; the message says where.
     """
     import yaml
     from omegaconf import DictConfig, OmegaConf
@@ -39,7 +39,7 @@ def read_option(path: Path) -> dict[str, Any]:
 
 
 def check_file(path: Path, group: str, roots: Sequence[Path]) -> list[Problem]:
-    """Everything in an option file that the schema does not know, and files that it names in vain."""
+    """Everything in an option file that the schema does not know, and references to options that do not exist."""
     try:
         content = read_option(path)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""The option files of ``conf/``: which groups there are, which options, and what each says of itself.
+"""The option files of ``conf/``: the groups, their options, and the description of each.
 
-Reading them needs no Hydra, so that help answers at once. A user's own ``conf/`` in the working directory
-adds options to the shipped ones.
+Reading them needs no Hydra, so that help answers at once. A user's own ``conf/`` in the working directory adds options
+to those of the package.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One choice of a group and the file that says it."""
+    """One option of a group, and its file."""
 
     group: str
     name: str
@@ -41,12 +41,12 @@ class Option:
 
 
 def shipped_conf() -> Path:
-    """The ``conf/`` that travels with the package."""
+    """The ``conf/`` folder of the package."""
     return Path(__file__).resolve().parents[2] / "conf"
 
 
 def user_conf(working_directory: Path) -> Path | None:
-    """``<working directory>/conf``, or None where there is none or it is the shipped one."""
+    """``<working directory>/conf``, or None if there is none or it is the package's own."""
     folder = working_directory / "conf"
     if not folder.is_dir() or folder.resolve() == shipped_conf().resolve():
         return None
@@ -54,18 +54,18 @@ def user_conf(working_directory: Path) -> Path | None:
 
 
 def config_roots(working_directory: Path) -> tuple[Path, ...]:
-    """The folders that hold options, the shipped one first."""
+    """The folders that hold options, the package's first."""
     own = user_conf(working_directory)
     return (shipped_conf(),) if own is None else (shipped_conf(), own)
 
 
 def groups() -> tuple[str, ...]:
-    """The groups that a request can choose from, sorted."""
+    """The groups from which a request can choose, sorted."""
     return tuple(sorted(each.name for each in shipped_conf().iterdir() if each.is_dir() and each.name[0].isalpha()))
 
 
 def options(group: str, roots: Sequence[Path]) -> dict[str, Option]:
-    """The options of ``group`` by name, sorted; of two with one name the shipped one is returned."""
+    """The options of ``group`` by name, sorted; of two with the same name, the package's is returned."""
     found: dict[str, Option] = {}
     for root in roots:
         folder = root / group
@@ -76,7 +76,7 @@ def options(group: str, roots: Sequence[Path]) -> dict[str, Option]:
 
 
 def clashes(group: str, name: str, roots: Sequence[Path]) -> list[Problem]:
-    """The problem of an option that is named twice with different contents: neither may win silently."""
+    """A problem if two files with different contents have the same option name, because neither may win silently."""
     files = [root / group / f"{name}.yaml" for root in roots]
     contents = {path: path.read_bytes() for path in files if path.is_file()}
     if len(set(contents.values())) < 2:
@@ -94,7 +94,7 @@ def clashes(group: str, name: str, roots: Sequence[Path]) -> list[Problem]:
 
 
 def first_comment(path: Path) -> str:
-    """What an option says of itself: its first comment, package header left out, in one line."""
+    """The description of an option: its first comment without the package header, in one line."""
     lines: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -110,6 +110,6 @@ def first_comment(path: Path) -> str:
 
 
 def package_of(path: Path, group: str) -> str:
-    """Where the file's keys land: its ``# @package`` header, else its group."""
+    """The section in which the file's keys belong: its ``# @package`` header, else its group."""
     header = _PACKAGE.search(path.read_text(encoding="utf-8"))
     return header[1] if header is not None else group.replace("/", ".")

@@ -1,4 +1,4 @@
-"""Command-line overrides: parsed by Hydra's grammar, judged by our schema, all problems at once."""
+"""Command-line overrides: parsed by Hydra's grammar, checked against our schema, with all problems at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Request", "expand", "read_overrides"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a command line asks for.
+    """The content of a command line.
 
     Args:
-        choices: option by group; None where a group is switched off (``recipe=null``).
-        settings: the other overrides, as Hydra takes them, in order.
+        choices: group to option; None for a group that is switched off (``recipe=null``).
+        settings: the other overrides, in Hydra's form, in order.
         named: keys that settings name.
     """
 
@@ -68,7 +68,7 @@ def _unreadable(line: str) -> Problem:
 
 
 def read_overrides(lines: Sequence[str], roots: Sequence[Path]) -> tuple[Request, list[Problem]]:
-    """The request of a command line, and everything that is wrong with it."""
+    """The request of a command line, and all problems with it."""
     parsed, problems = _parsed(lines)
     choices: dict[str, str | None] = {}
     settings: list[str] = []
@@ -142,13 +142,13 @@ def _check_setting(override: Override, known_groups: Sequence[str]) -> list[Prob
 def _as_setting(line: str, override: Override) -> str:
     if override.is_delete():
         return line
-    # The schema has said yes already; `++` lets Hydra set a key that no file mentions.
+    # The schema has been checked; `++` lets Hydra set a key that no file mentions.
     return f"++{override.key_or_group}={override.get_value_string()}"
 
 
 @dataclass(frozen=True, slots=True)
 class _OptionNames:
-    """What Hydra's ``glob`` asks a config loader for."""
+    """The part of a config loader that Hydra's ``glob`` uses."""
 
     roots: tuple[Path, ...]
 
@@ -159,7 +159,7 @@ class _OptionNames:
 def expand(lines: Sequence[str], roots: Sequence[Path]) -> tuple[list[list[str]], list[Problem]]:
     """The jobs of a sweep, each as its list of overrides; the last override varies fastest.
 
-    ``a=1,2``, ``choice()``, ``range()`` and ``glob()`` are Hydra's.
+    ``a=1,2``, ``choice()``, ``range()`` and ``glob()`` are Hydra's syntax.
     """
     from hydra.errors import HydraException
 

@@ -1,4 +1,4 @@
-"""From overrides to a :class:`RunConfig`: composed by Hydra, strict, every problem at once."""
+"""Turns overrides into a :class:`RunConfig`: composed by Hydra, strictly checked, with all problems at once."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ __all__ = [
 
 DEFAULT_RECIPE = "rudalle_tiny"
 
-# Naming the function names the option that calls it.
+# If one of these keys is given, the group's option `custom` is chosen.
 _TARGETS = {"model.target": "model", "data.target": "data", "loss.target": "loss", "logger.target": "logger"}
 
-# An option that makes no sense without another one brings it, where the other group is not named.
+# Options that need an option of another group choose it, unless the command line names that group.
 _COMPANIONS = {("optimizer", "cpu_adam"): ("offload", "optimizer_cpu")}
 
 
 def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) -> RunConfig:
-    """The whole request that ``overrides`` ask for.
+    """The complete configuration that ``overrides`` request.
 
     Args:
         overrides: Hydra's ``key=value`` and ``group=option``.
-        working_directory: whose ``conf/`` adds options to the shipped ones; default the current one.
+        working_directory: the folder whose ``conf/`` adds options to the package's; default the current one.
 
     Raises:
-        RequestError: unknown keys and options, wrong types, unreadable files: all that were found.
+        RequestError: with all unknown keys and options, wrong types and unreadable files.
     """
     roots = config_roots(working_directory if working_directory is not None else Path.cwd())
     request, problems = read_overrides(overrides, roots)
@@ -59,10 +59,10 @@ def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) 
 
 
 def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = None) -> list[list[str]]:
-    """The jobs of a sweep, each as its own list of overrides, in order; a recipe's own ``sweep`` varies fastest.
+    """The jobs of a sweep in order, each as its own list of overrides; a recipe's own ``sweep`` varies fastest.
 
     Raises:
-        RequestError: an override cannot be read, or a sweep names nothing.
+        RequestError: an override cannot be read, or a sweep has no value.
     """
     roots = config_roots(working_directory if working_directory is not None else Path.cwd())
     jobs, problems = expand(overrides, roots)
@@ -71,7 +71,7 @@ def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = 
 
 
 def _recipe_sweep(job: Sequence[str], roots: Sequence[Path]) -> list[list[str]]:
-    """What a job's recipe varies of what the job does not name; one empty list where that is nothing."""
+    """The overrides by which a job's recipe varies keys that the job does not name; one empty list if none."""
     chosen, _ = read_overrides(job, roots)
     recipe = chosen.choices.get(RECIPE)
     if recipe is None:
@@ -79,14 +79,14 @@ def _recipe_sweep(job: Sequence[str], roots: Sequence[Path]) -> list[list[str]]:
     try:
         axes = read_option(options(RECIPE, roots)[recipe].path).get("sweep", {})
     except ValueError:
-        return [[]]  # the file's problem is reported with all others
+        return [[]]  # the problem is reported with all others
     named = {*chosen.choices, *chosen.named}
     varied = [[f"{key}={value}" for value in values] for key, values in axes.items() if key not in named]
     return [list(one) for one in itertools.product(*varied)]
 
 
 def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]:
-    """The request's choices with what follows from them: custom targets, companions, the default recipe."""
+    """The request's choices with those that follow from them: custom targets, companions, the default recipe."""
     choices = dict(request.choices)
     for key, group in _TARGETS.items():
         if key in request.named:
@@ -97,7 +97,7 @@ def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]
     if not {"model", "data", RECIPE} & set(choices):
         return {**choices, RECIPE: DEFAULT_RECIPE}
     if choices.get("model") == "custom" and choices.get(RECIPE) is None:
-        choices = {"loss": "auto", "optimizer": "auto", **choices}  # a LightningModule brings its own
+        choices = {"loss": "auto", "optimizer": "auto", **choices}  # a LightningModule may define its own
     if "model" in choices and choices.get(RECIPE) is None:
         for group, name in _companions(str(choices["model"]), roots).items():
             choices.setdefault(group, name)
@@ -108,7 +108,7 @@ def _companions(model: str, roots: Sequence[Path]) -> dict[str, str]:
     try:
         companions = read_option(options("model", roots)[model].path).get("goes_with")
     except ValueError:
-        return {}  # the file's problem is reported with all others
+        return {}  # the problem is reported with all others
     return {str(group): str(name) for group, name in companions.items()} if isinstance(companions, dict) else {}
 
 
@@ -127,11 +127,11 @@ def _file_problems(choices: dict[str, str | None], roots: Sequence[Path]) -> lis
 
 
 def _chosen_again(choices: dict[str, str | None], request: Request, roots: Sequence[Path]) -> Iterator[str]:
-    """The values of options named on the command line, to be said again after the recipe's values.
+    """Repeat the values of options named on the command line, so that they win over the recipe's values.
 
-    Hydra lays a recipe over every option; without this, ``parallelism=single`` would lose against a
-    recipe's ``parallelism.pipeline: 2``. Settings that Adam and its kin share stay the recipe's, so that one can
-    be compared with another.
+    Hydra applies a recipe after every option; without this, a recipe's ``parallelism.pipeline: 2`` would win over
+    ``parallelism=single``. Settings that Adam and related optimizers share are kept from the recipe, so that they can
+    be compared.
     """
     recipe = choices.get(RECIPE)
     if recipe is None:
@@ -147,7 +147,7 @@ def _chosen_again(choices: dict[str, str | None], request: Request, roots: Seque
 
 
 def _settings_of_adam(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a recipe sets of its optimizer, where that is Adam or its kin."""
+    """The optimizer settings of a recipe whose optimizer is Adam or related to it; else empty."""
     chosen = [entry.get("override /optimizer") for entry in recipe.get("defaults", []) if isinstance(entry, dict)]
     own = next((name for name in chosen if name is not None), "adamw")
     settings: Mapping[str, Any] = recipe.get("optimizer", {})
@@ -165,13 +165,14 @@ def _leaves(path: str, value: Any) -> Iterator[str]:
 def _compose(
     choices: dict[str, str | None], settings: Iterable[str], roots: Sequence[Path]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Hydra's composition as a plain container, and the option used of every group."""
+    """Hydra's composition as a plain container, and the chosen option of every group."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    lines = [f"{group}={name}" for group, name in choices.items() if name is not None]  # no recipe: Hydra's default
+    # Without a recipe, Hydra uses its default.
+    lines = [f"{group}={name}" for group, name in choices.items() if name is not None]
     lines += settings
     search = ",".join(json.dumps(f"file://{root}") for root in roots[1:])
     if search:
@@ -192,7 +193,7 @@ def _compose(
 
 
 def _told(error: Exception) -> Problem:
-    """Hydra's complaint without its traceback: what is left over after our own checks."""
+    """Hydra's error message without its traceback, for errors that our own checks did not find."""
     text = " ".join(str(error).split())
     key = getattr(error, "full_key", None) or "request"
     return Problem(str(key), "", text.rstrip("."))

@@ -1,7 +1,7 @@
-"""Plain containers against the typed schema: what is unknown, what has the wrong type, all at once.
+"""Checks plain containers against the typed schema: all unknown keys and wrong types at once.
 
-Hydra lets ``+typo`` pass even under a structured schema and stops at the first problem it finds. Here one
-walk over the schema's dataclasses serves command-line values, option files and saved configurations alike.
+Hydra accepts ``+typo`` even under a structured schema and stops at the first problem that it finds. Here one walk over
+the schema's dataclasses serves command-line values, option files and saved configurations alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runner.errors import Problem, did_you_mean
 
 __all__ = ["MISSING", "build", "check_value", "describe", "key_paths", "type_at", "unknown_key"]
 
-# OmegaConf's mark of a value that must be given.
+# OmegaConf's marker for a value that must be given.
 MISSING = "???"
 
 Section = TypeVar("Section")
@@ -34,7 +34,7 @@ def _is_section(annotation: Any) -> bool:
 
 @cache
 def key_paths(section: Any = RunConfig) -> tuple[str, ...]:
-    """Every key of ``section`` that holds a value, dotted, in the schema's order."""
+    """Every key of ``section`` that holds a value, with dots, in the order of the schema."""
     paths: list[str] = []
     for name, annotation in _hints(section).items():
         if _is_section(annotation):
@@ -45,7 +45,7 @@ def key_paths(section: Any = RunConfig) -> tuple[str, ...]:
 
 
 def type_at(path: str) -> Any:
-    """The annotation of the key ``path`` of a :class:`RunConfig`, or None where there is no such key."""
+    """The annotation of the key ``path`` of a :class:`RunConfig`, or None if there is no such key."""
     annotation: Any = RunConfig
     for part in path.split("."):
         if _is_section(annotation):
@@ -60,7 +60,7 @@ def type_at(path: str) -> Any:
 
 
 def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
-    """The problem of a key that the schema does not have, with the nearest one that it has."""
+    """The problem of a key that the schema does not have, with the most similar existing key."""
     near = _nearest_path(path)
     if near is not None:
         return Problem(where + path, _shown(value), "there is no such key", fix=f"{near}={_shown(value)}")
@@ -83,7 +83,7 @@ def _nearest_path(path: str) -> str | None:
     if len(same_leaf) == 1:
         return same_leaf[0]
     if any(each.rpartition(".")[0] == section for each in known):
-        return None  # the section is right: a likeness to its name would say nothing of the key
+        return None  # the section is right, so a similar section name would not help
     return did_you_mean(path, known)
 
 
@@ -98,7 +98,7 @@ def _shown(value: object) -> str:
 
 
 def describe(annotation: Any) -> str:
-    """The type in words, as a message says it."""
+    """The type in words, as messages show it."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "anything"}
     origin, arguments = get_origin(annotation), get_args(annotation)
     if _is_section(annotation):
@@ -113,15 +113,15 @@ def describe(annotation: Any) -> str:
 
 
 def check_value(annotation: Any, value: object, path: str, *, where: str = "") -> tuple[object, list[Problem]]:
-    """``value`` as the schema's type, with everything that is wrong in it.
+    """Convert ``value`` to the schema's type, and list all problems in it.
 
-    Text that interpolates (``${...}``) or is marked as missing is left alone: its value is not known yet.
+    Text that interpolates (``${...}``) or is marked as missing is left unchanged, because its value is not known yet.
 
     Args:
         annotation: the type, as the schema writes it.
         value: a plain container or value.
         path: its dotted key.
-        where: a prefix of every problem's path, e.g. the file's name.
+        where: a prefix of every problem's path, e.g. the name of the file.
     """
     if isinstance(value, str) and (value == MISSING or "${" in value):
         return value, []
@@ -199,9 +199,9 @@ def _kind(value: object) -> str:
 
 
 def build(section: type[Section], value: object) -> tuple[Section | None, list[Problem]]:
-    """An instance of the schema class ``section``: absent keys take its defaults.
+    """An instance of the schema class ``section``; absent keys take its defaults.
 
-    Returns None for the instance where there are problems.
+    The instance is None if there are problems.
     """
     checked, problems = check_value(section, value, "")
     if problems or not isinstance(checked, Mapping):
