@@ -1,4 +1,4 @@
-"""Where a run ran: versions, hardware and commit, read without importing anything heavy."""
+"""The environment of a run: versions, hardware and commit, found without large imports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "deepspeed")
 
 
 def environment() -> dict[str, Any]:
-    """The record's ``versions``, ``hardware`` and ``commit``. GPUs are named where torch is already imported."""
+    """The record's ``versions``, ``hardware`` and ``commit``. GPUs are listed only if torch is already imported."""
     return {"versions": _versions(), "hardware": _hardware(), "commit": _commit()}
 
 
@@ -49,7 +49,7 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:
-        pass  # no Linux: platform says what it knows
+        pass  # not Linux: use what platform knows
     return platform.processor() or platform.machine()
 
 
@@ -68,7 +68,7 @@ def _gpus() -> list[str]:
 
 
 def _commit() -> str | None:
-    """Of the git repository that the working directory lies in, if any."""
+    """The commit of the git repository that contains the working directory, if any."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"],

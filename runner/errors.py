@@ -1,7 +1,7 @@
-"""What can go wrong, with the exit status that tells it to a shell.
+"""Errors, each with the exit status that reports it to a shell.
 
-A :class:`Problem` is one rule that a request breaks. Rules return them in lists, so that a user sees
-every mistake of a request at once; only the outermost caller turns a list into an exception.
+A :class:`Problem` is one rule that a request breaks. Rules return lists of problems, so that a user sees every mistake
+of a request at once; only the outermost caller turns a list into an exception.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One broken rule of a request, and the way out.
+    """One broken rule of a request, and how to fix it.
 
     Args:
         path: the field, as an override names it, e.g. ``schedule.microbatches``.
-        value: what was asked for, as it should be printed.
+        value: what was requested, as it is printed.
         rule: what the field must satisfy.
-        why: the reason, with its source where the rule is somebody else's.
-        fix: an exact override (or several, separated by spaces) that would do; may be empty.
+        why: the reason, with its source if the rule comes from somewhere else.
+        fix: an exact override (or several, separated by spaces) that would work; may be empty.
     """
 
     path: str
@@ -72,13 +72,13 @@ def _shown(value: object) -> str:
 
 
 class RunnerError(Exception):
-    """Base of every error that the runner explains itself. ``exit_status`` is the command's."""
+    """Base class of all errors that the runner explains itself. ``exit_status`` becomes the command's."""
 
     exit_status = EXIT_FAILED
 
 
 class RequestError(RunnerError):
-    """The request is wrong: configuration, file or combination. Carries every problem found."""
+    """The request is wrong: configuration, file or combination. Contains every problem found."""
 
     exit_status = EXIT_WRONG_REQUEST
 
@@ -88,26 +88,26 @@ class RequestError(RunnerError):
 
 
 class DoesNotFitError(RunnerError):
-    """The run would not fit, or did not: see the message for rank, part and way out."""
+    """The run would not fit into memory, or did not; the message names the rank, the part and a remedy."""
 
     exit_status = EXIT_DOES_NOT_FIT
 
 
 class RunFailedError(RunnerError):
-    """A run that was right to start has failed."""
+    """A valid request whose run failed."""
 
     exit_status = EXIT_FAILED
 
 
 def raise_problems(problems: Iterable[Problem]) -> None:
-    """Raise one :class:`RequestError` with all problems; return quietly where there is none."""
+    """Raise one :class:`RequestError` with all problems; return if there are none."""
     found = list(problems)
     if found:
         raise RequestError(found)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """The known name nearest to ``name``, or None where nothing is near."""
+    """The known name most similar to ``name``, or None if none is similar."""
     import difflib
 
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

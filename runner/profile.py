@@ -1,7 +1,7 @@
-"""What a plan needs to know of a model: one row of numbers per layer, no modules.
+"""What a plan needs to know about a model: one row of numbers per layer, without modules.
 
-``runner.model`` makes a :class:`ModelProfile`, from the model on the meta device (bytes, FLOPs) and, where
-it may run the layers, from a clock. Plans and memory policies only read it.
+:mod:`runner.profiling` makes a :class:`ModelProfile` from the model on fake tensors (bytes, FLOPs) and, if it can run
+the layers, from measured times. Plans and memory policies only read it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SecondsSource = Literal["measured", "estimated"]
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """A layer whose saved tensors are dropped in its forward and made again in its backward.
+    """The cost of a layer whose saved tensors are dropped after its forward and computed again in its backward.
 
     Args:
-        kept_bytes: outputs of operators that are kept all the same, the layer's own output excluded.
+        kept_bytes: outputs of operators that are kept nevertheless, without the layer's own output.
         recomputed_bytes: what autograd saves in the second forward besides those; the layer's output only if saved.
-        recomputed_flops: of the second forward.
-        released_bytes: those of ``kept_bytes`` that nothing needs when the second forward has passed them.
+        recomputed_flops: FLOPs of the second forward.
+        released_bytes: the part of ``kept_bytes`` that is no longer needed after the second forward has used it.
         keeps_output: whether the layer's own output is kept.
     """
 
@@ -53,11 +53,11 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class SplitBackward:
-    """A layer whose backward is parted into I, the gradient of its input, and W, those of its weights.
+    """The bytes of a layer whose backward is split into I, the gradient of its input, and W, those of its weights.
 
     Args:
         deferred_bytes: what I leaves to W, without the layer's input and the gradient of its output.
-        input_bytes, gradient_bytes: what W needs of the layer's input, of the gradient of its output.
+        input_bytes, gradient_bytes: what W needs of the layer's input, and of the gradient of its output.
         transient_bytes: peak while I runs above (saved + the gradient of its output), like that of a backward.
     """
 
@@ -69,12 +69,12 @@ class SplitBackward:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryTensor:
-    """Memory that a layer hands on. What it only carries through has the number that it had before.
+    """Memory in a layer's output. Memory that the layer only carries through keeps its number.
 
     Args:
         storage: a number, the same in every layer's output that has this memory.
-        num_bytes: of it; 0 where it is not an activation: the batch, a weight, a constant.
-        gradient_bytes: of its gradient; 0 where it has none.
+        num_bytes: its bytes; 0 if it is not an activation: the batch, a weight, a constant.
+        gradient_bytes: bytes of its gradient; 0 if it has none.
     """
 
     storage: int
@@ -87,12 +87,12 @@ class FactorProfile:
     """One factor that K-FAC keeps of a linear layer: of its inputs, or of its outputs' gradients.
 
     Args:
-        of_inputs: or of gradients.
-        rows: that one micro-batch adds: samples, or tokens.
+        of_inputs: True for inputs, False for gradients.
+        rows: rows that one micro-batch adds: samples, or tokens.
         size: rows and columns of the factor.
-        kept_bytes: of what is added, in which others of the layer may have no part: the same inputs count once.
-        sum_seconds: to add one micro-batch's.
-        inversion_seconds: to invert it.
+        kept_bytes: bytes of the added rows until they are summed; inputs that several layers share count once.
+        sum_seconds: seconds to add one micro-batch.
+        inversion_seconds: seconds to invert the factor.
     """
 
     of_inputs: bool
@@ -104,12 +104,12 @@ class FactorProfile:
 
     @property
     def sum_flops(self) -> float:
-        """Of the product of the rows with themselves."""
+        """FLOPs of the product of the rows with themselves."""
         return 2.0 * self.rows * self.size**2
 
     @property
     def inversion_flops(self) -> float:
-        """A Cholesky factorisation's third of n^3, and two thirds for the inverse from it."""
+        """FLOPs of an inversion: n^3 / 3 for the Cholesky factorisation and 2 n^3 / 3 for the inverse from it."""
         return float(self.size**3)
 
 
@@ -121,33 +121,33 @@ class LayerProfile:
         name: the layer's name in the model.
         num_parameters: elements of its parameters.
         weight_bytes: its parameters and buffers.
-        gradient_bytes: its trainable parameters' gradients.
-        saved_bytes: what autograd keeps after its forward, its output included, its input excluded.
+        gradient_bytes: gradients of its trainable parameters.
+        saved_bytes: what autograd keeps after its forward, including its output, without its input.
         output_bytes: its output.
-        forward_transient_bytes: peak above that steady state while it runs forward.
-        backward_transient_bytes: peak while it runs backward above (saved + the gradient of its output);
-            it contains the gradient of its input.
+        forward_transient_bytes: peak during its forward above that steady state.
+        backward_transient_bytes: peak during its backward above (saved + the gradient of its output); includes the
+            gradient of its input.
         forward_flops, backward_flops: floating-point operations.
         forward_seconds, backward_seconds: seconds on the machine that is planned for.
-        largest_parameter_bytes: its largest trainable parameter's gradient; 0 = not known, read as gradient_bytes.
-        saves_input, saves_output: whether autograd keeps its input, its output; true where that is not known.
-        unsaved_forward_bytes: peak of a forward that saves nothing, its output included; None = not known, read as
-            that of the ordinary forward.
-        recomputation: by the name of what is kept; ``""`` = nothing. Empty = not known, everything is made again.
-        split: its backward in two parts; None = not known, read as if W needed all that B does.
-        output: the memory of its output, each once. Empty = not known, read as one tensor that is carried nowhere.
-        saves: storages of its input and its output that autograd keeps; with ``output`` only.
-        output_gradient_bytes: gradient of its output; None = not known, read as ``output_bytes``.
-        chained_backward_bytes: like ``backward_transient_bytes``, of a layer that another one follows in its stage:
-            autograd frees the gradient of the output when it is used. None = not known, read as that.
-        stopped_forward_bytes: peak of a forward that ends when autograd has saved its last tensor, as a second one
-            does; None = not known, read as the whole forward's without an output that is not saved.
-        held_output_bytes: of its output, what its ``saved_bytes`` counts; None = all.
-        pending_output_bytes: of its output, what a later layer's ``saved_bytes`` counts.
-        input_gradient_seconds, weight_gradient_seconds: of I and of W; None = not known, read as half a backward each.
-        has_running_statistics: it remembers averages of what it has seen, like a batch norm.
-        factors: of its linear layers, where the optimizer is K-FAC.
-        optimizer_bytes: states of its trainable parameters, masters and averages included; None = by the profile's
+        largest_parameter_bytes: gradient of its largest trainable parameter; 0 = not known, gradient_bytes is used.
+        saves_input, saves_output: whether autograd keeps its input, and its output; True if not known.
+        unsaved_forward_bytes: peak of a forward that saves nothing, including its output; None = not known, that of
+            the ordinary forward is used.
+        recomputation: by the name of what is kept; ``""`` = nothing. Empty = not known, everything is recomputed.
+        split: its backward in two parts; None = not known, W is assumed to need all that B needs.
+        output: the memory of its output, each once. Empty = not known, one tensor that is not carried on is assumed.
+        saves: storages of its input and its output that autograd keeps; only with ``output``.
+        output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
+        chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
+            autograd frees the gradient of the output once it is used. None = not known, that value is used.
+        stopped_forward_bytes: peak of a forward that ends when autograd has saved its last tensor, like a recomputed
+            one; None = not known, that of the whole forward without an unsaved output is used.
+        held_output_bytes: the part of its output that its ``saved_bytes`` counts; None = all.
+        pending_output_bytes: the part of its output that a later layer's ``saved_bytes`` counts.
+        input_gradient_seconds, weight_gradient_seconds: of I and of W; None = not known, half a backward each.
+        has_running_statistics: whether it keeps averages of its inputs, like a batch norm.
+        factors: of its linear layers, if the optimizer is K-FAC.
+        optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
             ``optimizer_bytes_per_gradient_byte``.
     """
 
@@ -184,32 +184,32 @@ class LayerProfile:
 
     @property
     def split_seconds(self) -> tuple[float, float]:
-        """Of I and of W."""
+        """Seconds of I and of W."""
         half = self.backward_seconds / 2
         known = self.input_gradient_seconds, self.weight_gradient_seconds
         return half if known[0] is None else known[0], half if known[1] is None else known[1]
 
     @property
     def gradient_of_output_bytes(self) -> int:
-        """Of the gradient of its output, or the most that it can be."""
+        """Bytes of the gradient of its output, or the largest possible value if not known."""
         return self.output_bytes if self.output_gradient_bytes is None else self.output_gradient_bytes
 
     @property
     def inner_backward_bytes(self) -> int:
-        """Peak of its backward where another layer of its stage follows."""
+        """Peak of its backward if another layer of its stage follows."""
         known = self.chained_backward_bytes
         return self.backward_transient_bytes if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWeight:
-    """A weight that several layers count as theirs.
+    """A weight that several layers include in their figures.
 
     Args:
         layers: their indices, each once.
-        weight_bytes: of it.
-        gradient_bytes: of its gradient; 0 where it is frozen.
-        optimizer_bytes: of its states, as a layer's.
+        weight_bytes: bytes of the weight.
+        gradient_bytes: bytes of its gradient; 0 if it is frozen.
+        optimizer_bytes: bytes of its optimizer states, as for a layer.
     """
 
     layers: tuple[int, ...]
@@ -220,14 +220,14 @@ class SharedWeight:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTrace:
-    """What one micro-batch's forward and backward allocate and free, in order: what an allocator is asked for.
+    """What the forward and backward of one micro-batch allocate and free, in order, as requests to an allocator.
 
     Args:
-        events: ``("+", storage, bytes)`` it is made; ``("-", storage, 0)`` it is freed; ``("layer", layer, 0)`` the
-            layer's forward has ended; ``("backward", 0, 0)`` the backward begins; ``("gradient", storage, parameter)``
-            the gradient of a parameter is complete, and nothing but the parameter holds it.
+        events: ``("+", storage, bytes)`` allocated; ``("-", storage, 0)`` freed; ``("layer", layer, 0)`` the forward of
+            the layer has ended; ``("backward", 0, 0)`` the backward begins; ``("gradient", storage, parameter)`` the
+            gradient of a parameter is complete, and only the parameter holds it.
         parameters: elements of each trained parameter.
-        layers: the layer of each.
+        layers: the layer of each trained parameter.
     """
 
     events: tuple[tuple[str, int, int], ...]
@@ -241,19 +241,19 @@ class ModelProfile:
 
     Args:
         layers: the layers, first to last.
-        loss: the loss function, seen as a layer on the last stage (its output is a scalar).
+        loss: the loss function, as a layer of the last stage (its output is a scalar).
         samples: samples of the profiled micro-batch: the largest of a step.
-        input_bytes, target_bytes: one micro-batch of each.
+        input_bytes, target_bytes: of one micro-batch.
         seconds_source: where the seconds come from.
         optimizer_bytes_per_gradient_byte: e.g. 2.0 for Adam in the parameters' own precision; fp32 masters of
-            16-bit weights count here.
+            16-bit weights are included.
         optimizer_seconds_per_byte: seconds of an optimizer step per byte of gradient.
-        tokens_per_sample: for tokens/s; None where a sample is not a sequence of tokens.
-        master_bytes_per_gradient_byte: of fp32 master weights; 0 where the optimizer updates the weights themselves.
-            A step with masters makes gradients as wide as they are, and drops them.
-        shared: weights of several layers; a rank holds one for all of its layers.
+        tokens_per_sample: for tokens/s; None if a sample is not a sequence of tokens.
+        master_bytes_per_gradient_byte: of fp32 master weights; 0 if the optimizer updates the weights themselves. A
+            step with masters makes gradients of the masters' size and drops them.
+        shared: weights of several layers; a rank holds one copy for all of its layers.
         optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
-        trace: of this micro-batch through all layers; None where it was not asked for, or could not be taken.
+        trace: of this micro-batch through all layers; None if it was not requested or could not be recorded.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -271,12 +271,12 @@ class ModelProfile:
     trace: MemoryTrace | None = None
 
     def to_json(self) -> str:
-        """The profile as one JSON document; numbers in full precision."""
+        """The profile as one JSON document; numbers have full precision."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
 def profile_from_json(text: str) -> ModelProfile:
-    """The inverse of :meth:`ModelProfile.to_json`. Raises TypeError or KeyError where it is no profile."""
+    """The inverse of :meth:`ModelProfile.to_json`. Raises TypeError or KeyError if it is not a profile."""
     document = json.loads(text)
     layers = tuple(_layer(layer) for layer in document.pop("layers"))
     shared = tuple(SharedWeight(**{**each, "layers": tuple(each["layers"])}) for each in document.pop("shared", ()))
@@ -308,5 +308,5 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
 
 
 def read_profile(run_dir: Path) -> ModelProfile:
-    """The profile that a run's plan was made from. Raises FileNotFoundError."""
+    """The profile from which a run's plan was made. Raises FileNotFoundError."""
     return profile_from_json((run_dir / PROFILE_FILE).read_text(encoding="utf-8"))

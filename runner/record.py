@@ -1,11 +1,11 @@
-"""What a run leaves behind: ``record.json``, and one line per optimizer step in ``steps.jsonl``.
+"""The files of a run: ``record.json``, and one line per optimizer step in ``steps.jsonl``.
 
-``record.json`` is replaced as a whole, by a rename, so a reader sees the old record or the new one and
-never half of one. ``steps.jsonl`` grows by one flushed line per step, so that a rank killed by SIGKILL
-loses nothing: :func:`finish_failed` rebuilds the record of such a run from the two files.
+``record.json`` is replaced as a whole by a rename, so a reader sees the old record or the new one, never a half-written
+one. ``steps.jsonl`` grows by one flushed line per step, so a rank killed by SIGKILL loses nothing:
+:func:`finish_failed` rebuilds the record of such a run from the two files.
 
-JSON has no NaN and no infinity. They are written as ``null``, and the record's ``non_finite`` lists where
-and which: ``[[["loss", 3], "nan"], ...]``. Reading puts them back.
+JSON has no NaN and no infinity. They are written as ``null``, and the record's ``non_finite`` lists their places and
+values: ``[[["loss", 3], "nan"], ...]``. Reading restores them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RECORD_FILE = "record.json"
 STEPS_FILE = "steps.jsonl"
 
 Status = Literal["waiting", "running", "ok", "failed", "out_of_memory", "unsupported", "preempted", "interrupted"]
-"""``waiting`` is a sweep's job that has not begun: it stands in reports, and in no record's file."""
+"""``waiting`` is a job of a sweep that has not begun; it appears in reports but never in a record file."""
 
 
 def _no_step_seconds() -> dict[str, Any]:
@@ -55,25 +55,25 @@ def _unknown(*keys: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run. The fields are the keys of ``record.json``; null where a figure is not known (yet).
+    """One run. The fields are the keys of ``record.json``; None if a figure is not known (yet).
 
     Args:
-        status: ``running`` until the run says otherwise.
+        status: ``running`` until the run ends.
         reason: why the status is not ``ok``; else None.
         command: what the user typed.
         config: the resolved configuration, as plain containers.
         fingerprint: of the configuration; equal for two runs that must give the same numbers.
         layout: the degrees ``pipeline``, ``data``, ``tensor``, and ``world_size``.
         versions, hardware, commit: see :func:`runner.environment.environment`.
-        steps: optimizer steps done.
+        steps: optimizer steps taken.
         loss: one number per optimizer step, the mean over the step's samples.
         val_loss: ``[step, value]`` pairs.
         step_seconds: see :func:`step_seconds`.
-        samples_per_second: over a median step.
+        samples_per_second: of a median step.
         bubble_ratio: ``predicted`` and ``measured``, idle / total rank time over the flushed span.
-        seconds: parts of a median step, mean over ranks; they add up to it.
+        seconds: parts of a median step, mean over ranks; they add up to the step.
         flops_per_step: floating-point operations of one optimizer step over all ranks.
-        mfu: FLOP/s over the machine's peak; None where the peak is not known.
+        mfu: FLOP/s divided by the machine's peak; None if the peak is not known.
         bytes_moved: per step, between ranks and to the host.
         peak_memory_bytes: ``predicted`` and ``measured`` by global rank, and the ``kind`` of measurement.
         artifacts: name to path, relative to the run directory.
@@ -112,7 +112,7 @@ class RunRecord:
     extras: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``record.json``, ``extras`` at its top level; JSON can hold all of it.
+        """The document of ``record.json``, with ``extras`` at its top level; JSON can hold all of it.
 
         Raises:
             ValueError: an extra has the name of a field.
@@ -132,14 +132,14 @@ class RunRecord:
         return cls(**known, extras={key: value for key, value in document.items() if key not in names})
 
     def save(self, run_dir: Path) -> Path:
-        """Write ``<run_dir>/record.json`` as a whole or not at all; returns its path."""
+        """Write ``<run_dir>/record.json`` atomically and return its path."""
         path = run_dir / RECORD_FILE
         write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
         return path
 
     @classmethod
     def load(cls, run_dir: Path) -> RunRecord:
-        """Read ``<run_dir>/record.json``. Raises FileNotFoundError; ValueError where it is no record."""
+        """Read ``<run_dir>/record.json``. Raises FileNotFoundError, or ValueError if it is not a record."""
         path = run_dir / RECORD_FILE
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict) or "status" not in document:
@@ -149,7 +149,7 @@ class RunRecord:
     def continued(
         self, loss: Sequence[float], seconds: Sequence[float], val_loss: Sequence[Sequence[float]]
     ) -> RunRecord:
-        """The record of a run that goes on after these steps; what was measured over all steps is unknown again."""
+        """The record of a run that continues after these steps; figures measured over all steps become unknown."""
         empty = RunRecord()
         return self.replace(
             steps=len(loss),
@@ -171,7 +171,7 @@ class RunRecord:
 
 
 def step_seconds(all_seconds: Sequence[float], **extra: Any) -> dict[str, Any]:
-    """Seconds of every optimizer step with their median and 10th and 90th percentile (null without steps)."""
+    """Seconds of every optimizer step with their median and 10th and 90th percentile (None without steps)."""
     values = [float(value) for value in all_seconds]
     ordered = sorted(value for value in values if math.isfinite(value))
     summary = {
@@ -198,12 +198,12 @@ class StepLog:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, *, step: int, loss: float, seconds: float, **extra: Any) -> None:
-        """Append optimizer step ``step`` (from 1): its mean loss, its seconds, and anything else of it."""
+        """Append optimizer step ``step`` (from 1): its mean loss, its seconds, and further values."""
         self._file.write(_line({"step": step, "loss": loss, "seconds": seconds, **extra}))
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; harmless when closed."""
+        """Close the file; may be called again."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -216,7 +216,7 @@ class StepLog:
 
 
 def read_steps(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of ``steps.jsonl``, in order; a last line that a kill cut short is left out."""
+    """The lines of ``steps.jsonl`` in order, without a last line that is incomplete."""
     path = run_dir / STEPS_FILE
     if not path.exists():
         return []
@@ -231,13 +231,13 @@ def read_steps(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def finish_failed(run_dir: Path, status: Status, reason: str, **blank: Any) -> RunRecord:
-    """Give a run that cannot speak for itself its last record, from its files; returns what was saved.
+    """Write the last record of a run that cannot do so itself, from its files; return what was saved.
 
     Args:
         run_dir: the run's directory.
         status: anything but ``ok``.
         reason: one line for the reader.
-        blank: fields of the record where the run had not written one yet.
+        blank: fields of the record if the run has not written one yet.
     """
     try:
         record = RunRecord.load(run_dir)
@@ -257,12 +257,12 @@ def finish_failed(run_dir: Path, status: Status, reason: str, **blank: Any) -> R
 
 
 def hang_file(run_dir: Path, rank: int) -> Path:
-    """Where rank ``rank`` says in which place it stood still; the first line is the whole reason."""
+    """The file in which rank ``rank`` reports where it is stuck; its first line is the reason."""
     return run_dir / "logs" / f"rank_{rank}.hang.txt"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``, durably: a crash leaves the old file or the new one."""
+    """Replace the content of ``path`` by ``text``, durably: a crash leaves the old file or the new one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -292,7 +292,7 @@ def _finite_document(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _restored(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`_finite_document`; leaves its argument as it is."""
+    """The inverse of :func:`_finite_document`; its argument is not changed."""
     if "non_finite" not in document:
         return dict(document)
     copied: dict[str, Any] = json.loads(json.dumps(document))
@@ -319,7 +319,7 @@ def _put(document: Any, keys: Sequence[Any], value: float) -> None:
 
 
 def _percentile(ordered: Sequence[float], fraction: float) -> float | None:
-    """Linear interpolation between the two nearest of the ordered values."""
+    """The percentile of sorted values, linearly interpolated between the two nearest."""
     if not ordered:
         return None
     position = fraction * (len(ordered) - 1)
