@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from runner.plan.values import RunPlan
     from runner.training.verify.compare import Comparison, Promise
 
-__all__ = ["DEFAULT_STEPS", "TRACE_ENTRY", "verify"]
+__all__ = ["DEFAULT_STEPS", "RECORDING_ENTRY", "verify"]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_STEPS = 4
-TRACE_ENTRY = "runner.training.verify.trace:run_traced_rank"
+RECORDING_ENTRY = "runner.training.verify.recording_rank:run_recording_rank"
 _REFERENCE_ENTRY = "runner.training.verify.reference:run_reference"
 _MOST_EXACT_REPLICAS = 2  # a + b = b + a, but the sum of three or more terms depends on their order
 
 
-def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = TRACE_ENTRY) -> Comparison | int:
+def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORDING_ENTRY) -> Comparison | int:
     """Compare the layout of a request with one process.
 
     Args:

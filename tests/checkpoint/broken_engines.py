@@ -16,14 +16,14 @@ from runner.engine.update.gradients import StageGradients
 from runner.engine.update.ties import TiedGradients
 from runner.engine.window import Window
 from runner.schedule.values import Action
-from runner.training.verify.trace import run_traced_rank
+from runner.training.verify.recording_rank import run_recording_rank
 
 
 def wrong_scale(config: RunConfig, run_dir: Path) -> None:
     """Twice the mean gradient; Adam's weights hardly show it."""
     right = StageGradients.divide
     StageGradients.divide = lambda self, weight: right(self, weight / 2)  # type: ignore[method-assign]
-    run_traced_rank(config, run_dir)
+    run_recording_rank(config, run_dir)
 
 
 def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
@@ -35,7 +35,7 @@ def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
         return total * 0.0 if microbatch == 1 else total
 
     Compute._lose = lose  # type: ignore[method-assign]
-    run_traced_rank(config, run_dir)
+    run_recording_rank(config, run_dir)
 
 
 def stale_weight(config: RunConfig, run_dir: Path) -> None:
@@ -62,7 +62,7 @@ def stale_weight(config: RunConfig, run_dir: Path) -> None:
         update(self, window)
 
     Executor.run, Engine._finish_step = run, finish  # type: ignore[method-assign]
-    run_traced_rank(config, run_dir)
+    run_recording_rank(config, run_dir)
 
 
 def missing_reduce(config: RunConfig, run_dir: Path) -> None:
@@ -72,7 +72,7 @@ def missing_reduce(config: RunConfig, run_dir: Path) -> None:
         pass
 
     Executor._reduce = reduce  # type: ignore[method-assign]
-    run_traced_rank(config, run_dir)
+    run_recording_rank(config, run_dir)
 
 
 def swapped_target(config: RunConfig, run_dir: Path) -> None:
@@ -87,7 +87,7 @@ def swapped_target(config: RunConfig, run_dir: Path) -> None:
         return window
 
     Engine._open = opened  # type: ignore[method-assign]
-    run_traced_rank(config, run_dir)
+    run_recording_rank(config, run_dir)
 
 
 def no_clip(config: RunConfig, run_dir: Path) -> None:
@@ -95,7 +95,7 @@ def no_clip(config: RunConfig, run_dir: Path) -> None:
     right = StageGradients.scale
     assert callable(right)
     StageGradients.scale = lambda self, factor: None  # type: ignore[method-assign]
-    run_traced_rank(config, run_dir)
+    run_recording_rank(config, run_dir)
 
 
 def untied_weight(config: RunConfig, run_dir: Path) -> None:
@@ -105,4 +105,4 @@ def untied_weight(config: RunConfig, run_dir: Path) -> None:
         return []
 
     TiedGradients.start = start  # type: ignore[method-assign]
-    run_traced_rank(config, run_dir)
+    run_recording_rank(config, run_dir)

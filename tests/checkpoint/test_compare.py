@@ -1,4 +1,4 @@
-"""The comparison of traces: what counts as equal, and what is named first."""
+"""The comparison of recorded tensors: what counts as equal, and what is named first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner.record import StepLog
 from runner.training.verify.compare import Comparison, Difference, compare_runs
-from runner.training.verify.trace_files import write_trace
+from runner.training.verify.recorded_tensors import write_tensors
 
 NAMES = ("0.weight", "0.bias", "2.weight")  # no alphabet's order
 
@@ -30,7 +30,7 @@ def run(
     losses: tuple[float, ...] = (2.0, 1.5),
     changes: tuple[tuple[int, str, str, float], ...] = (),
 ) -> Path:
-    """A directory with a trace of two steps, the tensors dealt to ranks; ``changes`` add to (step, quantity, name)."""
+    """A directory with the recorded tensors of two steps, dealt to ranks; ``changes`` add to (step, quantity, name)."""
     place.mkdir()
     with StepLog(place) as log:
         for step, loss in enumerate(losses, 1):
@@ -42,7 +42,7 @@ def run(
             for rank in range(ranks):
                 own = NAMES[rank::ranks]
                 parts = [{name: quantities[kind][name] for name in own} for kind in ("gradient", "weight")]
-                write_trace(place, step, rank, *parts)
+                write_tensors(place, step, rank, *parts)
     return place
 
 
@@ -114,7 +114,7 @@ def test_rounding_where_sums_have_no_order(tmp_path: Path, change: tuple[int, st
 
 def test_a_tensor_that_no_rank_has(tmp_path: Path) -> None:
     layout, reference = run(tmp_path / "layout", ranks=2), run(tmp_path / "reference")
-    for path in layout.glob("trace/step-1/rank-1.safetensors"):
+    for path in layout.glob("recorded/step-1/rank-1.safetensors"):
         path.unlink()
     found = compare_runs(layout, reference, "rounding")
     assert found.first_difference == Difference(1, "gradient", "0.bias")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from runner.record import read_steps
-from runner.training.verify.trace_files import read_trace
+from runner.training.verify.recorded_tensors import read_tensors
 
 __all__ = ["Comparison", "Difference", "Promise", "compare_runs"]
 
@@ -92,9 +92,9 @@ def compare_runs(layout: Path, reference: Path, promise: Promise, *, with_gradie
     state = _State(promise, with_gradients)
     for step, (own, theirs) in enumerate(zip(*losses, strict=True), 1):
         state.compare_loss(step, own, theirs)
-        ranks = read_trace(layout, step)
+        ranks = read_tensors(layout, step)
         if ranks:
-            (expected,) = read_trace(reference, step)
+            (expected,) = read_tensors(reference, step)
             state.compare_tensors(step, ranks, expected)
     return Comparison(
         equal=state.first is None,

@@ -38,9 +38,9 @@ from runner.record import RunRecord, StepLog
 from runner.training.data.loading import make_loader
 from runner.training.lightning_module import own_optimizer
 from runner.training.scaling import loss_scaling
+from runner.training.verify.recorded_tensors import gradients_of, recorded_steps, weights_of, write_tensors
 from runner.training.verify.reference_curvature import ReferenceCurvature
 from runner.training.verify.reference_versions import ReferenceVersions
-from runner.training.verify.trace_files import gradients_of, traced_steps, weights_of, write_trace
 
 __all__ = ["run_reference"]
 
@@ -60,7 +60,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     scheduler = None
     if own is None:
         scheduler = build_scheduler(config, optimizer)
-    traced = traced_steps(config, read_profile(run_dir))
+    recorded = recorded_steps(config, read_profile(run_dir))
     curvature = ReferenceCurvature(config, run_dir, optimizer, model, find_ties(loaded.layers))
     versions = ReferenceVersions(config, run_dir, model)
     buffers = _ReplicaBuffers(model, config.parallelism.data)
@@ -75,7 +75,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
             finite = _all_finite(total, trained)
             if finite:
                 _scale_and_clip(config, optimizer, trained, weight * scale.of_sum)
-            gradients = {name: value.clone() for name, value in gradients_of(model).items() if step + 1 in traced}
+            gradients = {name: value.clone() for name, value in gradients_of(model).items() if step + 1 in recorded}
             curvature.end()
             if finite:
                 optimizer.step()
@@ -86,8 +86,8 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
             if scheduler is not None:
                 scheduler.step()
             log.write(step=step + 1, loss=total / weight, seconds=0.0)
-            if step + 1 in traced:
-                write_trace(run_dir, step + 1, 0, gradients, weights_of(model))
+            if step + 1 in recorded:
+                write_tensors(run_dir, step + 1, 0, gradients, weights_of(model))
     RunRecord.load(run_dir).replace(status="ok").save(run_dir)
 
 

@@ -1,6 +1,6 @@
 """The files by which a layout and one process are compared: gradients as the optimizer gets them, and weights.
 
-Every rank writes ``<run_dir>/trace/step-<k>/rank-<r>.safetensors`` with the tensors ``gradient/<name>`` and
+Every rank writes ``<run_dir>/recorded/step-<k>/rank-<r>.safetensors`` with the tensors ``gradient/<name>`` and
 ``weight/<name>`` of its stages; steps count from 1.
 """
 
@@ -18,14 +18,14 @@ from runner.config.schema import RunConfig
 from runner.model.layers import StageModule
 from runner.profile import ModelProfile
 
-__all__ = ["gradients_of", "read_trace", "traced_steps", "weights_of", "write_trace"]
+__all__ = ["gradients_of", "read_tensors", "recorded_steps", "weights_of", "write_tensors"]
 
-_DIRECTORY = "trace"
+_DIRECTORY = "recorded"
 _ORDER = "order"  # safetensors does not keep the order of tensors
 _MOST_BYTES = 4 << 30
 
 
-def traced_steps(config: RunConfig, profile: ModelProfile) -> range:
+def recorded_steps(config: RunConfig, profile: ModelProfile) -> range:
     """The steps that are recorded: all, or for a large model only the last one."""
     weights = sum(layer.weight_bytes + layer.gradient_bytes for layer in profile.layers)
     last = config.trainer.max_steps
@@ -47,7 +47,7 @@ def gradients_of(module: StageModule) -> dict[str, Tensor]:
     }
 
 
-def write_trace(
+def write_tensors(
     run_dir: Path, step: int, rank: int, gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]
 ) -> None:
     """Write one rank's tensors of a step."""
@@ -59,7 +59,7 @@ def write_trace(
     save_file(copies, directory / f"rank-{rank}.safetensors", {_ORDER: json.dumps(list(copies))})
 
 
-def read_trace(run_dir: Path, step: int) -> list[dict[str, Tensor]]:
+def read_tensors(run_dir: Path, step: int) -> list[dict[str, Tensor]]:
     """The tensors of a step by rank, in the order of the model; empty if the step was not recorded."""
     files = (run_dir / _DIRECTORY / f"step-{step}").glob("rank-*.safetensors")
     by_rank = sorted(files, key=lambda path: int(path.stem.removeprefix("rank-")))

@@ -1,4 +1,4 @@
-"""A training rank that records its gradients and weights: see :mod:`runner.training.verify.trace_files`."""
+"""A training rank that records its gradients and weights: see :mod:`runner.training.verify.recorded_tensors`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from runner.model.layers import StageModule
 from runner.profile import read_profile
 from runner.strategy.pipeline import PipelineStrategy
 from runner.training.run import run_rank
-from runner.training.verify.trace_files import gradients_of, traced_steps, weights_of, write_trace
+from runner.training.verify.recorded_tensors import gradients_of, recorded_steps, weights_of, write_tensors
 
-__all__ = ["run_traced_rank"]
+__all__ = ["run_recording_rank"]
 
 
-def run_traced_rank(config: RunConfig, run_dir: Path) -> None:
+def run_recording_rank(config: RunConfig, run_dir: Path) -> None:
     """Run one rank of a training run, without validation, and record its gradients and weights."""
-    steps = traced_steps(config, read_profile(run_dir))
-    run_rank(config, run_dir, watchers=[_Trace(run_dir, steps)], validate=False)
+    steps = recorded_steps(config, read_profile(run_dir))
+    run_rank(config, run_dir, watchers=[_Recorder(run_dir, steps)], validate=False)
 
 
-class _Trace(Callback):
+class _Recorder(Callback):
     def __init__(self, run_dir: Path, steps: range) -> None:
         self._run_dir = run_dir
         self._steps = steps
@@ -47,7 +47,7 @@ class _Trace(Callback):
             assert isinstance(strategy, PipelineStrategy)
             with torch.no_grad(), strategy.whole_weights():
                 weights = {name: tensor for stage in _stages(trainer) for name, tensor in _compared(trainer, stage)}
-                write_trace(self._run_dir, trainer.global_step, trainer.global_rank, self._gradients, weights)
+                write_tensors(self._run_dir, trainer.global_step, trainer.global_rank, self._gradients, weights)
 
 
 def _compared(trainer: pl.Trainer, stage: StageModule) -> Iterable[tuple[str, Tensor]]:
