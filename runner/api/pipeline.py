@@ -54,7 +54,7 @@ class _Layout:
     activations: ActivationPlan = ActivationPlan(())
 
 
-class PipelineStrategy(pipeline.PipelineStrategy):
+class PipelineStrategy(pipeline.EngineStrategy):
     """``Trainer(strategy=PipelineStrategy(stages=2, microbatches=4), devices=2)``.
 
     The engine applies the Trainer's ``precision`` and ``gradient_clip_val``. Gradients are accumulated only over the

@@ -35,7 +35,7 @@ __all__ = ["ZeroStrategy"]
 _ELEMENTWISE = (optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD)
 
 
-class ZeroStrategy(PipelineStrategy, strategy.ZeroStrategy):
+class ZeroStrategy(PipelineStrategy, strategy.ZeroEngineStrategy):
     """``Trainer(strategy=ZeroStrategy(ZeroConfig(stage=2), OffloadConfig(optimizer="cpu"), data=2), devices=2)``.
 
     Gradients, optimizer states and weights are sharded over the replicas, with or without a pipeline. The keys and

@@ -1,7 +1,7 @@
 """The pipeline engine as a Lightning strategy; one stage (`single`, `data`) is its smallest case.
 
 Lightning keeps its automatic optimization: ``training_step`` hands the batch over, the closure's ``zero_grad`` and
-``backward`` do nothing, and :meth:`PipelineStrategy.optimizer_step` runs the engine. ``global_step``, schedulers and
+``backward`` do nothing, and :meth:`EngineStrategy.optimizer_step` runs the engine. ``global_step``, schedulers and
 callbacks therefore work as in Lightning itself.
 
 No collective over all ranks runs within a step. Two of Lightning's are replaced: its broadcast before every batch, and
@@ -52,12 +52,12 @@ from runner.strategy.held_bytes import held_bytes
 from runner.strategy.protocols import Layout, PipelineModule
 from runner.strategy.transports import make_transport
 
-__all__ = ["Layout", "PipelineModule", "PipelineStrategy"]
+__all__ = ["Layout", "PipelineModule", "EngineStrategy"]
 
 logger = logging.getLogger(__name__)
 
 
-class PipelineStrategy(NamedCheckpointStrategy):
+class EngineStrategy(NamedCheckpointStrategy):
     """Runs a :class:`PipelineModule` according to a plan.
 
     Args:

@@ -1,6 +1,6 @@
 """The engine with optimizer states sharded by the runner itself, for layouts that DeepSpeed's engine does not support.
 
-It is a :class:`runner.strategy.pipeline.PipelineStrategy` with any number of stages per rank and any kind of backward.
+It is an :class:`runner.strategy.pipeline.EngineStrategy` with any number of stages per rank and any kind of backward.
 Gradients are summed as without ZeRO, so overflow check, norm and division are the engine's; only the update is sharded.
 """
 
@@ -19,12 +19,12 @@ from runner.checkpoint.state import named_parameters, own_optimizer_state
 from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.update.replicas import ReplicaExchange
 from runner.optim.states.shared import SharedStates
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["SharedStatesStrategy"]
 
 
-class SharedStatesStrategy(PipelineStrategy):
+class SharedStatesStrategy(EngineStrategy):
     """ZeRO stage 1 over each rank's stages."""
 
     strategy_name = "runner_shared_states"

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.nn import Parameter
 
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["AVERAGE", "WeightAveraging"]
 
@@ -75,7 +75,7 @@ class WeightAveraging(Callback):
             self._weights[name].copy_(weight)
         self._kept.clear()
 
-    def whole(self, strategy: PipelineStrategy) -> dict[str, Tensor]:
+    def whole(self, strategy: EngineStrategy) -> dict[str, Tensor]:
         """The whole model's averages by global name on rank 0, empty on other ranks. Every rank must call it.
 
         For a checkpoint in parts, it returns the averages of this rank only.
@@ -94,8 +94,8 @@ class WeightAveraging(Callback):
         self._loaded = dict(checkpoint.get(AVERAGE, {}))
 
 
-def _strategy(trainer: pl.Trainer) -> PipelineStrategy:
+def _strategy(trainer: pl.Trainer) -> EngineStrategy:
     strategy = trainer.strategy
-    if not isinstance(strategy, PipelineStrategy):
+    if not isinstance(strategy, EngineStrategy):
         raise TypeError(f"WeightAveraging follows a PipelineStrategy's stages, not a {type(strategy).__name__}'s")
     return strategy

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, RichProgressBar
 
 from runner.engine.engine import Engine, FinishedStep
 from runner.record import StepLog
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 from runner.training.module import LayersModule
 from runner.training.resume import History
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 _LINES_PER_RUN = 20
 
 
-def _strategy(trainer: pl.Trainer) -> PipelineStrategy:
-    assert isinstance(trainer.strategy, PipelineStrategy)
+def _strategy(trainer: pl.Trainer) -> EngineStrategy:
+    assert isinstance(trainer.strategy, EngineStrategy)
     return trainer.strategy
 
 

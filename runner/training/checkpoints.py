@@ -15,7 +15,7 @@ from runner.checkpoint.file import checkpoint_files, checkpoint_name, remove_che
 from runner.checkpoint.parts import write_part
 from runner.config.schema import CheckpointConfig
 from runner.strategy.checkpoints_by_name import num_bytes
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 from runner.training.random_state import set_random_state
 from runner.training.resume import ENTRY, Progress, follow_config, loop_state
 
@@ -130,11 +130,11 @@ class Checkpoints(Callback):
     def _start_saving(self, trainer: pl.Trainer, path: Path) -> None:
         """Copy what is to be saved, and write it in a thread while the run continues."""
         strategy = trainer.strategy
-        assert isinstance(strategy, PipelineStrategy)
+        assert isinstance(strategy, EngineStrategy)
         with strategy.in_parts(partial(self._start_writing, strategy, path)):
             trainer.save_checkpoint(path, weights_only=False)
 
-    def _start_writing(self, strategy: PipelineStrategy, path: Path, content: _Content) -> None:
+    def _start_writing(self, strategy: EngineStrategy, path: Path, content: _Content) -> None:
         copied = num_bytes([content.get("state_dict"), content.get("optimizer_states")])
         assert strategy.meter is not None
         strategy.meter.hold(max(0, copied - self._copied))

@@ -18,7 +18,7 @@ from runner.config.schema import RunConfig
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, read_steps, step_seconds
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 from runner.targets import import_target
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import StepClock
@@ -47,7 +47,7 @@ def finish(
 ) -> None:
     """Finish the run; every rank calls this after the last step, and rank 0 writes."""
     strategy = trainer.strategy
-    assert isinstance(strategy, PipelineStrategy)
+    assert isinstance(strategy, EngineStrategy)
     measures = strategy.gather_objects(_own_measures(strategy, clock))
     weights = with_all_names(strategy.lightning_module_state_dict(), module.ties)
     averages = average.whole(strategy) if average is not None else {}
@@ -90,7 +90,7 @@ def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def _own_measures(strategy: PipelineStrategy, clock: StepClock) -> RankMeasures:
+def _own_measures(strategy: EngineStrategy, clock: StepClock) -> RankMeasures:
     engine, meter = strategy.engine, strategy.meter
     assert engine is not None
     assert meter is not None
@@ -108,7 +108,7 @@ def _own_measures(strategy: PipelineStrategy, clock: StepClock) -> RankMeasures:
 
 def _measured(
     run_dir: Path,
-    strategy: PipelineStrategy,
+    strategy: EngineStrategy,
     module: TrainedModule,
     config: RunConfig,
     plan: RunPlan,

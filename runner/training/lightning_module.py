@@ -21,7 +21,7 @@ from runner.model.load import LoadedModel
 from runner.model.precision import to_precision
 from runner.model.ties import Tie, find_ties
 from runner.plan.cut.partition import Partition
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 from runner.training.module import LayersModule, requested_optimizer
 
 __all__ = ["TrainedModule", "own_optimizer", "trainable", "validates"]
@@ -34,7 +34,7 @@ class TrainedModule(Protocol):
     ties: Sequence[Tie]
 
 
-def trainable(model: LoadedModel, strategy: PipelineStrategy, config: RunConfig) -> Any:
+def trainable(model: LoadedModel, strategy: EngineStrategy, config: RunConfig) -> Any:
     """The module for ``Trainer.fit``: the user's own LightningModule, or one that wraps the layers."""
     if model.module is None:
         return LayersModule(model.layers, model.loss, config)
@@ -65,7 +65,7 @@ def own_optimizer(module: Any, target: str) -> Optimizer | None:
 class _Bound:
     """Replaces some of a module's methods for one run. The module's other hooks are kept and run as usual."""
 
-    def __init__(self, model: LoadedModel, strategy: PipelineStrategy, config: RunConfig) -> None:
+    def __init__(self, model: LoadedModel, strategy: EngineStrategy, config: RunConfig) -> None:
         assert model.module is not None
         self._module: Any = model.module
         self._model, self._strategy, self._config = model, strategy, config

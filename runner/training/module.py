@@ -19,7 +19,7 @@ from runner.model.layers import LayerSource, StageModule, build_stage
 from runner.model.ties import find_ties
 from runner.optim.kinds.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["LayersModule", "requested_optimizer"]
 
@@ -55,9 +55,9 @@ class LayersModule(pl.LightningModule):
         self._validation: list[tuple[float, float]] = []
 
     @property
-    def engine_strategy(self) -> PipelineStrategy:
+    def engine_strategy(self) -> EngineStrategy:
         strategy = self.trainer.strategy
-        assert isinstance(strategy, PipelineStrategy)
+        assert isinstance(strategy, EngineStrategy)
         return strategy
 
     def build_stages(self, partition: Sequence[tuple[int, int]], stages: Sequence[int]) -> Mapping[int, StageModule]:

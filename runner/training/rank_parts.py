@@ -19,9 +19,9 @@ from runner.model.precision import autocast_of, dtype_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile, read_profile
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 from runner.strategy.shared import SharedStatesStrategy
-from runner.strategy.zero.strategy import ZeroStrategy
+from runner.strategy.zero.strategy import ZeroEngineStrategy
 from runner.training.data.loading import make_loader
 from runner.training.data.streams import count_samples
 from runner.training.lightning_module import trainable, validates
@@ -38,7 +38,7 @@ class RankParts:
 
     profile: ModelProfile
     plan: RunPlan
-    strategy: PipelineStrategy
+    strategy: EngineStrategy
     module: Any  # TrainedModule and LightningModule
     loaders: tuple[Any, Any | None]
 
@@ -77,7 +77,7 @@ def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:
     return model
 
 
-def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
+def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
     options = EngineOptions(
         microbatches=config.schedule.computed_microbatches,
         dtype=dtype_of(config.precision.name),
@@ -97,10 +97,10 @@ def _strategy(config: RunConfig, plan: RunPlan) -> PipelineStrategy:
     margin = MARGIN_SECONDS if config.launcher.watchdog_seconds is not None else 0.0
     placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds + margin}
     if config.zero.stage is None:
-        return PipelineStrategy(plan, options, **placed)
+        return EngineStrategy(plan, options, **placed)
     if shares_by_itself(config, plan.schedule):
         return SharedStatesStrategy(plan, options, **placed)
-    return ZeroStrategy(plan, options, deepspeed_settings(config, accelerated=device == "cuda"), **placed)
+    return ZeroEngineStrategy(plan, options, deepspeed_settings(config, accelerated=device == "cuda"), **placed)
 
 
 def _ends(plan: RunPlan, rank: int) -> tuple[bool, bool]:

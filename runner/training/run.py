@@ -22,7 +22,7 @@ from runner.model.lightning_module import brings
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.record import RunRecord, StepLog
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
     BeforeFirstStep,
@@ -154,7 +154,7 @@ def _steps_said(steps: int | None) -> str:
 def _checkpoints(
     config: RunConfig,
     run_dir: Path,
-    strategy: PipelineStrategy,
+    strategy: EngineStrategy,
     module: TrainedModule,
     loaders: tuple[Any, Any | None],
     clock: StepClock,
@@ -203,9 +203,7 @@ def _set_up_logging(rank: int) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _predict(
-    strategy: PipelineStrategy, config: RunConfig, profile: ModelProfile, run_dir: Path, batch: Any
-) -> RunPlan:
+def _predict(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile, run_dir: Path, batch: Any) -> RunPlan:
     """The measured plan; rank 0 writes its figures into the record before the first step."""
     start = time.perf_counter()
     plan = measured_plan(strategy, config, profile, strategy.batch_to_device(batch))
@@ -228,7 +226,7 @@ def _predict(
 def _trainer(
     config: RunConfig,
     run_dir: Path,
-    strategy: PipelineStrategy,
+    strategy: EngineStrategy,
     callbacks: list[Callback],
     *,
     has_validation: bool,

@@ -14,7 +14,7 @@ from runner.model.boundary import num_samples
 from runner.training.data.batches import input_checksum
 
 if TYPE_CHECKING:
-    from runner.strategy.pipeline import PipelineStrategy
+    from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["ModuleSteps"]
 
@@ -31,7 +31,7 @@ class ModuleSteps:
     elsewhere.
     """
 
-    def __init__(self, strategy: PipelineStrategy, model: pl.LightningModule) -> None:
+    def __init__(self, strategy: EngineStrategy, model: pl.LightningModule) -> None:
         self._strategy = strategy
         self._model = model
         self._sums: list[tuple[float, float]] = []

@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from runner.record import RunRecord, finish_failed, hang_file, write_atomically
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["MARGIN_SECONDS", "Watchdog"]
 
@@ -48,10 +48,10 @@ class Watchdog(Callback):
         self._beats = 0
         self._done = threading.Event()
         self._main = threading.main_thread().ident
-        self._strategy: PipelineStrategy | None = None
+        self._strategy: EngineStrategy | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(trainer.strategy, PipelineStrategy)
+        assert isinstance(trainer.strategy, EngineStrategy)
         self._strategy = trainer.strategy
         hang_file(self._run_dir, self._rank).unlink(missing_ok=True)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()

@@ -13,7 +13,7 @@ from runner.model.data import load_datasets, load_loss
 from runner.model.layers import load_layers
 from runner.plan.make import make_plan
 from runner.profiling.model import dtype_of, profile_model
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 from runner.training.data.loading import make_loader
 from runner.training.module import LayersModule
 
@@ -42,7 +42,7 @@ def fit(*overrides, callbacks=(), ckpt_path=None, **trainer_options):
         seed=config.seed,
         clip_norm=config.trainer.grad_clip_norm,
     )
-    strategy = PipelineStrategy(plan, options)
+    strategy = EngineStrategy(plan, options)
     data = load_datasets(config.data)
     common = {"batch_size": 8, "data": 1, "replica": 0, "inputs": True, "targets": True, "seed": 0}
     loaders = [make_loader(d, len(d), shuffle=False, **common) for d in (data.train, data.validation)]

@@ -16,7 +16,7 @@ from runner.launch.run.memory_advice import smaller
 from runner.plan.make import make_plan
 from runner.profiling.model import profile_model
 from runner.record import RunRecord, hang_file
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 from runner.training.watchdog import Watchdog
 
 TWO = ("parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform")
@@ -48,7 +48,7 @@ def _watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **times: float) ->
     ends: list[int] = []
     monkeypatch.setattr(os, "_exit", lambda status: (ends.append(status), watchdog.stop()))
     engine = SimpleNamespace(actions_begun=0, place=lambda: ("in step 1, last at 0F0 (stage 0, layers 0..1)", "a grid"))
-    strategy = PipelineStrategy.__new__(PipelineStrategy)
+    strategy = EngineStrategy.__new__(EngineStrategy)
     strategy.engine = engine  # type: ignore[assignment]
     watchdog = Watchdog(tmp_path, 0, 1, **times)
     watchdog.on_train_start(SimpleNamespace(strategy=strategy), None)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """The engine with ZeRO between the replicas of each stage: DeepSpeed shards gradients, optimizer states and weights.
 
-It is a :class:`runner.strategy.pipeline.PipelineStrategy` that hands its single stage to a
+It is an :class:`runner.strategy.pipeline.EngineStrategy` that hands its single stage to a
 :class:`runner.strategy.zero.stage.DeepSpeedStage`. Losses, micro-batches, clipping, learning rates, precision and
 records are the runner's, as without ZeRO.
 """
@@ -26,16 +26,16 @@ from runner.model.layers import StageModule
 from runner.model.ties import Tie
 from runner.optim.states.delayed import DelayedUpdate
 from runner.strategy.held_bytes import held_bytes
-from runner.strategy.pipeline import Layout, PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy, Layout
 from runner.strategy.zero.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
 from runner.strategy.zero.stage import DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
 from runner.strategy.zero.state import gathered_weights, load_states, whole_states
 from runner.strategy.zero.traffic import Traffic
 
-__all__ = ["ZeroStrategy"]
+__all__ = ["ZeroEngineStrategy"]
 
 
-class ZeroStrategy(PipelineStrategy):
+class ZeroEngineStrategy(EngineStrategy):
     """ZeRO 1, 2 or 3; or stage 0, in which DeepSpeed reduces gradients and nothing is sharded.
 
     Args:

@@ -24,7 +24,7 @@ from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan, StageSeconds
 from runner.profile import ModelProfile
 from runner.strategy.curvature import preconditioning
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["measured_plan"]
 
@@ -32,7 +32,7 @@ _REHEARSED_WINDOWS = 4
 _MOST_BYTES_TO_COPY = 256 << 20
 
 
-def measured_plan(strategy: PipelineStrategy, config: RunConfig, profile: ModelProfile, batch: StepBatch) -> RunPlan:
+def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile, batch: StepBatch) -> RunPlan:
     """The plan with the seconds of this machine. Every rank must call it and gets the same plan.
 
     Forwards and backwards are rehearsed in the run's own schedule, so that ranks compete for the machine as they will

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from runner.config.schema import RunConfig
 from runner.model.layers import StageModule
 from runner.profile import read_profile
-from runner.strategy.pipeline import PipelineStrategy
+from runner.strategy.pipeline import EngineStrategy
 from runner.training.run import run_rank
 from runner.training.verify.recorded_tensors import gradients_of, recorded_steps, weights_of, write_tensors
 
@@ -44,7 +44,7 @@ class _Recorder(Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         if trainer.global_step in self._steps:
             strategy = trainer.strategy
-            assert isinstance(strategy, PipelineStrategy)
+            assert isinstance(strategy, EngineStrategy)
             with torch.no_grad(), strategy.whole_weights():
                 weights = {name: tensor for stage in _stages(trainer) for name, tensor in _compared(trainer, stage)}
                 write_tensors(self._run_dir, trainer.global_step, trainer.global_rank, self._gradients, weights)
@@ -53,7 +53,7 @@ class _Recorder(Callback):
 def _compared(trainer: pl.Trainer, stage: StageModule) -> Iterable[tuple[str, Tensor]]:
     """The tensors that are equal on all replicas; for the first replica also its buffers."""
     strategy = trainer.strategy
-    assert isinstance(strategy, PipelineStrategy)
+    assert isinstance(strategy, EngineStrategy)
     state = weights_of(stage)
     if not strategy.replica:
         return state.items()
@@ -63,6 +63,6 @@ def _compared(trainer: pl.Trainer, stage: StageModule) -> Iterable[tuple[str, Te
 
 def _stages(trainer: pl.Trainer) -> list[StageModule]:
     strategy = trainer.strategy
-    assert isinstance(strategy, PipelineStrategy)
+    assert isinstance(strategy, EngineStrategy)
     assert strategy.engine is not None
     return [strategy.engine.stages[stage] for stage in sorted(strategy.engine.stages)]
