@@ -99,7 +99,7 @@ class StepClock(Callback):
         if finished.loss_scale is not None:
             pl_module.log("loss_scale", finished.loss_scale, batch_size=1)
 
-    def settle(self, strategy: PipelineStrategy) -> None:
+    def settle(self, strategy: EngineStrategy) -> None:
         """Note the steps that are still under way, too. All ranks must call it after the same step."""
         finished = strategy.take_finished(settled=True)
         if strategy.engine is not None:
