@@ -70,7 +70,9 @@ def _content(flag: str, schedule: Schedule, costs: Costs) -> str:
 
 
 def _shown(step: Schedule, schedule: Schedule, costs: Costs, *, as_json: bool) -> str:
-    """The text or JSON of ``schedule``, which is one ``step`` or several repetitions of it."""
+    """The text or JSON of ``schedule``: one ``step`` or several repetitions of it; if asynchronous, some of its
+    windows.
+    """
     from runner.schedule.render import to_json, to_text
 
     if not as_json:

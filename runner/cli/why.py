@@ -1,4 +1,4 @@
-"""What ``runner plan --why`` adds to a plan: reasons, rules that looked at the request, DeepSpeed's settings."""
+"""The additions of ``runner plan --why`` to a plan: reasons, rules that looked at the request, DeepSpeed's settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Why:
     deepspeed: dict[str, Any] | None
 
     def lines(self) -> Iterator[str]:
-        """For people, below the plan."""
+        """The text form, printed below the plan."""
         named = ", ".join(self.named) if self.named else "nothing that the request names"
         yield f"{len(self.rules)} rules bind {named}; all of them hold (`runner plan --rules` prints every rule)"
         yield from (f"  {rule.line()}" for rule in self.rules)
@@ -42,7 +42,7 @@ class Why:
             yield f"DeepSpeed's configuration: {json.dumps(self.deepspeed, indent=2)}"
 
     def to_json(self) -> dict[str, Any]:
-        """For a script."""
+        """The JSON form, for scripts."""
         rules = [rule.to_json() for rule in self.rules]
         return {"reasons": list(self.reasons), "rules": rules, "deepspeed": self.deepspeed}
 

@@ -150,7 +150,7 @@ def runs_table(report: Report) -> TextTable:
     value_header = ("run", *told, "status", *exact_names, "reason", *report.differing)
     notes = tuple(f"{run.name}: {run.record.reason}" for run in runs if run.record.reason)
     if report.is_cut:
-        notes += ("no process runs this sweep any more: its command, with run_dir, goes on with what is left",)
+        notes += ("no process runs this sweep any more: its command, with run_dir, continues with the remaining jobs",)
     return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes)
 
 

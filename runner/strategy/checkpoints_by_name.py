@@ -78,7 +78,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         return self.gather_objects(own) if self._write_part is None else [own]
 
     def saved_here(self, named: Mapping[str, Value]) -> dict[str, Value]:
-        """Of weights or states that all replicas hold, those that this rank saves.
+        """The weights or states, among those that all replicas hold, that this rank saves.
 
         In parts, each goes to the replica that has the fewest bytes so far; else the first replica saves all.
         """

@@ -304,9 +304,9 @@ class EngineStrategy(NamedCheckpointStrategy):
 
     @contextmanager
     def _rates_of_step(self, optimizer: Optimizer) -> Iterator[None]:
-        """Within it, the learning rates are those of the step that is being applied.
+        """Within the block, the learning rates are those of the step that is being applied.
 
-        Lightning's scheduler has gone on where later batches have been submitted.
+        Lightning's scheduler may be further ahead, because later batches have been submitted.
         """
         assert self.engine is not None
         now = [group["lr"] for group in optimizer.param_groups]

@@ -176,7 +176,7 @@ def test_a_signal_brings_no_validation_of_its_own(tmp_path: Path) -> None:
     assert started.returncode == 75, told
     made = record(directory / "run")
     assert (made["status"], made["val_loss"]) == ("preempted", [])
-    assert f"stopped by SIGTERM, saved after step {made['steps']}; resume=auto goes on" in told
+    assert f"stopped by SIGTERM, saved after step {made['steps']}; resume=auto continues" in told
     assert list((directory / "run" / "checkpoints").iterdir()), "the last step is saved"
     assert left_behind(directory) == []
 

@@ -73,5 +73,5 @@ def test_a_signal_saves_and_a_wrong_number_is_refused(tmp_path: Path) -> None:
     record = RunRecord.load(tmp_path / "two")
     assert (record.status, record.reason) == (
         "preempted",
-        f"stopped by SIGUSR1, saved after step {record.steps}; resume=auto goes on",
+        f"stopped by SIGUSR1, saved after step {record.steps}; resume=auto continues",
     )

@@ -196,7 +196,7 @@ def _interrupted(run_dir: Path, number: int) -> Outcome:
 
 def preempted_reason(signal_name: str, steps: int) -> str:
     """The reason in the record of a run that was saved and can be resumed."""
-    return f"stopped by {signal_name}, saved after step {steps}; resume=auto goes on"
+    return f"stopped by {signal_name}, saved after step {steps}; resume=auto continues"
 
 
 def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -> Sequence[int]:
