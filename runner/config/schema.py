@@ -153,7 +153,10 @@ def _with_keys_of_strategies(section: type[Section]) -> type[Section]:
 @dataclass
 @_with_keys_of_strategies
 class ActivationCheckpointConfig:
-    """Which saved tensors are dropped after the forward and recomputed in the backward."""
+    """Which saved tensors are dropped after the forward and recomputed in the backward.
+
+    It also has the keys of the strategies in runner/memory/solve/strategies.
+    """
 
     name: str = "none"
     target: str | None = None  # your own: package.module:name of a Strategy, or of a function that makes a program

@@ -1,4 +1,4 @@
-"""Imports and calls what a configuration names: ``package.module:function`` with keyword arguments."""
+"""Calls what a configuration names: ``package.module:function`` with keyword arguments."""
 
 from __future__ import annotations
 
