@@ -30,7 +30,7 @@ from runner.recipes.benchmarks.result import Figure, figure, publish
 from runner.recipes.benchmarks.rounds import Seconds, take_turns
 from runner.recipes.benchmarks.two_stages import require_equal, shared_losses
 from runner.recipes.benchmarks.workload import GptSize, cross_entropy, gpt_batches, gpt_layers, make_adamw
-from runner.schedule.catalogue.one_directional import SEARCHED
+from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.values import Schedule
 
 __all__ = ["compare", "contestants", "figures", "main"]

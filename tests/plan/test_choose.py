@@ -16,7 +16,7 @@ from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.schedule import build
 from runner.schedule.catalogue.kinds import ScheduleRequest
-from runner.schedule.catalogue.one_directional import SEARCHED
+from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.values import Op
 
 SLOW = layer(forward_seconds=2.0, backward_seconds=6.0, input_gradient_seconds=4.0, weight_gradient_seconds=2.0)

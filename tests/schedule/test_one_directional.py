@@ -24,7 +24,6 @@ from runner.schedule import (
     simulate,
 )
 from runner.schedule.catalogue.kinds import Formulas, ScheduleSpec
-from runner.schedule.catalogue.one_directional import CATALOGUE
 from runner.schedule.render import to_text
 
 GRIDS = {
@@ -123,7 +122,7 @@ r2   |..012~aa~bb~cc3~..dd....
 r3   |...0aa1bb2cc...3dd......
 """,
 }
-NEW = [spec for spec in CATALOGUE if not spec.one_rank and spec.name != "from_file"]
+NEW = [spec for spec in SPECS.values() if not spec.one_rank and spec.name != "from_file"]
 
 
 @pytest.mark.parametrize(("name", "microbatches", "chunks"), GRIDS)

@@ -12,7 +12,7 @@ from runner.plan.requested_schedule import resolve_request
 from runner.plan.rules.tables import order_problems
 from runner.plan.stages.figures import stage_figures
 from runner.schedule import Costs, Op, build, check, check_program, lower, problems_of, simulate
-from runner.schedule.catalogue.one_directional import SEARCHED
+from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.render import to_json, to_text
 from runner.schedule.stream import versions_held
 from runner.schedule.values import Payload

@@ -77,7 +77,7 @@ def test_alias() -> None:
         (
             {"name": "zb_h1", "memory_limit": 3},
             "schedule.memory_limit",
-            "schedule=zb_auto or auto or varuna only",
+            "schedule=zb_auto or varuna or auto only",
         ),
         ({"name": "zb_auto", "memory_limit": 0}, "schedule.memory_limit", "must be at least 1"),
     ],

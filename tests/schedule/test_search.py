@@ -12,7 +12,7 @@ import pytest
 
 from runner.schedule import build
 from runner.schedule.catalogue.kinds import ScheduleRequest
-from runner.schedule.catalogue.one_directional import SEARCHED
+from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.checking.schedule import check
 from runner.schedule.search import Choice, search
 from runner.schedule.simulation.bounds import lower_bound

@@ -13,7 +13,7 @@ from runner.errors import RequestError
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan
 from runner.schedule.catalogue.kinds import ScheduleRequest
-from runner.schedule.catalogue.one_directional import SEARCHED
+from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.search import FOUND, Choice, Rated, search
 from runner.schedule.simulation.clock import StageCosts

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
 from runner.errors import Problem, did_you_mean, raise_problems
+from runner.schedule import generators
 from runner.schedule.catalogue.kinds import Formulas, Legal, ScheduleRequest, ScheduleSpec
-from runner.schedule.catalogue.one_directional import CATALOGUE
 from runner.schedule.values import Schedule
 
 __all__ = [
     "ALIASES",
     "NAMES",
     "NOT_AVAILABLE",
+    "SEARCHED",
     "SPECS",
     "Formulas",
     "ScheduleRequest",
@@ -26,8 +29,25 @@ __all__ = [
     "request_problems",
 ]
 
-SPECS: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for spec in CATALOGUE})
-"""The schedules of this version."""
+
+def _found() -> list[ScheduleSpec]:
+    """The entries of all generators: each is a module's ``SPEC``, or one of its ``SPECS``."""
+    entries: list[ScheduleSpec] = []
+    for module in pkgutil.walk_packages(generators.__path__, f"{generators.__name__}."):
+        found = import_module(module.name)
+        entries += [*getattr(found, "SPECS", ()), *([found.SPEC] if hasattr(found, "SPEC") else [])]
+    return sorted(entries, key=lambda entry: (entry.position, entry.name))
+
+
+SPECS: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for spec in _found()})
+"""The schedules of this version, in the order of lists."""
+
+SEARCHED: tuple[ScheduleSpec, ...] = tuple(
+    spec
+    for spec in SPECS.values()
+    if spec.searched and not (spec.by_plan or spec.by_costs or spec.default_chunks is None)
+)
+"""The published orders; ``auto`` chooses among them."""
 
 ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 """Other names, each with the schedule it means."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.bidirectional.layout import nearer_pipe, of_pipelines
+from runner.schedule.generators.forms import EVEN_RANKS, MULTIPLE_OF_RANKS, two_way
 from runner.schedule.generators.layout import backward, forward, zigzag
 from runner.schedule.generators.one_directional.one_f_one_b import in_turn
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["bitpipe"]
+__all__ = ["SPEC", "bitpipe"]
 
 _Chunk = tuple[int, int]  # pipeline, chunk: which of a rank's four
 
@@ -67,3 +69,20 @@ def _numbered(
         microbatch = taken.get((pipe, chunk), first + pipe)
         taken[pipe, chunk] = microbatch + 2
         yield make(stage, microbatch)
+
+
+SPEC = ScheduleSpec(
+    name="bitpipe",
+    position=220,
+    description="two Vs in opposite directions: half of chimera's bubble for twice its messages",
+    summary="two Vs, both ways; twice the weights",
+    source="Wu et al., BitPipe, 2024",
+    formulas=two_way(
+        "(D / 2 - 1) * (T / D * B - (T / D - 1) * F)", "(3 * D + 2) / 4 + min(r, D - 1 - r) / 2", when="B >= F"
+    ),
+    generate=lambda request: bitpipe(request.ranks, request.microbatches),
+    default_chunks=2,
+    chunks=Legal("2 or null, one down and one up each V", lambda ranks, chunks: chunks == 2),
+    ranks=EVEN_RANKS,
+    microbatches=MULTIPLE_OF_RANKS,
+)

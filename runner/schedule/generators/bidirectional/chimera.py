@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from runner.errors import Problem
+from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.bidirectional.layout import of_pipelines
+from runner.schedule.generators.forms import EVEN_RANKS, MULTIPLE_OF_RANKS, two_way
 from runner.schedule.generators.layout import backward, forward
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["chimera", "chimera_in_pairs", "chimera_placement"]
+__all__ = ["SPEC", "chimera", "chimera_in_pairs", "chimera_placement"]
 
 
 def chimera_placement(ranks: int, pipes: int) -> list[tuple[int, ...]]:
@@ -75,3 +78,59 @@ def _in_pairs(row: Iterable[Action]) -> Iterable[Action]:
     for action in row:
         number = action.microbatch or 0
         yield from (action._replace(microbatch=2 * number + which) for which in range(2))
+
+
+_CHIMERA_PEAK = "D / 2 + 1 + min(r, D - 1 - r)"
+
+_CHIMERA = {
+    "concatenation": two_way("(D - 2) * (T / D * B - (T / D - 1) * F)", _CHIMERA_PEAK, when="B >= F"),
+    "doubling": two_way("2 * (D - 2) * F", f"2 * ({_CHIMERA_PEAK})", when="B == 2 * F"),
+    "halving": two_way("(D - 2) * F", _CHIMERA_PEAK, when="B == 2 * F"),
+}
+
+
+def _chimera(request: ScheduleRequest) -> Schedule:
+    ranks, microbatches, pipes = request.ranks, request.microbatches, request.pipes or 2
+    if request.variant in ("doubling", "halving"):
+        return chimera_in_pairs(ranks, microbatches, pipes, halves=request.variant == "halving")
+    return chimera(ranks, microbatches, pipes)
+
+
+def _chimera_problems(request: ScheduleRequest) -> list[Problem]:
+    problems = []
+    if request.variant not in (None, *_CHIMERA):
+        why = "It says how units follow each other: as they are, with doubled forwards, or with halved backwards"
+        rule = f"must be one of {', '.join(_CHIMERA)}"
+        problems.append(Problem("schedule.variant", request.variant, rule, why, "schedule.variant=concatenation"))
+    pipes, ranks = request.pipes or 2, request.ranks
+    if request.variant == "doubling" and request.microbatches % (2 * ranks):
+        why = "A unit is 2 D micro-batches, of which each forward takes two"
+        more = -(-request.microbatches // (2 * ranks)) * 2 * ranks
+        rule = "must be a multiple of 2 D for schedule.variant=doubling"
+        problems.append(
+            Problem("schedule.microbatches", request.microbatches, rule, why, f"schedule.microbatches={more}")
+        )
+    legal = [2 * f for f in range(1, ranks // 2 + 1) if ranks // 2 % f == 0]
+    if ranks % 2 == 0 and pipes not in legal:
+        near = min(legal, key=lambda each: abs(each - pipes))
+        why = f"As many pipelines run down as up, at equal distances: of {ranks} ranks {', '.join(map(str, legal))}"
+        rule = "must be 2 f, where f divides D / 2"
+        problems.append(Problem("schedule.pipes", pipes, rule, why, f"schedule.pipes={near}"))
+    return problems
+
+
+SPEC = ScheduleSpec(
+    name="chimera",
+    position=200,
+    description="pipelines down and up fill each other's bubble, for schedule.pipes times the weights",
+    summary="down and up at once; `schedule.pipes` (2) times the weights; "
+    "`schedule.variant=doubling` 0.077 and 8, `halving` 0.040 and 4",
+    source="Li and Hoefler, Chimera, 2021",
+    formulas=_CHIMERA["concatenation"],
+    variants=_CHIMERA,
+    generate=_chimera,
+    ranks=EVEN_RANKS,
+    microbatches=MULTIPLE_OF_RANKS,
+    constraint=_chimera_problems,
+    keys=frozenset({"variant", "pipes"}),
+)

@@ -6,12 +6,14 @@ one's messages with the other, are written one after the other here.
 
 from __future__ import annotations
 
+from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.bidirectional.layout import nearer_pipe, of_pipelines
+from runner.schedule.generators.forms import EVEN_RANKS, two_way
 from runner.schedule.generators.one_directional.dualpipe_v import fill_dual_row
 from runner.schedule.generators.one_directional.v_row import VRow
 from runner.schedule.values import Schedule
 
-__all__ = ["dualpipe"]
+__all__ = ["SPEC", "dualpipe"]
 
 
 def dualpipe(ranks: int, microbatches: int) -> Schedule:
@@ -29,3 +31,18 @@ def dualpipe(ranks: int, microbatches: int) -> Schedule:
         row = VRow((stages[near], stages[1 - near]), first=(near, 1 - near), stride=2)
         rows.append(fill_dual_row(row, ranks // 2, min(stages), microbatches // 2).actions)
     return of_pipelines("dualpipe", (down, down[::-1]), rows, microbatches)
+
+
+SPEC = ScheduleSpec(
+    name="dualpipe",
+    position=210,
+    description="micro-batches enter at both ends, weight gradients fill the rest; pairs of F and B in turn",
+    summary="both ways, forwards and backwards in pairs; twice the weights",
+    source="DeepSeek-AI, DualPipe, 2025",
+    formulas=two_way("(D / 2 - 1) * F", "D + 1", when="F == I == W and B == I + W"),
+    generate=lambda request: dualpipe(request.ranks, request.microbatches),
+    ranks=EVEN_RANKS,
+    microbatches=Legal(
+        "even, at least 2 D", lambda ranks, microbatches: microbatches % 2 == 0 and microbatches >= 2 * ranks
+    ),
+)

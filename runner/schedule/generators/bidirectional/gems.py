@@ -6,11 +6,13 @@ the next one's forward follows the backward of the one before through the ranks,
 
 from __future__ import annotations
 
+from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
 from runner.schedule.generators.bidirectional.layout import of_pipelines
+from runner.schedule.generators.forms import two_way
 from runner.schedule.generators.layout import backward, forward
 from runner.schedule.values import Schedule
 
-__all__ = ["gems"]
+__all__ = ["SPEC", "gems"]
 
 
 def gems(ranks: int, microbatches: int) -> Schedule:
@@ -27,3 +29,15 @@ def gems(ranks: int, microbatches: int) -> Schedule:
         for both in [(forward, backward)]
     ]
     return of_pipelines("gems", (down, down[::-1]), rows, microbatches)
+
+
+SPEC = ScheduleSpec(
+    name="gems",
+    position=190,
+    description="one micro-batch at a time, down and up in turn: the least activations, for twice the weights",
+    summary="down and up in turn; twice the weights",
+    source="Jain et al., GEMS, 2020",
+    formulas=two_way("(D - 1) * (T * B + F)", "1", "(D - 1) * (T * B + F * (T % 2))", when="B >= F"),
+    generate=lambda request: gems(request.ranks, request.microbatches),
+    microbatches=Legal("at least 2, one down and one up", lambda ranks, microbatches: microbatches >= 2),
+)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
+from runner.schedule.generators.forms import flushed
 from runner.schedule.generators.one_directional.one_f_one_b import one_f_one_b
 from runner.schedule.values import Action, Op, Schedule
 
-__all__ = ["bpipe", "most_kept"]
+__all__ = ["SPEC", "bpipe", "most_kept"]
 
 
 def most_kept(ranks: int) -> int:
@@ -57,3 +59,15 @@ def _with_moves(row: Sequence[Action], *, host: int, most: int) -> Iterator[Acti
             kept.append(action.microbatch)
         else:
             kept.remove(action.microbatch)
+
+
+SPEC = ScheduleSpec(
+    name="bpipe",
+    position=160,
+    description="1f1b whose first ranks lend micro-batches to the last ones: half of the peak, for messages",
+    summary="`1f1b` whose first ranks lend activations to the last",
+    source="Kim et al., BPipe, 2023",
+    formulas=flushed("min(D // 2 + 1, D - r) if r < D // 2 else D // 2", when="T >= D"),
+    generate=lambda request: bpipe(request.ranks, request.microbatches),
+    ranks=Legal("even", lambda _, ranks: ranks % 2 == 0),
+)

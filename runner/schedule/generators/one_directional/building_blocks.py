@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from runner.schedule.catalogue.kinds import ScheduleSpec
+from runner.schedule.generators.forms import EQUAL, TWO_CHUNKS, zero_bubble
 from runner.schedule.generators.layout import forward, input_gradient, of_one_pipeline, zigzag
 from runner.schedule.values import Action, Op, Schedule
 
-__all__ = ["v_half", "v_min"]
+__all__ = ["SPECS", "v_half", "v_min"]
 
 _PERIOD = 6  # slots of one micro-batch on one rank: F, I and W of two chunks
 
@@ -67,3 +69,36 @@ def _row(ranks: int, rank: int, slots: tuple[int, int, int, int], microbatches: 
         if action.op is Op.I:
             owed.append(action._replace(op=Op.W))
     return [*row, *owed]
+
+
+_V_HALF_IDLE = "(7 * D - (7 if D % 2 else 4)) * F / 4"
+
+_V_MIN_IDLE = "(4 * D - (5 if D % 3 else 3)) * F / 2"
+
+
+SPECS = (
+    ScheduleSpec(
+        name="v_half",
+        position=110,
+        description="a V with half of 1f1b's activations and about its bubble",
+        summary="half of `1f1b`'s memory as p grows",
+        source="Qi et al., Pipeline Parallelism with Controllable Memory, 2024",
+        formulas=zero_bubble(_V_HALF_IDLE, "D // 2 + 1", _V_HALF_IDLE, f"T > D and {EQUAL}"),
+        generate=lambda request: v_half(request.ranks, request.microbatches),
+        default_chunks=2,
+        chunks=TWO_CHUNKS,
+    ),
+    ScheduleSpec(
+        name="v_min",
+        position=120,
+        description="a V with a third of 1f1b's activations, the least there is; suffers where F, I and W differ",
+        summary="a third of `1f1b`'s memory as p grows",
+        source="Qi et al., Pipeline Parallelism with Controllable Memory, 2024",
+        formulas=zero_bubble(
+            _V_MIN_IDLE, "(D + 4) // 3 - (D % 3 == 2 and r % 3 == 0)", _V_MIN_IDLE, f"T >= D and {EQUAL}"
+        ),
+        generate=lambda request: v_min(request.ranks, request.microbatches),
+        default_chunks=2,
+        chunks=TWO_CHUNKS,
+    ),
+)

@@ -7,11 +7,13 @@ other here.
 
 from __future__ import annotations
 
+from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
+from runner.schedule.generators.forms import EQUAL, TWO_CHUNKS, zero_bubble
 from runner.schedule.generators.layout import of_one_pipeline, zigzag
 from runner.schedule.generators.one_directional.v_row import VRow
 from runner.schedule.values import Op, Schedule
 
-__all__ = ["dualpipe_v", "fill_dual_row"]
+__all__ = ["SPEC", "dualpipe_v", "fill_dual_row"]
 
 _F0, _F1, _B0, _B1, _I0, _I1 = (Op.F, 0), (Op.F, 1), (Op.B, 0), (Op.B, 1), (Op.I, 0), (Op.I, 1)
 
@@ -57,3 +59,17 @@ def fill_dual_row(row: VRow, ranks: int, rank: int, microbatches: int) -> VRow:
 def _drain(pairs: int) -> list[tuple[Op, int]]:
     """Backwards of both chunks in turn, of which the second half owe their weight gradients."""
     return ([_B1, _B0] * pairs)[:pairs] + ([_I1, _I0] * pairs)[pairs:]
+
+
+SPEC = ScheduleSpec(
+    name="dualpipe_v",
+    position=130,
+    description="DualPipe in a V: one copy of the weights; its pairs of F and B one after the other",
+    summary="DualPipe's order in a V",
+    source="DeepSeek-AI, DualPipe, 2025; torch's ScheduleDualPipeV",
+    formulas=zero_bubble("(D - 1) * F / 2", "D + 0.5", "(D - 1) * F / 2", EQUAL),
+    generate=lambda request: dualpipe_v(request.ranks, request.microbatches),
+    default_chunks=2,
+    chunks=TWO_CHUNKS,
+    microbatches=Legal("at least 2 D", lambda ranks, microbatches: microbatches >= 2 * ranks),
+)

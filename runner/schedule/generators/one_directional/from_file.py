@@ -15,11 +15,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from runner.errors import Problem, did_you_mean
+from runner.errors import Problem, RequestError, did_you_mean
+from runner.schedule.catalogue.kinds import Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.checking.schedule import check
 from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Schedule, parse_action
 
-__all__ = ["read_schedule"]
+__all__ = ["SPEC", "read_schedule"]
 
 _logger = logging.getLogger(__name__)
 _DERIVED = re.compile("[0-9]+(?:(?:SEND|RECV)_[FB][0-9]+|UNSHARD|RESHARD|REDUCE_GRAD)")
@@ -196,3 +197,52 @@ def _nearby(file: str) -> str:
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = did_you_mean(path.name, names)
     return f"schedule.file={path.parent / near}" if near else ""
+
+
+def _read(request: ScheduleRequest) -> Schedule | list[Problem]:
+    if request.file is None:
+        why = "The order is read from it: torch's schedule CSV, one row per rank, cells like 0F0"
+        return [Problem("schedule.file", None, "must name a file for schedule=from_file", why, "schedule.file=FILE")]
+    return read_schedule(request.file)
+
+
+def _fits_file(request: ScheduleRequest) -> list[Problem]:
+    found = _read(request)
+    if not isinstance(found, Schedule):
+        return found
+    chunks = found.chunks if request.chunks is None else request.chunks
+    pairs = (
+        ("parallelism.pipeline", request.ranks, found.ranks, "ranks"),
+        ("schedule.microbatches", request.microbatches, found.microbatches // found.parts, "micro-batches"),
+        ("schedule.chunks", chunks, found.chunks, "chunks per rank"),
+    )
+    why = f"{request.file} is written for so many"
+    return [
+        Problem(path, asked, f"must be {held}, the {what} of the file", why, f"{path}={held}")
+        for path, asked, held, what in pairs
+        if asked != held
+    ]
+
+
+def _generate_from_file(request: ScheduleRequest) -> Schedule:
+    found = _read(request)
+    if not isinstance(found, Schedule):
+        raise RequestError(found)  # the file changed since it was checked
+    return found
+
+
+SPEC = ScheduleSpec(
+    name="from_file",
+    position=240,
+    description="the order written in a file (schedule.file), in torch's schedule CSV",
+    summary="your own order",
+    figures=("", ""),
+    source="your file",
+    formulas=None,
+    generate=_generate_from_file,
+    default_chunks=None,
+    chunks=Legal("the file's", lambda ranks, chunks: True),
+    microbatches=Legal("the file's", lambda ranks, microbatches: True),
+    constraint=_fits_file,
+    keys=frozenset({"file"}),
+)

@@ -6,11 +6,13 @@ order of one process.
 
 from __future__ import annotations
 
+from runner.schedule.catalogue.kinds import ScheduleSpec
+from runner.schedule.generators.forms import flushed
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.generators.one_directional.naive import naive
 from runner.schedule.values import Schedule
 
-__all__ = ["gpipe"]
+__all__ = ["SPEC", "gpipe"]
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
@@ -20,3 +22,15 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
     order = range(microbatches)
     rows = [[forward(rank, m) for m in order] + [backward(rank, m) for m in order] for rank in range(ranks)]
     return of_one_pipeline("gpipe", looping(ranks, 1), rows, microbatches)
+
+
+SPEC = ScheduleSpec(
+    name="gpipe",
+    position=20,
+    description="all forwards, then all backwards",
+    summary="all forwards, then all backwards",
+    source="Huang et al., GPipe, 2019",
+    formulas=flushed("T"),
+    generate=lambda request: gpipe(request.ranks, request.microbatches),
+    one_rank=True,
+)

@@ -6,12 +6,14 @@ played with a backward of twice the forward. No rank ever keeps more than 2 D - 
 
 from __future__ import annotations
 
+from runner.schedule.catalogue.kinds import ScheduleSpec
+from runner.schedule.generators.forms import EVEN_CHUNKS
 from runner.schedule.generators.layout import backward, forward, of_one_pipeline, zigzag
 from runner.schedule.generators.list_scheduling import Clock, list_schedule
 from runner.schedule.simulation.clock import Costs
 from runner.schedule.values import Action, Op, Schedule
 
-__all__ = ["hanayo"]
+__all__ = ["SPEC", "hanayo"]
 
 
 def hanayo(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -35,3 +37,16 @@ def hanayo(ranks: int, microbatches: int, chunks: int) -> Schedule:
         return 1, -action.stage, microbatch
 
     return list_schedule(draft, Costs().per_stage(draft.stages, chunks), urgency)
+
+
+SPEC = ScheduleSpec(
+    name="hanayo",
+    position=140,
+    description="waves: schedule.chunks / 2 of them, each a V; more waves, smaller bubble, more messages",
+    summary="waves, as many as half of `schedule.chunks`",
+    source="Liu et al., Hanayo, 2023",
+    formulas=None,
+    generate=lambda request: hanayo(request.ranks, request.microbatches, request.chunks or 2),
+    default_chunks=2,
+    chunks=EVEN_CHUNKS,
+)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
+from runner.schedule.generators.forms import ANY_CHUNKS, looped
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.generators.one_directional.one_f_one_b import in_turn
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["group_size", "interleaved_1f1b", "looped_bfs"]
+__all__ = ["SPECS", "group_size", "interleaved_1f1b", "looped_bfs"]
 
 
 def group_size(ranks: int, microbatches: int) -> int | None:
@@ -54,3 +56,33 @@ def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Schedule:
         row = [forward(rank + chunk * ranks, m) for chunk in range(chunks) for m in range(microbatches)]
         rows.append(row + [backward(action.stage, action.microbatch or 0) for action in reversed(row)])
     return of_one_pipeline("looped_bfs", looping(ranks, chunks), rows, microbatches)
+
+
+SPECS = (
+    ScheduleSpec(
+        name="interleaved_1f1b",
+        position=50,
+        description="1f1b over several chunks per rank: 1 / v of its bubble, v times its messages",
+        summary="several stages per rank: less idle, more messages",
+        source="Narayanan et al., Megatron-LM, 2021; torch's ScheduleInterleaved1F1B",
+        formulas=looped("min(v * T, 2 * (D - 1 - r) + (v - 1) * T // max(1, T // D) + 1) / v"),
+        generate=lambda request: interleaved_1f1b(request.ranks, request.microbatches, request.chunks or 2),
+        default_chunks=2,
+        chunks=ANY_CHUNKS,
+        microbatches=Legal(
+            "a multiple of max(1, T // D), the number of groups",
+            lambda ranks, microbatches: group_size(ranks, microbatches) is not None,
+        ),
+    ),
+    ScheduleSpec(
+        name="looped_bfs",
+        position=60,
+        description="breadth first: all micro-batches through a chunk, then the next; weights are used in one stretch",
+        summary="`interleaved_1f1b` breadth first: a stage's weights are used in one stretch",
+        source="Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023; torch's ScheduleLoopedBFS",
+        formulas=looped("T"),
+        generate=lambda request: looped_bfs(request.ranks, request.microbatches, request.chunks or 2),
+        default_chunks=2,
+        chunks=ANY_CHUNKS,
+    ),
+)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from runner.schedule.catalogue.kinds import Formulas, ScheduleSpec
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.values import Schedule
 
-__all__ = ["naive"]
+__all__ = ["SPEC", "naive"]
 
 
 def naive(ranks: int, microbatches: int, name: str = "naive") -> Schedule:
     """F and B of each micro-batch in turn. On one rank this is plain gradient accumulation."""
     rows = [[op(rank, m) for m in range(microbatches) for op in (forward, backward)] for rank in range(ranks)]
     return of_one_pipeline(name, looping(ranks, 1), rows, microbatches)
+
+
+SPEC = ScheduleSpec(
+    name="naive",
+    position=10,
+    description="one micro-batch at a time through all ranks and back",
+    summary="one micro-batch at a time: one rank of p works",
+    source="the baseline of every pipeline paper",
+    formulas=Formulas("T * D * (F + B)", "(D - 1) / D", "1", "T * (D - 1) * (F + B)"),
+    generate=lambda request: naive(request.ranks, request.microbatches),
+    one_rank=True,
+)

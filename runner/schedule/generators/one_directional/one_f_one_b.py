@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.schedule.catalogue.kinds import ScheduleSpec
+from runner.schedule.generators.forms import flushed
 from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["in_turn", "one_f_one_b", "one_f_one_b_eager"]
+__all__ = ["SPECS", "in_turn", "one_f_one_b", "one_f_one_b_eager"]
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
@@ -40,3 +42,26 @@ def in_turn(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int)
     for pair in zip(steady, backwards, strict=False):
         row += pair
     return row + list(backwards[len(steady) :])
+
+
+SPECS = (
+    ScheduleSpec(
+        name="1f1b",
+        position=30,
+        description="one forward, one backward after a short warm-up: gpipe's time with fewer activations",
+        summary="one forward, one backward in turn",
+        source="Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021",
+        formulas=flushed("min(T, D - r)"),
+        generate=lambda request: one_f_one_b(request.ranks, request.microbatches),
+        one_rank=True,
+    ),
+    ScheduleSpec(
+        name="1f1b_eager",
+        position=40,
+        description="1f1b with twice the warm-up, which hides the time of messages",
+        summary="more forwards ahead, which hide messages",
+        source="Zheng et al., Alpa, 2022; Fan et al., DAPPLE, 2021, policy B",
+        formulas=flushed("min(T, 2 * (D - 1 - r) + 1)"),
+        generate=lambda request: one_f_one_b_eager(request.ranks, request.microbatches),
+    ),
+)

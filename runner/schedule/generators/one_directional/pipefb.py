@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from runner.schedule.catalogue.kinds import ScheduleSpec
 from runner.schedule.generators.layout import backward, forward, of_one_pipeline
 from runner.schedule.generators.list_scheduling import list_schedule
 from runner.schedule.generators.one_directional.varuna import just_in_time
 from runner.schedule.simulation.clock import Costs
 from runner.schedule.values import Action, Op, Schedule
 
-__all__ = ["pipefb"]
+__all__ = ["SPEC", "pipefb"]
 
 
 def pipefb(ranks: int, microbatches: int) -> Schedule:
@@ -38,3 +39,15 @@ def pipefb(ranks: int, microbatches: int) -> Schedule:
                 rows[backwards[stage]].append(Action(Op.R, stage, microbatch))
     draft = replace(of_one_pipeline("pipefb", forwards, rows, microbatches), backward_placement=backwards)
     return list_schedule(draft, Costs().per_stage(ranks, 1), just_in_time)
+
+
+SPEC = ScheduleSpec(
+    name="pipefb",
+    position=170,
+    description="forwards and backwards of a stage on different ranks: the weights twice, no activation waits",
+    summary="backwards on other ranks than their forwards, recomputed; twice the weights",
+    source="our reconstruction: backwards flow the way of the forwards, recomputed from inputs that are sent twice",
+    formulas=None,
+    generate=lambda request: pipefb(request.ranks, request.microbatches),
+    searched=False,
+)

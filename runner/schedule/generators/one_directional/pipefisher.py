@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from runner.schedule.simulation.clock import Simulation, StageCosts, durations, simulate
+from runner.errors import Problem
+from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
+from runner.schedule.generators.one_directional.gpipe import gpipe
+from runner.schedule.generators.one_directional.one_f_one_b import one_f_one_b
+from runner.schedule.simulation.clock import Costs, Simulation, StageCosts, durations, simulate
 from runner.schedule.stream import repeat
 from runner.schedule.values import Action, Op, Schedule
 
-__all__ = ["Filling", "Gap", "fill", "gaps_of", "pipefisher"]
+__all__ = ["SPEC", "Filling", "Gap", "fill", "gaps_of", "pipefisher"]
 
 _MARGIN = 0.05  # of an item's time, which its place has besides
 _SHOWN_BY = {Op.CURV_A: Op.F, Op.CURV_B: Op.B}
@@ -121,3 +125,37 @@ def _woven(row: Sequence[Action], size: int, fillings: Sequence[Filling]) -> Ite
             yield from filling.get(index, ())
             yield action
         yield from filling.get(size, ())
+
+
+_FILLED = {"1f1b": one_f_one_b, "gpipe": gpipe}
+
+
+def _pipefisher(request: ScheduleRequest) -> Schedule:
+    base, costs = _FILLED[request.base or "1f1b"](request.ranks, request.microbatches), request.costs
+    return pipefisher(base, costs.per_stage(request.ranks, 1) if isinstance(costs, Costs) else costs)
+
+
+def _pipefisher_problems(request: ScheduleRequest) -> list[Problem]:
+    base = request.base
+    if base is None or base in _FILLED:
+        return []
+    why = "Its work needs whole backwards, and every micro-batch of a stage on one rank"
+    if base == "chimera":
+        why = "Its pipelines hold each stage twice, and each copy sees a part of the micro-batches"
+    return [Problem("schedule.base", base, f"must be one of {', '.join(_FILLED)}", why, "schedule.base=1f1b")]
+
+
+SPEC = ScheduleSpec(
+    name="pipefisher",
+    position=180,
+    description="1f1b or gpipe (schedule.base) with K-FAC's sums and inversions in the bubbles of several steps",
+    summary="`1f1b` or `gpipe` (`schedule.base`) with the sums and inversions of `optimizer=kfac` in the bubbles",
+    figures=("0.158, filled", "4 and more"),
+    source="Osawa, Li and Hoefler, PipeFisher, 2023",
+    formulas=None,
+    generate=_pipefisher,
+    keys=frozenset({"base"}),
+    constraint=_pipefisher_problems,
+    by_costs=True,
+    searched=False,
+)

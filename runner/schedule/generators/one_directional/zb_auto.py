@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
 from runner.schedule.generators.layout import of_one_pipeline
 from runner.schedule.generators.list_orders import list_orders
 from runner.schedule.generators.one_directional.zero_bubble import zb_h1, zb_h2
-from runner.schedule.simulation.clock import StageCosts, simulate
+from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Schedule
 
-__all__ = ["zb_auto"]
+__all__ = ["SPEC", "zb_auto"]
 
 
 def zb_auto(ranks: int, microbatches: int, costs: StageCosts, limit: int) -> Schedule:
@@ -43,3 +44,22 @@ def _candidates(ranks: int, microbatches: int, costs: StageCosts, limit: int) ->
         yield zb_h1(ranks, microbatches)
     if min(microbatches, limit) >= 2 * ranks - 1:
         yield zb_h2(ranks, microbatches)
+
+
+def _zb_auto(request: ScheduleRequest) -> Schedule:
+    costs, ranks = request.costs, request.ranks
+    per_stage = costs.per_stage(ranks, 1) if isinstance(costs, Costs) else costs
+    return zb_auto(ranks, request.microbatches, per_stage, request.memory_limit or ranks)
+
+
+SPEC = ScheduleSpec(
+    name="zb_auto",
+    position=90,
+    description="zero bubble by list scheduling from the stages' seconds, or cost.*, under schedule.memory_limit",
+    summary="order found for measured seconds, under `schedule.memory_limit`",
+    source="Qi et al., Zero Bubble Pipeline Parallelism, 2024, automatic scheduling",
+    formulas=None,
+    generate=_zb_auto,
+    keys=frozenset({"memory_limit"}),
+    by_costs=True,
+)

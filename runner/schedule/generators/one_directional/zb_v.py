@@ -5,11 +5,13 @@ Source: Qi et al., Zero Bubble Pipeline Parallelism, 2024; the order is that of 
 
 from __future__ import annotations
 
+from runner.schedule.catalogue.kinds import ScheduleSpec
+from runner.schedule.generators.forms import EQUAL, TWO_CHUNKS, zero_bubble
 from runner.schedule.generators.layout import of_one_pipeline, zigzag
 from runner.schedule.generators.one_directional.v_row import VRow
 from runner.schedule.values import Action, Op, Schedule
 
-__all__ = ["zb_v"]
+__all__ = ["SPEC", "zb_v"]
 
 _F0, _F1, _I0, _I1 = (Op.F, 0), (Op.F, 1), (Op.I, 0), (Op.I, 1)
 
@@ -43,3 +45,16 @@ def _row(ranks: int, rank: int, microbatches: int) -> list[Action]:
     row.pay_all(1)
     row.pay_all(0)
     return row.actions
+
+
+SPEC = ScheduleSpec(
+    name="zb_v",
+    position=100,
+    description="zero bubble in a V of two chunks per rank; 1f1b's memory on every rank",
+    summary="two stages per rank, down and up; 0 idle with `schedule.post_validation`",
+    source="Qi et al., Zero Bubble Pipeline Parallelism, 2024; torch's ScheduleZBVZeroBubble",
+    formulas=zero_bubble("(D - 1) * F / 2", "D", "0", f"T >= 2 * D - 1 and {EQUAL}"),
+    generate=lambda request: zb_v(request.ranks, request.microbatches),
+    default_chunks=2,
+    chunks=TWO_CHUNKS,
+)

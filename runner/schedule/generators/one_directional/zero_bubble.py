@@ -6,6 +6,8 @@ computes input gradients, which others wait for, first.
 
 from __future__ import annotations
 
+from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
+from runner.schedule.generators.forms import zero_bubble
 from runner.schedule.generators.layout import (
     forward,
     input_gradient,
@@ -15,7 +17,7 @@ from runner.schedule.generators.layout import (
 )
 from runner.schedule.values import Action, Schedule
 
-__all__ = ["zb_h1", "zb_h2"]
+__all__ = ["SPECS", "zb_h1", "zb_h2"]
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
@@ -47,3 +49,26 @@ def _row(rank: int, microbatches: int, ahead: int, owed: int) -> list[Action]:
         if m + ahead < microbatches:
             row.append(forward(rank, m + ahead))
     return row + [weight_gradient(rank, m) for m in range(max(0, microbatches - owed), microbatches)]
+
+
+SPECS = (
+    ScheduleSpec(
+        name="zb_h1",
+        position=70,
+        description="weight gradients fill the bubble; 1f1b's memory",
+        summary="gradients of weights, computed apart, fill the bubble",
+        source="Qi et al., Zero Bubble Pipeline Parallelism, 2024; torch's ScheduleInterleavedZeroBubble of one stage",
+        formulas=zero_bubble("(D - 1) * (F + I - W)", "D", "(D - 1) * (F + I - W)", "T >= D and W <= F and W <= I"),
+        generate=lambda request: zb_h1(request.ranks, request.microbatches),
+    ),
+    ScheduleSpec(
+        name="zb_h2",
+        position=80,
+        description="no idle time inside a step for twice the memory; pays off where steps run into each other",
+        summary="`zb_h1` with more forwards ahead: 0 idle with `schedule.post_validation`",
+        source="Qi et al., Zero Bubble Pipeline Parallelism, 2024",
+        formulas=zero_bubble("(D - 1) * F", "2 * D - 1", "(D - 1) * (F + I - 2 * W)", "W <= F and W <= I"),
+        generate=lambda request: zb_h2(request.ranks, request.microbatches),
+        microbatches=Legal("at least 2 D - 1", lambda ranks, microbatches: microbatches >= 2 * ranks - 1),
+    ),
+)

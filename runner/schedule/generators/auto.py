@@ -1,0 +1,44 @@
+"""The shortest order that fits, found by search: over the published orders, and over those of list scheduling."""
+
+from __future__ import annotations
+
+from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
+from runner.schedule.generators.forms import ANY_CHUNKS
+from runner.schedule.search import search
+from runner.schedule.simulation.clock import Costs, StageCosts, simulate
+from runner.schedule.values import Schedule
+
+__all__ = ["SPEC"]
+
+
+def _auto(request: ScheduleRequest) -> Schedule:
+    """Chosen by the costs of the request alone; a plan knows the stages' seconds and bytes, and chooses by them."""
+    from runner.schedule.catalogue.registry import SEARCHED  # it looks through this package
+
+    costs, limit = request.costs, request.memory_limit
+
+    def costs_of(placement: tuple[int, ...]) -> StageCosts:
+        return costs.per_stage(len(placement), len(placement) // request.ranks) if isinstance(costs, Costs) else costs
+
+    def rate(schedule: Schedule) -> tuple[float, bool]:
+        played = simulate(schedule, costs_of(schedule.placement[0]))
+        return played.makespan, limit is None or max(played.peak_activations) <= limit
+
+    return search(request, SEARCHED, costs_of, rate).best.schedule
+
+
+SPEC = ScheduleSpec(
+    name="auto",
+    position=250,
+    description="the shortest of all published orders and of those that list scheduling finds, that fits",
+    summary="the shortest that fits, for seconds of planning",
+    figures=("", ""),
+    source="a search over this table and over list scheduling on one, two and V-placed chunks",
+    formulas=None,
+    generate=_auto,
+    keys=frozenset({"memory_limit"}),
+    default_chunks=None,
+    chunks=ANY_CHUNKS,
+    one_rank=True,
+    by_plan=True,
+)
