@@ -104,6 +104,8 @@ class ScheduleSpec:
         by_costs: its order follows from the request's costs.
         by_plan: a plan chooses it, by the seconds and bytes of the stages.
         searched: ``auto`` considers it.
+        summary: what it does, and its price, as the README's table says it.
+        figures: idle share and micro-batches kept in that table, in words; None: the simulator's.
     """
 
     name: str
@@ -124,6 +126,8 @@ class ScheduleSpec:
     by_costs: bool = False
     by_plan: bool = False
     searched: bool = True
+    summary: str = ""
+    figures: tuple[str, str] | None = None
 
     def formulas_of(self, variant: str | None) -> Formulas | None:
         """Of a variant; None means the schedule's own."""

@@ -145,6 +145,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="naive",
         description="one micro-batch at a time through all ranks and back",
+        summary="one micro-batch at a time: one rank of p works",
         source="the baseline of every pipeline paper",
         formulas=Formulas("T * D * (F + B)", "(D - 1) / D", "1", "T * (D - 1) * (F + B)"),
         generate=lambda request: naive(request.ranks, request.microbatches),
@@ -153,6 +154,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="gpipe",
         description="all forwards, then all backwards",
+        summary="all forwards, then all backwards",
         source="Huang et al., GPipe, 2019",
         formulas=_pipeline("T"),
         generate=lambda request: gpipe(request.ranks, request.microbatches),
@@ -161,6 +163,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="1f1b",
         description="one forward, one backward after a short warm-up: gpipe's time with fewer activations",
+        summary="one forward, one backward in turn",
         source="Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021",
         formulas=_pipeline("min(T, D - r)"),
         generate=lambda request: one_f_one_b(request.ranks, request.microbatches),
@@ -169,6 +172,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="bpipe",
         description="1f1b whose first ranks lend micro-batches to the last ones: half of the peak, for messages",
+        summary="`1f1b` whose first ranks lend activations to the last",
         source="Kim et al., BPipe, 2023",
         formulas=_pipeline("min(D // 2 + 1, D - r) if r < D // 2 else D // 2", when="T >= D"),
         generate=lambda request: bpipe(request.ranks, request.microbatches),
@@ -177,6 +181,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="1f1b_eager",
         description="1f1b with twice the warm-up, which hides the time of messages",
+        summary="more forwards ahead, which hide messages",
         source="Zheng et al., Alpa, 2022; Fan et al., DAPPLE, 2021, policy B",
         formulas=_pipeline("min(T, 2 * (D - 1 - r) + 1)"),
         generate=lambda request: one_f_one_b_eager(request.ranks, request.microbatches),
@@ -184,6 +189,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="interleaved_1f1b",
         description="1f1b over several chunks per rank: 1 / v of its bubble, v times its messages",
+        summary="several stages per rank: less idle, more messages",
         source="Narayanan et al., Megatron-LM, 2021; torch's ScheduleInterleaved1F1B",
         formulas=_looped("min(v * T, 2 * (D - 1 - r) + (v - 1) * T // max(1, T // D) + 1) / v"),
         generate=lambda request: interleaved_1f1b(request.ranks, request.microbatches, request.chunks or 2),
@@ -197,6 +203,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="looped_bfs",
         description="breadth first: all micro-batches through a chunk, then the next; weights are used in one stretch",
+        summary="`interleaved_1f1b` breadth first: a stage's weights are used in one stretch",
         source="Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023; torch's ScheduleLoopedBFS",
         formulas=_looped("T"),
         generate=lambda request: looped_bfs(request.ranks, request.microbatches, request.chunks or 2),
@@ -206,6 +213,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="zb_h1",
         description="weight gradients fill the bubble; 1f1b's memory",
+        summary="gradients of weights, computed apart, fill the bubble",
         source="Qi et al., Zero Bubble Pipeline Parallelism, 2024; torch's ScheduleInterleavedZeroBubble of one stage",
         formulas=_zero_bubble("(D - 1) * (F + I - W)", "D", "(D - 1) * (F + I - W)", "T >= D and W <= F and W <= I"),
         generate=lambda request: zb_h1(request.ranks, request.microbatches),
@@ -213,6 +221,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="zb_h2",
         description="no idle time inside a step for twice the memory; pays off where steps run into each other",
+        summary="`zb_h1` with more forwards ahead: 0 idle with `schedule.post_validation`",
         source="Qi et al., Zero Bubble Pipeline Parallelism, 2024",
         formulas=_zero_bubble("(D - 1) * F", "2 * D - 1", "(D - 1) * (F + I - 2 * W)", "W <= F and W <= I"),
         generate=lambda request: zb_h2(request.ranks, request.microbatches),
@@ -221,6 +230,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="zb_auto",
         description="zero bubble by list scheduling from the stages' seconds, or cost.*, under schedule.memory_limit",
+        summary="order found for measured seconds, under `schedule.memory_limit`",
         source="Qi et al., Zero Bubble Pipeline Parallelism, 2024, automatic scheduling",
         formulas=None,
         generate=_zb_auto,
@@ -230,6 +240,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="zb_v",
         description="zero bubble in a V of two chunks per rank; 1f1b's memory on every rank",
+        summary="two stages per rank, down and up; 0 idle with `schedule.post_validation`",
         source="Qi et al., Zero Bubble Pipeline Parallelism, 2024; torch's ScheduleZBVZeroBubble",
         formulas=_zero_bubble("(D - 1) * F / 2", "D", "0", f"T >= 2 * D - 1 and {_EQUAL}"),
         generate=lambda request: zb_v(request.ranks, request.microbatches),
@@ -239,6 +250,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="v_half",
         description="a V with half of 1f1b's activations and about its bubble",
+        summary="half of `1f1b`'s memory as p grows",
         source="Qi et al., Pipeline Parallelism with Controllable Memory, 2024",
         formulas=_zero_bubble(_V_HALF_IDLE, "D // 2 + 1", _V_HALF_IDLE, f"T > D and {_EQUAL}"),
         generate=lambda request: v_half(request.ranks, request.microbatches),
@@ -248,6 +260,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="v_min",
         description="a V with a third of 1f1b's activations, the least there is; suffers where F, I and W differ",
+        summary="a third of `1f1b`'s memory as p grows",
         source="Qi et al., Pipeline Parallelism with Controllable Memory, 2024",
         formulas=_zero_bubble(
             _V_MIN_IDLE, "(D + 4) // 3 - (D % 3 == 2 and r % 3 == 0)", _V_MIN_IDLE, f"T >= D and {_EQUAL}"
@@ -259,6 +272,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="dualpipe_v",
         description="DualPipe in a V: one copy of the weights; its pairs of F and B one after the other",
+        summary="DualPipe's order in a V",
         source="DeepSeek-AI, DualPipe, 2025; torch's ScheduleDualPipeV",
         formulas=_zero_bubble("(D - 1) * F / 2", "D + 0.5", "(D - 1) * F / 2", _EQUAL),
         generate=lambda request: dualpipe_v(request.ranks, request.microbatches),
@@ -269,6 +283,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="hanayo",
         description="waves: schedule.chunks / 2 of them, each a V; more waves, smaller bubble, more messages",
+        summary="waves, as many as half of `schedule.chunks`",
         source="Liu et al., Hanayo, 2023",
         formulas=None,
         generate=lambda request: hanayo(request.ranks, request.microbatches, request.chunks or 2),
@@ -278,6 +293,8 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="auto",
         description="the shortest of all published orders and of those that list scheduling finds, that fits",
+        summary="the shortest that fits, for seconds of planning",
+        figures=("", ""),
         source="a search over this table and over list scheduling on one, two and V-placed chunks",
         formulas=None,
         generate=_auto,
@@ -290,6 +307,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="varuna",
         description="every rank but the last recomputes its forward just before the backward: one activation at a time",
+        summary="every forward twice; `schedule.opportunistic`: late gradients let forwards go first",
         source="Athlur et al., Varuna, 2022: its static order, and its run-time rule with schedule.opportunistic",
         formulas=None,
         generate=_varuna,
@@ -299,6 +317,7 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="pipefb",
         description="forwards and backwards of a stage on different ranks: the weights twice, no activation waits",
+        summary="backwards on other ranks than their forwards, recomputed; twice the weights",
         source="our reconstruction: backwards flow the way of the forwards, recomputed from inputs that are sent twice",
         formulas=None,
         generate=lambda request: pipefb(request.ranks, request.microbatches),
@@ -307,6 +326,8 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="pipefisher",
         description="1f1b or gpipe (schedule.base) with K-FAC's sums and inversions in the bubbles of several steps",
+        summary="`1f1b` or `gpipe` (`schedule.base`) with the sums and inversions of `optimizer=kfac` in the bubbles",
+        figures=("0.158, filled", "4 and more"),
         source="Osawa, Li and Hoefler, PipeFisher, 2023",
         formulas=None,
         generate=_pipefisher,
@@ -320,6 +341,8 @@ CATALOGUE: tuple[ScheduleSpec, ...] = (
     ScheduleSpec(
         name="from_file",
         description="the order written in a file (schedule.file), in torch's schedule CSV",
+        summary="your own order",
+        figures=("", ""),
         source="your file",
         formulas=None,
         generate=_generate_from_file,

@@ -44,6 +44,8 @@ def pipedream_2bw(ranks: int, microbatches: int) -> Schedule:
 SPEC = ScheduleSpec(
     name="pipedream_2bw",
     description="1f1b without a flush: no bubble but at the start; every gradient is one optimizer step late",
+    summary="`1f1b` without a flush: idle only while it fills and drains; every gradient is one optimizer step late, "
+    "and the weights are there twice",
     source="Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021",
     formulas=None,
     generate=lambda request: pipedream_2bw(request.ranks, request.microbatches),
