@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from runner.config.schema import CompressionConfig
+from runner.config.rules.table import Row, Table
+from runner.config.schema import CompressionConfig, RunConfig
 from runner.engine.transport.base import Gathering, Handle, Transport
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import agree_on_finite
 from runner.optim.catalogue.compression import CompressionKind
+from runner.optim.catalogue.registry import OPTIMIZERS
 
 
 class HalvedSums:
@@ -88,3 +91,13 @@ KIND = CompressionKind(
 def by_function(gradients: StageGradients, keep: bool = True) -> HalvedSums:
     """The same as a user's function, which says nothing of itself."""
     return HalvedSums(gradients, keep)
+
+
+_ONE_THREAD: Table[RunConfig] = Table(
+    "One thread", (Row("trainer.threads", lambda c: c.trainer.threads != 1, "must be 1", fix="trainer.threads=1"),)
+)
+STRICT = replace(KIND, rules=(_ONE_THREAD,))
+"""A compressor with a rule of its own."""
+
+STRICT_OPTIMIZER = replace(OPTIMIZERS["sgd"], rules=(_ONE_THREAD,))
+"""An optimizer with a rule of its own."""

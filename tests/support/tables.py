@@ -45,13 +45,13 @@ def policies() -> list[list[str]]:
 
 
 def _options_of(group: str, default: str) -> list[str]:
-    """In the order of their kinds, else the default first; what is not of a kind comes last."""
+    """In the order of their kinds, else the default first; ``none`` first, and what is a user's or is found last."""
     shipped = list(options(group, (shipped_conf(),)))
     if group == "schedule":
         ordered: Iterable[str] = (name for spec in SPECS.values() for name in (spec.name, *_aliases(spec)))
     else:
         ordered = KNOWN_NAMES.get(group, (default,))
-    known = [name for name in ordered if name in shipped]
+    known = sorted((name for name in ordered if name in shipped), key=lambda name: name != "none")
     rest = [name for name in shipped if name not in known]
     last = [name for name in (*known, *rest) if name in ("custom", "auto") and name != default]
     return [*(name for name in (*known, *rest) if name not in last), *last]

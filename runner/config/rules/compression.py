@@ -14,7 +14,7 @@ __all__ = ["COMPRESSION_TABLES"]
 
 
 def _compresses(config: RunConfig) -> bool:
-    return config.compression.name != "none"
+    return config.compression.name != "none" and find_compression(config.compression) is not None
 
 
 def _compresses_momentum(config: RunConfig) -> bool:

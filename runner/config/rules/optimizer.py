@@ -88,7 +88,7 @@ _KEYS: tuple[Row[RunConfig], ...] = (
     _read_by("betas", "They have no meaning for {optimizer.name}", "[0.9,0.999]"),
     _read_by("eps", "It has no meaning for {optimizer.name}", "1e-8"),
     _read_by("freeze_step", "{optimizer.name} exchanges whole gradients at every step", "null"),
-    _read_by("variance_refreshes", "{optimizer.name} refreshes no variance between other steps", "null"),
+    _read_by("variance_refreshes", "{optimizer.name} has no steps that refresh the variance between others", "null"),
     _read_by("damping", "{optimizer.name} keeps no factors", "null"),
     _read_by("refresh_every", "{optimizer.name} keeps no factors", "null"),
     _decoupled(False),
