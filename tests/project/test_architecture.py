@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "errors": set(),
     "targets": {"errors"},
     "profile": set(),
-    "config.schema": {"errors"},
+    "config.schema": {"errors", "memory.solve"},
     "optim.catalogue": {"errors", "targets", "config.schema"},
     "config": {"errors", "config.schema", "optim.catalogue", "memory.solve"},
     "schedule": {"errors"},
