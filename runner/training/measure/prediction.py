@@ -141,7 +141,7 @@ def _invert_all(kfac: KFAC) -> None:
     kfac.refresh()
 
 
-def _reduce_seconds(strategy: PipelineStrategy, engine: Engine, stage: int) -> float:
+def _reduce_seconds(strategy: EngineStrategy, engine: Engine, stage: int) -> float:
     holders, gradients = engine.view.holders[stage], engine.gradients[stage]
     if len(holders) == 1:
         return 0.0
