@@ -1,4 +1,4 @@
-"""Import what a configuration names, ``package.module:name``, where nothing needs torch for it."""
+"""Import what a configuration names, as ``package.module:name``; needs no torch."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from typing import Any
 
 from runner.errors import Problem, RequestError, did_you_mean
 
-__all__ = ["import_target"]
+__all__ = ["import_named", "import_target"]
 
 
-def import_target(path: str, target: str) -> Callable[..., Any]:
+def import_named(path: str, target: str, *, what: str = "function", fits: Callable[[Any], bool] = callable) -> Any:
     """The object that ``target`` names.
 
     The working directory is importable, so that a user's own modules need no installation.
 
     Args:
         path: the field that holds the target, for messages, e.g. ``model.target``.
-        target: ``package.module:function``.
+        target: ``package.module:name``.
+        what: the object should be, for messages.
+        fits: whether an object is one of these.
 
     Raises:
-        RequestError: the module does not import, or has no such name; the cause is in the message.
+        RequestError: the module does not import, or has no such object; the cause is in the message.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise RequestError([Problem(path, target, "must be package.module:function")])
+        raise RequestError([Problem(path, target, f"must be package.module:{what.split()[0]}")])
     directory = str(Path.cwd())
     if directory not in sys.path:
         sys.path.insert(0, directory)
@@ -37,9 +39,15 @@ def import_target(path: str, target: str) -> Callable[..., Any]:
         why = f"Importing {module_name} raised {type(error).__name__}: {error}"
         raise RequestError([Problem(path, target, "must name a module that imports", why)]) from error
     found = getattr(module, name, None)
-    if not callable(found):
-        near = did_you_mean(name, (key for key, value in vars(module).items() if callable(value)))
+    if not fits(found):
+        near = did_you_mean(name, (key for key, value in vars(module).items() if fits(value)))
         fix = f"{path}={module_name}:{near}" if near else ""
-        why = f"{module_name} has no function {name}"
-        raise RequestError([Problem(path, target, "must name a function of that module", why, fix)])
-    return found  # type: ignore[no-any-return]
+        why = f"{module_name} has no {what} {name}"
+        raise RequestError([Problem(path, target, f"must name a {what} of that module", why, fix)])
+    return found
+
+
+def import_target(path: str, target: str) -> Callable[..., Any]:
+    """The function that ``target`` names; as :func:`import_named`."""
+    found: Callable[..., Any] = import_named(path, target)
+    return found

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from runner.errors import Problem
 from runner.model.layers import StageModule
+from runner.optim.catalogue.registry import kind_of_class
 
 __all__ = [
     "as_counted",
@@ -95,12 +96,12 @@ def load_optimizer_state(optimizer: Optimizer, stages: Mapping[int, StageModule]
 def as_counted(optimizer: Optimizer, entries: Mapping[str, Any]) -> dict[str, Any]:
     """One weight's saved state in the form of this optimizer.
 
-    torch's optimizers count their steps in a tensor, DeepSpeed's in a number.
+    Some optimizers count their steps in a tensor, others in a number.
     """
-    step, kind = entries.get("step"), type(optimizer).__module__
-    if isinstance(step, int | float) and kind.startswith("torch.optim"):
+    step, kind = entries.get("step"), kind_of_class(type(optimizer))
+    if kind is not None and kind.counts_steps == "tensor" and isinstance(step, int | float):
         return {**entries, "step": torch.tensor(float(step))}
-    if isinstance(step, Tensor) and kind.startswith("deepspeed."):
+    if kind is not None and kind.counts_steps == "number" and isinstance(step, Tensor):
         return {**entries, "step": int(step)}
     return dict(entries)
 

@@ -18,6 +18,7 @@ from runner.memory.solve.strategies import options_by_key, owners_of
 __all__ = [
     "ActivationCheckpointConfig",
     "CheckpointConfig",
+    "CompressionConfig",
     "CostConfig",
     "DataConfig",
     "HardwareConfig",
@@ -31,7 +32,6 @@ __all__ = [
     "ParallelismConfig",
     "PartitionConfig",
     "PrecisionConfig",
-    "PolicyConfig",
     "ProfilerConfig",
     "RunConfig",
     "ScheduleConfig",
@@ -176,10 +176,12 @@ class ActivationCheckpointConfig:
 
 
 @dataclass
-class PolicyConfig:
-    """A group whose options differ only by name."""
+class CompressionConfig:
+    """How the gradients of a stage are summed over its replicas."""
 
     name: str = "none"
+    target: str | None = None  # your own: package.module:KIND, or a function of a stage's gradients and kwargs
+    kwargs: dict[str, Any] = field(default_factory=dict)  # the compressor's own keys
 
 
 @dataclass
@@ -191,7 +193,7 @@ class OptimizerConfig:
     eps: float = 1e-8  # Adam and its kin only
     weight_decay: float = 0.0
     decoupled_weight_decay: bool | None = None  # decay does not enter the moments; null = usual for the optimizer
-    target: str | None = None  # optimizer=custom: package.module:function of parameters, lr and kwargs
+    target: str | None = None  # your own: package.module:KIND, or a function of parameters, lr and kwargs
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
     freeze_step: int | None = None  # 1-bit optimizers: from this step on, variance is constant, momentum sent in bits
     variance_refreshes: int | None = None  # zero_one_adam: uncompressed steps before the interval between them doubles
@@ -344,7 +346,7 @@ class RunConfig:
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
-    compression: PolicyConfig = field(default_factory=PolicyConfig)
+    compression: CompressionConfig = field(default_factory=CompressionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)

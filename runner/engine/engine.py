@@ -32,6 +32,7 @@ from runner.engine.stream import RankStream
 from runner.engine.transport.base import Transport
 from runner.engine.transport.watched import WatchedTransport
 from runner.engine.update.gradients import StageGradients
+from runner.engine.update.reducer import Reducer
 from runner.engine.update.sharding import ShardedUpdate, Sharding
 from runner.engine.update.stage_update import Backup, NotFiniteError, StageUpdate
 from runner.engine.update.ties import TiedWeight, group_by_holders
@@ -222,6 +223,11 @@ class Engine:
             update.update.attach(partial(_without, others, apply_update) if others else apply_update, master_of)
             update.backup = backup
         self._begin_step = begin
+
+    def reduce_by(self, make: Callable[[StageGradients], Reducer]) -> None:
+        """Have each stage's gradients summed by a reducer of its own; those of tied weights are summed as they are."""
+        for stage in self.stages:
+            self.gradients[stage].reducer = make(self.gradients[stage])
 
     @property
     def curvature(self) -> Filler | None:

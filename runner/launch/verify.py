@@ -58,6 +58,9 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     if config.launcher.name != "local":
         why = "`runner verify` starts both runs on this machine"
         raise_problems([Problem("launcher", config.launcher.name, "must be local", why, "launcher=local")])
+    if config.compression.name != "none":
+        why = "One process sums whole gradients, from which compressed ones differ by what is left over"
+        raise_problems([Problem("compression", config.compression.name, "must be none here", why, "compression=none")])
     config = _short(config, steps)
     plan = prepare(config, place_is_made=True)
     place = Path(tempfile.mkdtemp(prefix="runner-verify-"))

@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 from torch._guards import detect_fake_mode
 
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.model.boundary import map_tensors
@@ -21,6 +20,7 @@ from runner.model.ties import sharing_problems
 from runner.model.traced.cuts import cut_before, good_cuts
 from runner.model.traced.operators import Program, trace
 from runner.model.traced.segments import split
+from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import num_stages
 
 __all__ = ["LoadedModel", "load_model", "model_layers", "segments_of", "tensor_shapes", "trace_layers"]
@@ -158,6 +158,6 @@ def _named_cuts(model: nn.Module, programs: dict[bool, Program], split_points: l
 def _untraceable(config: RunConfig) -> Iterator[Problem]:
     """Settings that need modules, which a traced model no longer has."""
     name = config.optimizer.name
-    if OPTIMIZERS[name].curvature:
+    if optimizer_of(config.optimizer).curvature:
         why = f"{config.model.target} has no layers, and is traced into operators: there is no nn.Linear to watch"
         yield Problem("optimizer.name", name, "must be another for a traced model", why, "optimizer=adamw")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from runner.config.schema import RunConfig
+from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.layout import batches
 from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
-from runner.plan.memory.predict import optimizer_temporaries
 from runner.plan.memory.zero import ZeroSharing, flattened_bytes, sharing_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples
@@ -119,7 +119,7 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
 
 def _memory_needs(config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule) -> MemoryNeeds:
     data = config.parallelism.data
-    temporaries = optimizer_temporaries(config.optimizer.name)
+    temporaries = optimizer_of(config.optimizer).temporaries
     by_itself = shares_by_itself(config, schedule)
     return MemoryNeeds(
         batch_samples=batches.split_sizes(config.data.batch_size, data)[0],

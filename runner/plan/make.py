@@ -22,6 +22,7 @@ from runner.plan.rules.tables import order_problems, plan_problems
 from runner.plan.search.advice import compare_without_pipeline, misfit
 from runner.plan.search.choose import choose
 from runner.plan.stages.figures import StageFigures, stage_figures
+from runner.plan.time.compression import with_compression
 from runner.plan.time.predict import predict_time, stage_costs
 from runner.plan.time.zero import with_sharing
 from runner.plan.values import Link, MemoryPrediction, RunPlan, StageSeconds, TimePrediction
@@ -274,7 +275,9 @@ def _time(
         data=draft.layout.data,
         link=draft.link,
         stage_seconds=stage_seconds,
-        adjusted=lambda costs: with_sharing(draft.config, costs, draft.profile, figures, draft.link),
+        adjusted=lambda costs: with_compression(
+            draft.config, with_sharing(draft.config, costs, draft.profile, figures, draft.link), figures, draft.link
+        ),
         post_validation=draft.config.schedule.post_validation,
     )
 

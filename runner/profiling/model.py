@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from runner.config.optimizers import ERROR_WIDTH, OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
@@ -32,9 +31,10 @@ from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, load_model
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.ties import find_ties, tied_parameters
+from runner.optim.catalogue.kind import ERROR_WIDTH
+from runner.optim.catalogue.registry import optimizer_of
 from runner.optim.kinds.build import observed_state_ratio, state_bytes_per_gradient_byte
 from runner.optim.kinds.kfac import curvature_bytes, preconditioned_layers
-from runner.optim.kinds.named import by_name
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved
@@ -87,7 +87,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         samples=samples,
         optimizer_bytes_per_gradient_byte=states,
         master_bytes_per_gradient_byte=master,
-        optimizer_constant_bytes=OPTIMIZERS[config.optimizer.name].constant_bytes,
+        optimizer_constant_bytes=optimizer_of(config.optimizer).constant_bytes,
     )
     if can_be_timed(config, profile):
         return with_measured_seconds(config, profile, inputs, targets)
@@ -99,9 +99,6 @@ def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:
     wide = torch.float32.itemsize / dtype.itemsize
     master = wide if PRECISIONS[config.precision.name].master_weights else 0.0
     average = wide if config.trainer.ema_decay is not None else 0.0
-    if config.optimizer.name == "custom":
-        seen = observed_state_ratio(partial(by_name, config.optimizer))
-        return seen * (master or 1.0) + master + average, master
     own = _own_state_ratio(config) if config.optimizer.name == "auto" else None
     states = own if own is not None else state_bytes_per_gradient_byte(config.optimizer, master)
     return states + average, master
@@ -112,7 +109,7 @@ def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] 
 
     It counts what :func:`_state_ratios` counts.
     """
-    kind = OPTIMIZERS[config.optimizer.name]
+    kind = optimizer_of(config.optimizer)
     if kind.curvature:
         per_byte = _state_ratios(config, dtype)[0]
         return lambda elements: math.ceil(per_byte * dtype.itemsize * elements)
@@ -127,7 +124,7 @@ def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] 
 
 
 def _has_curvature(config: RunConfig) -> bool:
-    return OPTIMIZERS[config.optimizer.name].curvature
+    return optimizer_of(config.optimizer).curvature
 
 
 def _own_state_ratio(config: RunConfig) -> float | None:

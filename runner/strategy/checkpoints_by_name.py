@@ -31,6 +31,7 @@ from runner.errors import raise_problems
 from runner.optim.states.master import MasterWeights
 from runner.strategy.collectives import CollectiveStrategy
 from runner.strategy.compressed import OwnErrors, load_errors, own_errors
+from runner.strategy.reducers import load_reducer_states, own_reducer_states
 
 __all__ = ["NamedCheckpointStrategy", "num_bytes"]
 
@@ -40,6 +41,9 @@ _OLDER_VERSIONS = "older_weight_versions"
 
 _ERRORS = "compression_errors"
 """Key in an optimizer's state: the compression errors of a 1-bit optimizer, by rank."""
+
+_REDUCERS = "reducer_states"
+"""Key, in an optimizer's state, of what reducers of gradients keep, by rank: see :mod:`runner.strategy.reducers`."""
 
 
 Value = TypeVar("Value")
@@ -125,6 +129,9 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         parts = self.saved_parts((self.global_rank, dict(vars(own)) if own is not None else None))
         errors = {rank: part for rank, part in parts or [] if part is not None}
         state |= {_ERRORS: errors} if errors else {}
+        kept = self.saved_parts((self.global_rank, own_reducer_states(self.engine, self.replica)))
+        reducers = {rank: part for rank, part in kept or [] if part is not None}
+        state |= {_REDUCERS: reducers} if reducers else {}
         scale = self.engine.update.scale
         return state | {"loss_scale": scale.state_dict()} if state and scale.is_dynamic else state
 
@@ -211,6 +218,8 @@ class NamedCheckpointStrategy(CollectiveStrategy):
             self._load_optimizer_state(optimizer, state)
             errors = [OwnErrors(**part) for part in state.get(_ERRORS, {}).values()]
             load_errors(optimizer, self.engine.stages, self.replica, errors)
+            reducers = state.get(_REDUCERS, {}).values()
+            load_reducer_states(self.engine, self.replica, self.num_replicas, reducers)
             if "loss_scale" in state:
                 self.engine.update.scale.load_state_dict(state["loss_scale"])
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from runner.engine.engine import Engine
+from runner.engine.update.reducer import LocalGradients
 from runner.engine.update.replicas import ReplicaExchange
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule
@@ -46,8 +47,7 @@ def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]
         why = f"{tied[0]} is on several stages, whose gradients are summed over all of its replicas"
         rule = "must exchange whole gradients for weights that stages share"
         raise RequestError([Problem("optimizer.name", onebit.option, rule, why, "optimizer=adamw")])
-    for gradients in engine.all_gradients:
-        gradients.stays_local = lambda: onebit.compresses
+    engine.reduce_by(lambda gradients: LocalGradients(lambda: onebit.compresses))
     if len(engine.view.replicas) == 1:
         return None
     exchange = ReplicaExchange(engine.transport, engine.view.replicas)

@@ -32,7 +32,8 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
     if sharding is None or "offload_param" not in sharding.settings["zero_optimization"]:
         weights += shards
     found = {"weights": _new_bytes(weights, seen), "gradients": 0, "optimizer": 0, "host": 0}
-    states = list(_states(optimizer))
+    kept = [gradients.reducer.state_dict().values() for gradients in engine.all_gradients]
+    states = [*_states(optimizer), *(tensor for each in kept for entries in each for tensor in entries.values())]
     if sharding is None:
         found["gradients"] = sum(gradients.num_bytes for gradients in engine.all_gradients)
         found["optimizer"] = _new_bytes(states, seen)

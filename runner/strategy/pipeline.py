@@ -32,6 +32,7 @@ from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.transport.processes import destroy_process_groups
 from runner.engine.update.gradients import StageGradients
+from runner.engine.update.reducer import Reducer
 from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.update.sharding import Sharding
 from runner.engine.update.ties import tied_weights
@@ -65,16 +66,24 @@ class EngineStrategy(NamedCheckpointStrategy):
         options: the engine's options, which are constant during the run.
         device: ``cpu`` or ``cuda``; on CUDA each rank takes the device of its local rank.
         timeout_seconds: longest wait for a message.
+        reducer: makes what sums one stage's gradients over its replicas; None: they are summed as they are.
     """
 
     strategy_name = "runner_pipeline"
 
     def __init__(
-        self, plan: Layout, options: EngineOptions, *, device: str = "cpu", timeout_seconds: float = 600.0
+        self,
+        plan: Layout,
+        options: EngineOptions,
+        *,
+        device: str = "cpu",
+        timeout_seconds: float = 600.0,
+        reducer: Callable[[StageGradients], Reducer] | None = None,
     ) -> None:
         super().__init__()
         self.plan = plan
         self.options = options
+        self.reducer = reducer
         self.engine: Engine | None = None
         self.stopped = False  # whether a signal stopped the run; all ranks stop after the same step
         self.meter: MemoryMeter | None = None
@@ -158,6 +167,8 @@ class EngineStrategy(NamedCheckpointStrategy):
             raise TypeError(f"a {type(module).__name__} has no loss_function and build_stages: see PipelineModule")
         if self.engine is None:
             self.engine = self._build_engine(module)
+            if self.reducer is not None:
+                self.engine.reduce_by(self.reducer)
             self.meter = MemoryMeter(self.engine)
         else:
             self.model_to_device()  # an earlier run has moved it away at its end
@@ -329,17 +340,14 @@ class EngineStrategy(NamedCheckpointStrategy):
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
         """Bytes that this rank sent to other holders of its stages in a mean step, by kind.
 
-        A ring all-reduce of n bytes over R ranks sends 2 (R - 1) / R n bytes per rank. Once a 1-bit optimizer sends its
-        momentum, it sends no gradients.
+        Gradients are what their reducers have sent: once a 1-bit optimizer sends its momentum, it sends none.
         """
         assert self.engine is not None
-        sums = [(len(self.view.holders[stage]), each.num_bytes) for stage, each in self.engine.gradients.items()]
-        sums += [(len(tied.holders), tied.num_bytes) for tied in self.engine.tied_gradients]
-        reduced = sum(2 * (ranks - 1) / ranks * num_bytes for ranks, num_bytes in sums)
-        rounds, momentum = (self.exchange.rounds, self.exchange.bytes_sent) if self.exchange is not None else (0, 0)
+        reduced = sum(gradients.reducer.bytes_sent for gradients in self.engine.all_gradients)
+        momentum = self.exchange.bytes_sent if self.exchange is not None else 0
         return {
             "weights": 0.0,
-            "weight_gradients": reduced * max(0, steps - rounds) / steps,
+            "weight_gradients": reduced / steps,
             "optimizer_states": momentum / steps,
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from runner.model.data import Datasets, load_datasets
 from runner.model.device import device_type
 from runner.model.load import LoadedModel, load_model
 from runner.model.precision import autocast_of, dtype_of
+from runner.optim.catalogue.registry import compression_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile, read_profile
@@ -97,7 +99,9 @@ def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
     margin = MARGIN_SECONDS if config.launcher.watchdog_seconds is not None else 0.0
     placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds + margin}
     if config.zero.stage is None:
-        return EngineStrategy(plan, options, **placed)
+        plain = config.compression.name == "none"
+        reducer = None if plain else partial(compression_of(config.compression).make, config.compression)
+        return EngineStrategy(plan, options, reducer=reducer, **placed)
     if shares_by_itself(config, plan.schedule):
         return SharedStatesStrategy(plan, options, **placed)
     return ZeroEngineStrategy(plan, options, deepspeed_settings(config, accelerated=device == "cuda"), **placed)

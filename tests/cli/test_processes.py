@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.optimizers import OPTIMIZERS
+from runner.optim.catalogue.registry import OPTIMIZERS
 
 HEAVY = ("torch", "lightning", "deepspeed", "numpy", "matplotlib", "tensorboard", "scipy")
 

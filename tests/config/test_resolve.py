@@ -11,11 +11,11 @@ import pytest
 
 from runner.config.compose.groups import RECIPE, groups, options, shipped_conf
 from runner.config.compose.resolve import DEFAULT_RECIPE, resolve, resolve_sweep
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.rules.sections import KNOWN_NAMES, rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.memory.solve.strategies import STRATEGIES
+from runner.optim.catalogue.registry import OPTIMIZERS
 
 # What an option needs besides its name to be a right request.
 COMPANY = {

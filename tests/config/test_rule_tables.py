@@ -76,6 +76,12 @@ COMBINED: list[dict[str, Any]] = [
     },
     {"optimizer.target": "a:b", "optimizer.kwargs": {"a": 1}},
     {"optimizer.name": "custom", "optimizer.weight_decay": 0.1},
+    {"optimizer.name": "zero_one_adam", "optimizer.variance_refreshes": 0}, {"compression.target": "a:b"},
+    {"optimizer.name": "mine", "optimizer.target": "halved_sums:STRICT_OPTIMIZER", "trainer.threads": 2},
+    {
+        "compression.name": "halves", "compression.target": "halved_sums:STRICT", "compression.kwargs": {"kep": 1},
+        "zero.stage": 1, "optimizer.name": "onebit_adam", "precision.name": "fp16", "trainer.threads": 2,
+    },
     {"lr_scheduler.warmup_steps": 1, "lr_scheduler.min_lr": 0.1, "lr_scheduler.total_steps": 1},
     {"lr_scheduler.name": "linear", "lr_scheduler.warmup_steps": 9, "lr_scheduler.total_steps": 5},
     {"lr_scheduler.name": "linear", "lr_scheduler.warmup_steps": 999},
@@ -123,7 +129,10 @@ def test_every_problem_is_a_rules() -> None:
         config = request(values)
         told = [problem.path for problem in rules(config)]
         known = {rule.path for table in CONFIG_TABLES for rule in table.rules}
-        assert all(path in known or path.startswith(("hardware.flops.", "nowhere.json")) for path in told), values
+        assert all(
+            path in known or path.startswith(("hardware.flops.", "nowhere.json", "compression.kwargs."))
+            for path in told
+        ), values
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -10,8 +10,8 @@ import pytest
 
 from runner.config.compose.groups import shipped_conf
 from runner.config.compose.resolve import resolve
-from runner.config.optimizers import OPTIMIZERS
 from runner.errors import RequestError
+from runner.optim.catalogue.registry import OPTIMIZERS
 
 
 def write(directory: Path, option: str, text: str) -> Path:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import OptimizerConfig
 from runner.engine.transport.threads import run_ranks
 from runner.engine.update.replicas import ReplicaExchange
+from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import build_optimizer
 
 SHAPES = [(6, 8), (16,), (4, 8)]

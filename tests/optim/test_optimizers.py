@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from runner.config.compose.resolve import resolve
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.rules.sections import rules
 from runner.config.schema import OptimizerConfig
 from runner.errors import RequestError
 from runner.launch.needs import optimizer as needs
+from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import build_optimizer, observed_state_ratio
 from runner.optim.learning_rate import build_scheduler
 

@@ -10,11 +10,11 @@ from layouts import make_engine, part_of, train_in_threads
 from reference import accumulate, microbatches, train
 from torch import nn
 
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import OptimizerConfig
 from runner.engine.transport.threads import run_ranks
 from runner.engine.update.replicas import ReplicaExchange
 from runner.errors import RequestError
+from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import build_optimizer
 from runner.strategy.compressed import attach_compression
 

@@ -6,11 +6,11 @@ import pytest
 from orders import in_order
 from plan_profiles import layer, model
 
+from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.cut.partition import uniform
 from runner.plan.memory.predict import (
     StageMemoryLimit,
     in_flight_microbatches,
-    optimizer_temporaries,
     predict_memory,
 )
 from runner.plan.stages.figures import stage_figures
@@ -64,8 +64,8 @@ def test_a_middle_stage_holds_no_batch_and_sends_one_gradient_while_it_makes_the
 def test_the_optimizer_step_counts_its_temporaries_and_no_activation() -> None:
     (parts,) = predicted("1f1b", 1, 1, model([layer(largest_parameter_bytes=90)] * 2), temporaries=2).parts
     assert parts == MemoryParts(weights=80, gradients=80, optimizer=160 + 180, activations=0, buffers=10)
-    assert optimizer_temporaries("adamw") == 2
-    assert optimizer_temporaries("sgd") == 1
+    assert OPTIMIZERS["adamw"].temporaries == 2
+    assert OPTIMIZERS["sgd"].temporaries == 1
 
 
 def test_gpipe_keeps_every_microbatch_and_1f1b_as_many_as_stages_follow() -> None:

@@ -9,9 +9,9 @@ import pytest
 from plan_profiles import layer, model
 
 from runner.config.compose.resolve import resolve
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.rules.sections import rules
+from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.make import make_plan
 
 STAGES = (None, 0, 1, 2, 3)

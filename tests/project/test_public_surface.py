@@ -10,12 +10,8 @@ import readme
 from readme import ROOT
 
 from runner.cli.commands import COMMANDS
-from runner.config.compose.groups import first_comment, groups, options, shipped_conf
-from runner.recipes.schedules.computed import compute
-from runner.recipes.schedules.rows import Row
-from runner.schedule.catalogue.registry import SPECS
+from runner.config.compose.groups import first_comment, shipped_conf
 
-ROOTS = (shipped_conf(),)
 OPTION_FILES = sorted(shipped_conf().glob("*/**/*.yaml"))
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(home|root|Users|work|workspace|opt|mnt|data|scratch)/\w")
 
@@ -38,31 +34,6 @@ def test_the_tables_flags_exist() -> None:
         flags = {flag for each in command.flags for flag in (each.name, each.short)}
         named = {word.strip("[]") for word in (name + " " + what).replace("`", " ").replace(",", " ").split()}
         assert {word for word in named if word.startswith("-")} <= flags
-
-
-def test_the_table_of_policies_is_the_options() -> None:
-    """Groups that so far have no choice but ``none`` or one launcher stand in no table."""
-    rows = {readme.quoted(row[0])[0]: readme.quoted(row[1]) for row in readme.table("Policies")}
-    shipped = {group: sorted(options(group, ROOTS)) for group in groups()}
-    choices = {group: names for group, names in shipped.items() if len(names) > 1}
-    assert {group: sorted(names) for group, names in rows.items()} == choices
-
-
-@pytest.mark.parametrize(("heading", "group"), [("Schedules", "schedule"), ("Optimizers", "optimizer")])
-def test_a_groups_own_table_has_all_its_options(heading: str, group: str) -> None:
-    rows = readme.table(heading)
-    assert sorted(name for row in rows for name in readme.quoted(row[0])) == sorted(options(group, ROOTS))
-
-
-def test_idle_and_kept_of_the_table_of_schedules_are_the_simulators() -> None:
-    told = {readme.quoted(row[0])[0]: row[1:3] for row in readme.table("Schedules") if row[1] and row[2]}
-    del told["pipefisher"]  # its bubbles are filled
-    found = {}
-    for name in told:
-        known = compute(Row(name, SPECS[name].default_chunks), ranks=4, microbatches=16)
-        idle = known.simulated_in_a_row if SPECS[name].kind == "asynchronous" else known.simulated
-        found[name] = [f"{idle:.3f}", f"{max(known.simulated_activations):g}"]
-    assert told == found
 
 
 @pytest.mark.parametrize("path", OPTION_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -9,7 +9,7 @@ import pytest
 
 from runner.config.compose.resolve import resolve
 from runner.model.data import example_batch
-from runner.plan.memory.predict import optimizer_temporaries
+from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.memory.reserved import predict_reserved
 from runner.profiling.model import trace_of
 from runner.recipes.rudalle.table5 import PUBLISHED
@@ -30,7 +30,7 @@ def trace():
 @pytest.fixture(scope="module")
 def reserved(trace):
     return {
-        key: predict_reserved(cell(*key), trace, temporaries=optimizer_temporaries(key[0])) or 0 for key in PUBLISHED
+        key: predict_reserved(cell(*key), trace, temporaries=OPTIMIZERS[key[0]].temporaries) or 0 for key in PUBLISHED
     }
 
 

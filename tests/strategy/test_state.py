@@ -8,14 +8,14 @@ import torch
 from runner.checkpoint.state import as_counted
 
 
-class CPUAdam(torch.optim.SGD):
+class DeepSpeedCPUAdam(torch.optim.SGD):
     __module__ = "deepspeed.ops.adam.cpu_adam"
 
 
 @pytest.mark.parametrize("saved", [3, torch.tensor(3.0)])
 def test_an_optimizer_goes_on_from_the_steps_of_another_kind(saved: int | torch.Tensor) -> None:
     weight = torch.nn.Parameter(torch.ones(2))
-    counted = as_counted(CPUAdam([weight]), {"step": saved})["step"]
+    counted = as_counted(DeepSpeedCPUAdam([weight]), {"step": saved})["step"]
     assert (counted, type(counted)) == (3, int)
     moments = {"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
     adam = torch.optim.AdamW([weight])

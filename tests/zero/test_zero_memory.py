@@ -10,9 +10,9 @@ from plan_profiles import layer, model
 from zero_ranks import train_all
 
 from runner.config.compose.resolve import resolve
+from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import state_bytes_per_gradient_byte
 from runner.plan.make import make_plan
-from runner.plan.memory.predict import optimizer_temporaries
 from runner.plan.memory.zero import sharing_of
 from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_model
@@ -38,7 +38,7 @@ def predicted(overrides):
     config = resolve([*asked, "data.batch_size=8", "device=cpu", *WIDE, *overrides])
     profile = profile_model(config)
     (figures,) = stage_figures(profile, [(0, len(profile.layers) - 1)])
-    sharing = sharing_of(config, profile, optimizer_temporaries(config.optimizer.name))
+    sharing = sharing_of(config, profile, OPTIMIZERS[config.optimizer.name].temporaries)
     held = sharing.held(figures)
     # The bucket is let go, and the last partition of gradients is there, when the update begins.
     arrives = sharing.stage < 3 and sharing.optimizer == "none"

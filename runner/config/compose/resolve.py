@@ -13,9 +13,9 @@ from runner.config.compose.container import config_from_container, fingerprint, 
 from runner.config.compose.files import check_file, read_option
 from runner.config.compose.groups import RECIPE, clashes, config_roots, options, shipped_conf
 from runner.config.compose.overrides import Request, expand, read_overrides
-from runner.config.optimizers import is_kin_of_adam
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
+from runner.optim.catalogue.registry import OPTIMIZERS
 
 __all__ = [
     "DEFAULT_RECIPE",
@@ -33,8 +33,8 @@ DEFAULT_RECIPE = "rudalle_tiny"
 # If one of these keys is given, the group's option `custom` is chosen.
 _TARGETS = {"model.target": "model", "data.target": "data", "loss.target": "loss", "logger.target": "logger"}
 
-# Options that need an option of another group choose it, unless the command line names that group.
-_COMPANIONS = {("optimizer", "cpu_adam"): ("offload", "optimizer_cpu")}
+# Groups whose options may be kinds of a user's own, which need no name but their file's.
+_OF_USERS = ("optimizer", "compression")
 
 
 def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) -> RunConfig:
@@ -55,7 +55,7 @@ def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) 
     settings = [*_chosen_again(choices, request, roots), *request.settings]
     container, used = _compose(choices, settings, roots)
     raise_problems(_file_problems({group: name for group, name in used.items() if choices.get(group) != name}, roots))
-    return config_from_container(container)
+    return config_from_container(_with_names_of_files(container, used))
 
 
 def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = None) -> list[list[str]]:
@@ -91,9 +91,9 @@ def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]
     for key, group in _TARGETS.items():
         if key in request.named:
             choices.setdefault(group, "custom")
-    for (group, name), (companion, follows) in _COMPANIONS.items():
-        if choices.get(group) == name:
-            choices.setdefault(companion, follows)
+    optimizer = OPTIMIZERS.get(str(choices.get("optimizer")))
+    for companion, follows in optimizer.brings.items() if optimizer is not None else ():
+        choices.setdefault(companion, follows)
     if not {"model", "data", RECIPE} & set(choices):
         return {**choices, RECIPE: DEFAULT_RECIPE}
     if choices.get("model") == "custom" and choices.get(RECIPE) is None:
@@ -141,7 +141,7 @@ def _chosen_again(choices: dict[str, str | None], request: Request, roots: Seque
         if group != RECIPE and name is not None:
             content = read_option(options(group, roots)[name].path)
             content.pop("defaults", None)
-            if group == "optimizer" and is_kin_of_adam(name):
+            if group == "optimizer" and _is_kin_of_adam(name):
                 content = {key: value for key, value in content.items() if key == "name" or key not in shared}
             yield from _leaves(group, content)
 
@@ -151,7 +151,20 @@ def _settings_of_adam(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
     chosen = [entry.get("override /optimizer") for entry in recipe.get("defaults", []) if isinstance(entry, dict)]
     own = next((name for name in chosen if name is not None), "adamw")
     settings: Mapping[str, Any] = recipe.get("optimizer", {})
-    return settings if is_kin_of_adam(str(own)) else {}
+    return settings if _is_kin_of_adam(str(own)) else {}
+
+
+def _is_kin_of_adam(name: str) -> bool:
+    return name in OPTIMIZERS and OPTIMIZERS[name].is_kin_of_adam
+
+
+def _with_names_of_files(container: dict[str, Any], used: Mapping[str, str]) -> dict[str, Any]:
+    """``container`` where a user's option that has a ``target``, and no ``name``, is named as its file."""
+    for group in _OF_USERS:
+        section = container.get(group)
+        if isinstance(section, dict) and section.get("target") is not None and group in used:
+            section.setdefault("name", used[group])
+    return container
 
 
 def _leaves(path: str, value: Any) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.rules.launcher import LAUNCHERS
 from runner.config.rules.memory import POLICIES
@@ -14,6 +13,7 @@ from runner.config.rules.values import at_least, is_given, one_of, optional_targ
 from runner.config.schema import RunConfig
 from runner.config.units import parse_bytes
 from runner.memory.solve.strategy import SECTION
+from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
 
 __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 
@@ -21,6 +21,7 @@ __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "partition": ("uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
+    "compression": tuple(COMPRESSORS),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
     "precision": tuple(PRECISIONS),
     "activation_checkpoint": POLICIES,
@@ -28,6 +29,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "logger": ("tensorboard", "csv", "none", "custom"),
     "profiler": ("none", "simple", "pytorch"),
 }
+_OF_USERS = ("optimizer", "compression", SECTION)  # groups of which a user's option may name a kind of its own
 _DEVICES = ("auto", "cpu", "cuda")
 _NOT_YET = "not available in this version"
 
@@ -41,11 +43,9 @@ def _limit_bytes(config: RunConfig) -> float:
 
 
 def _known_name(group: str) -> Row[RunConfig]:
-    """An option's name is known; a strategy of one's own may have any."""
+    """An option's name is known; where a target says what it is, any name will do."""
     row = one_of(f"{group}.name", KNOWN_NAMES[group])
-    if group != SECTION:
-        return row
-    return replace(row, when=lambda c: c.activation_checkpoint.target is None)
+    return replace(row, when=lambda c: not is_given(c, f"{group}.target")) if group in _OF_USERS else row
 
 
 _NAMES: Table[RunConfig] = Table(
@@ -204,18 +204,5 @@ _PARTITION: Table[RunConfig] = Table(
     ),
 )
 
-_COMPRESSION: Table[RunConfig] = Table(
-    "Compression",
-    (
-        Row(
-            "compression.name",
-            lambda c: c.compression.name != "none",
-            "must be none",
-            f"Compression is {_NOT_YET}",
-            fix="compression=none",
-        ),
-    ),
-)
-
-REQUEST_TABLES = (_NAMES, _RUN, _FUNCTIONS, _DATA, _PARALLELISM, _SCHEDULE, _PARTITION, _COMPRESSION)
+REQUEST_TABLES = (_NAMES, _RUN, _FUNCTIONS, _DATA, _PARALLELISM, _SCHEDULE, _PARTITION)
 """In the order in which they are checked."""

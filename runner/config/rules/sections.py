@@ -5,6 +5,7 @@ Rules that need a schedule or a topology are the plan's, in :mod:`runner.plan.ru
 
 from __future__ import annotations
 
+from runner.config.rules.compression import COMPRESSION_TABLES
 from runner.config.rules.launcher import LAUNCHER_TABLES
 from runner.config.rules.learning_rate import LEARNING_RATE
 from runner.config.rules.machine import MACHINE
@@ -26,6 +27,7 @@ CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     ZERO,
     DEEPSPEED_FILE,
     *OPTIMIZER_TABLES,
+    *COMPRESSION_TABLES,
     LEARNING_RATE,
     *PRECISION_TABLES,
     TRAINER,

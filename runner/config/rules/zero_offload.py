@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from runner.config.rules.table import OWN, Row
-from runner.config.rules.zero_facts import CONFIG, OFFLOAD, STAGE_3, STAGE_12, has_16_bit_states, offloads
+from runner.config.rules.zero_facts import (
+    CONFIG,
+    OFFLOAD,
+    STAGE_3,
+    STAGE_12,
+    has_16_bit_states,
+    offloads,
+    updated_in_host,
+)
 from runner.config.schema import RunConfig
 
 __all__ = ["OFFLOAD_ROWS"]
@@ -37,7 +45,7 @@ OFFLOAD_ROWS: tuple[Row[RunConfig], ...] = (
     ),
     Row(
         "offload.optimizer",
-        lambda c: offloads(c) and has_16_bit_states(c) and c.optimizer.name != "cpu_adam",
+        lambda c: offloads(c) and has_16_bit_states(c) and not updated_in_host(c),
         "needs fp32 states: precision=fp32, bf16_mixed, bf16_master or fp16; or optimizer=cpu_adam",
         "16-bit states leave the device with DeepSpeedCPUAdam alone, which is not the optimizer you named",
         "deepspeed/runtime/base_optimizer.py: _configure_master_weights",
@@ -93,7 +101,7 @@ OFFLOAD_ROWS: tuple[Row[RunConfig], ...] = (
     ),
     Row(
         "offload.ratio",
-        lambda c: c.offload.ratio != 1 and c.optimizer.name != "cpu_adam",
+        lambda c: c.offload.ratio != 1 and not updated_in_host(c),
         "must be 1 but with optimizer=cpu_adam",
         "The twin flow's hybrid optimizer takes DeepSpeedCPUAdam only, which is not the optimizer you named",
         f"{STAGE_3}: Hybrid Optimizer Only Supports DeepSpeedCPUAdam",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.rules.table import OWN, Row
-from runner.config.rules.zero_facts import CONFIG, STAGE_3, STAGE_12, offloads, shares
+from runner.config.rules.zero_facts import CONFIG, STAGE_3, STAGE_12, offloads, shares, updated_in_host
 from runner.config.schema import RunConfig
+from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
 
 __all__ = ["SHARING_ROWS"]
 
 _STAGES = (None, 0, 1, 2, 3)
 _ELEMENTWISE = tuple(name for name, kind in OPTIMIZERS.items() if kind.elementwise)
+_IN_HOST = " or ".join(name for name, kind in OPTIMIZERS.items() if kind.place == "host")
 
 SHARING_ROWS: tuple[Row[RunConfig], ...] = (
     Row(
@@ -47,7 +48,7 @@ SHARING_ROWS: tuple[Row[RunConfig], ...] = (
     ),
     Row(
         "optimizer.name",
-        lambda c: shares(c) and c.optimizer.name in OPTIMIZERS and OPTIMIZERS[c.optimizer.name].compresses,
+        lambda c: shares(c) and (kind := find_optimizer(c.optimizer)) is not None and kind.compresses,
         "must exchange whole gradients with zero.stage=1, 2 or 3",
         "1-bit optimizers compress the momentum of all weights, which every replica must hold whole",
         "Tang et al. 2021, 1-bit Adam; DeepSpeed's took ZeRO 0 alone, before 0.19.7 dropped it",
@@ -55,7 +56,7 @@ SHARING_ROWS: tuple[Row[RunConfig], ...] = (
     ),
     Row(
         "optimizer.name",
-        lambda c: shares(c) and c.optimizer.name not in _ELEMENTWISE,
+        lambda c: shares(c) and ((kind := find_optimizer(c.optimizer)) is None or not kind.elementwise),
         f"must be one of {', '.join(_ELEMENTWISE)} with zero.stage=1, 2 or 3",
         "Flat partitions cut weights anywhere: an update that is not elementwise would see other norms or blocks",
         f"{STAGE_12}: single_partition_of_fp32_groups",
@@ -63,15 +64,15 @@ SHARING_ROWS: tuple[Row[RunConfig], ...] = (
     ),
     Row(
         "optimizer.name",
-        lambda c: c.optimizer.name == "cpu_adam" and not offloads(c),
-        "cpu_adam needs offload.optimizer=cpu",
+        lambda c: updated_in_host(c) and not offloads(c),
+        f"{_IN_HOST} needs offload.optimizer=cpu",
         "Its states are the host's",
         "deepspeed/ops/adam/cpu_adam.py: CPUAdam param must be 'cpu'",
         "offload.optimizer=cpu",
     ),
     Row(
         "optimizer.name",
-        lambda c: offloads(c) and c.optimizer.name in ("adam8bit", "fused_adam"),
+        lambda c: offloads(c) and (kind := find_optimizer(c.optimizer)) is not None and kind.place == "device",
         "must be another with offload.optimizer",
         "Its kernels are the device's, and its states would be the host's",
         "deepspeed/ops/adam/fused_adam.py, bitsandbytes/optim/optimizer.py",

@@ -14,12 +14,15 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from runner.engine.transport.base import Handle, Transport
+from runner.engine.update.reducer import PlainSum, Reducer
 
 __all__ = ["StageGradients"]
 
 
 class StageGradients:
     """The gradients of the trainable parameters of one stage.
+
+    ``reducer`` sums them over the ranks that hold the stage; it is a plain sum until another one is set.
 
     Args:
         parameters: ``(global name, parameter)`` pairs; frozen ones are left out.
@@ -29,7 +32,7 @@ class StageGradients:
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], *, counted: bool = True) -> None:
         trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
         self.counted = counted
-        self.stays_local: Callable[[], bool] = lambda: False  # whether a step's gradients stay each replica's own
+        self.reducer: Reducer = PlainSum()
         self.names = [name for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
         by_kind: dict[tuple[torch.dtype, torch.device], list[Parameter]] = defaultdict(list)
@@ -61,10 +64,11 @@ class StageGradients:
             flat.zero_()
 
     def reduce(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
-        """Start summing over the ranks that hold this stage; of what stays local, start agreeing on its verdict."""
-        return [_Agreement(self.flats, transport, group)] if self.stays_local() else self._sum(transport, group)
+        """Start summing over the ranks that hold this stage, as the reducer does."""
+        return self.reducer.start(self, transport, group)
 
-    def _sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
+    def start_sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
+        """Start a plain sum, in place."""
         return [transport.all_reduce(flat, group) for flat in self.flats]
 
     def divide(self, weight: float) -> None:
@@ -109,24 +113,6 @@ class StageGradients:
         if not self.counted:
             return []
         return [_sum_of_squares(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
-
-
-class _Agreement:
-    """Gradients that are not finite on one replica become so on all, which then come to one verdict."""
-
-    def __init__(self, flats: Sequence[Tensor], transport: Transport, group: Sequence[int]) -> None:
-        self._flats = flats
-        self._found = torch.tensor([float(not all(map(_is_finite, flats)))], device=transport.device)
-        self._handle = transport.all_reduce(self._found, group)
-
-    def wait(self) -> None:
-        self._handle.wait()
-        if self._found.item():
-            for flat in self._flats:
-                flat[:1] = torch.nan
-
-    def is_completed(self) -> bool:
-        return self._handle.is_completed()
 
 
 def _flat_gradient(parameters: Sequence[Parameter]) -> tuple[Tensor, list[Tensor]]:

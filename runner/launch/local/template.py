@@ -23,18 +23,11 @@ from runner.config.schema import RunConfig
 from runner.launch.failure import log_file
 from runner.launch.local.supervise import die_with_parent, ignore_preemption
 from runner.launch.rank import rank_variables, run
+from runner.optim.catalogue.registry import optimizer_of
 
 __all__ = ["Orders", "import_all", "imports_of", "main"]
 
 _PR_SET_NAME = 15
-_OPTIMIZERS = {
-    "cpu_adam": "runner.optim.kinds.deepspeed",
-    "adam4bit": "runner.optim.kinds.few_bits",
-    "adam_fp8": "runner.optim.kinds.few_bits",
-    "lars": "runner.optim.kinds.large_batch",
-    "lamb": "runner.optim.kinds.large_batch",
-}
-"""Optimizers whose module imports a library, with that module."""
 _THAT_ASKED = {"lightning_utilities.core.rank_zero", "torchmetrics.utilities.prints"}
 """Modules that read the rank's number when they are imported, and keep it."""
 _MOST_BYTES = 1 << 16  # bytes of orders per read
@@ -89,9 +82,7 @@ def imports_of(config: RunConfig, entry: str) -> list[str]:
     imports = [entry.partition(":")[0]]
     if config.zero.stage is not None:
         imports.append("runner.launch.local.template:import_deepspeed")
-    if config.optimizer.name in _OPTIMIZERS:
-        imports.append(_OPTIMIZERS[config.optimizer.name])
-    return imports
+    return [*imports, *optimizer_of(config.optimizer).imports]
 
 
 def import_all(imports: Sequence[str]) -> None:

@@ -88,11 +88,11 @@ def compile_operators(config: RunConfig) -> None:
         RequestError: the compiler failed.
     """
     from runner.config.deepspeed import deepspeed_settings
-    from runner.config.optimizers import operator_of
     from runner.model.device import device_type
+    from runner.optim.catalogue.registry import optimizer_of
     from runner.optim.operators import needed_operators, ready_operators
 
-    device, operator = device_type(config), operator_of(config.optimizer.name)
+    device, operator = device_type(config), optimizer_of(config.optimizer).operator
     names = [operator] if operator is not None else []
     if config.zero.stage is not None:
         names += needed_operators(deepspeed_settings(config, accelerated=device == "cuda"))
@@ -145,9 +145,10 @@ def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
 
 def _callable_problems(config: RunConfig) -> list[Problem]:
     """Problems with functions that are first called late, or by one rank only, found before the start."""
+    from runner.optim.catalogue.registry import target_problems
     from runner.targets import import_target
 
-    problems: list[Problem] = []
+    problems = [*target_problems(config.optimizer), *target_problems(config.compression)]
     for path, target in (("logger.target", config.logger.target), ("report", config.report)):
         try:
             if target is not None:

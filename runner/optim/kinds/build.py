@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import median
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import OptimizerConfig
-from runner.optim.kinds.named import by_name
+from runner.optim.catalogue.registry import optimizer_of
 from runner.optim.states.delayed import DelayedUpdate
 from runner.optim.states.master import MasterWeights
 
@@ -40,11 +40,12 @@ def build_optimizer(
     ``delay_from`` its updates take effect one step late: see :class:`runner.optim.states.delayed.DelayedUpdate`.
     """
     trained = list(parameters) or [torch.zeros(0, requires_grad=True)]  # a stage may have nothing to train
+    make = partial(optimizer_of(config).make, config)
     if master_weights:
-        return MasterWeights(trained, lambda masters: by_name(config, masters))
+        return MasterWeights(trained, make)
     if delay_from is not None:
-        return DelayedUpdate(trained, lambda copies: by_name(config, copies), first=delay_from)
-    return by_name(config, trained)
+        return DelayedUpdate(trained, make, first=delay_from)
+    return make(trained)
 
 
 def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float = 0.0) -> float:
@@ -53,8 +54,11 @@ def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float =
     Args:
         master_ratio: bytes of a master weight per byte of its gradient; 0 without master weights.
     """
-    kind = OPTIMIZERS[config.name]
-    states = kind.values + ("momentum" in kind.reads and config.momentum > 0)
+    kind = optimizer_of(config)
+    if kind.values is None:
+        states = observed_state_ratio(partial(kind.make, config))
+    else:
+        states = kind.values + kind.keeps_momentum(config)
     return states * (master_ratio or 1.0) + master_ratio
 
 

@@ -8,15 +8,19 @@ whole parameter but for one block that two ranks may share.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import bitsandbytes.functional
 import torch
 from torch import Tensor
 
-from runner.config.optimizers import BLOCK_8, SMALLEST_8
+from runner.optim.catalogue.optimizers.eight_bits import BLOCK, SMALLEST
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # kernels that it does without are no news
+
+import bitsandbytes.functional  # noqa: E402
 
 __all__ = ["Adam8bit", "Piece"]
 
@@ -42,14 +46,14 @@ class Piece:
     @property
     def is_small(self) -> bool:
         """Whether the parameter keeps fp32 moments."""
-        return self.elements < SMALLEST_8
+        return self.elements < SMALLEST
 
     def aligned(self) -> Iterator[Piece]:
         """The same cut so that every part but the last ends with a whole parameter's block."""
         if self.is_small:
             yield self
             return
-        first = min(self.stop, self.start + -self.offset % BLOCK_8)
+        first = min(self.stop, self.start + -self.offset % BLOCK)
         for start, stop in ((self.start, first), (first, self.stop)):
             if start < stop:
                 yield Piece(start, stop, self.offset + start - self.start, self.elements)
@@ -109,7 +113,7 @@ class Adam8bit(_AdamW8bit):  # type: ignore[misc]
 def _counts(piece: Piece) -> tuple[int, int, int]:
     """Elements with moments of 8 bits, their blocks, elements with fp32 moments."""
     count = piece.stop - piece.start
-    return (0, 0, count) if piece.is_small else (count, -(-count // BLOCK_8), 0)
+    return (0, 0, count) if piece.is_small else (count, -(-count // BLOCK), 0)
 
 
 def _update_wide(gradient: Tensor, weight: Tensor, first: Tensor, second: Tensor, config: Any, step: int) -> None:

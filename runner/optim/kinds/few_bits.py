@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from runner.config.optimizers import BLOCK_4, BLOCK_FP8, SMALLEST_IN_BLOCKS
+from runner.optim.catalogue.optimizers.few_bits import BLOCK_4, BLOCK_FP8, SMALLEST
 
 for _noisy in ("torchao", "torch.utils._pytree"):  # kernels that it does without are no news
     logging.getLogger(_noisy).setLevel(logging.ERROR)
@@ -93,7 +93,7 @@ class _FewBitAdam(Optimizer):
         state["step"] = torch.zeros(())
         blocks, rest = divmod(parameter.numel(), self.block)
         for name in _MOMENTS:
-            if rest or parameter.numel() < SMALLEST_IN_BLOCKS:
+            if rest or parameter.numel() < SMALLEST:
                 state[name] = torch.zeros_like(parameter, dtype=torch.float32)
             else:
                 state[f"{name}_codes"] = self._no_codes(parameter)

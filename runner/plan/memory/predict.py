@@ -25,18 +25,10 @@ from runner.schedule.values import Action, Op, Program, Schedule
 __all__ = [
     "StageMemoryLimit",
     "in_flight_microbatches",
-    "optimizer_temporaries",
     "predict_memory",
 ]
 
-# Largest-parameter-sized temporaries of an optimizer step that goes parameter by parameter.
-_TEMPORARIES = {"sgd": 1, "kfac": 3}
-_ADAM_TEMPORARIES = 2
-
-
-def optimizer_temporaries(optimizer: str) -> int:
-    """How many tensors of the size of the largest parameter one step of this optimizer makes and drops."""
-    return _TEMPORARIES.get(optimizer, _ADAM_TEMPORARIES)
+_TEMPORARIES = 2  # of Adam and its kin
 
 
 def predict_memory(
@@ -45,7 +37,7 @@ def predict_memory(
     figures: Sequence[StageFigures],
     *,
     batch_samples: int,
-    temporaries: int = _ADAM_TEMPORARIES,
+    temporaries: int = _TEMPORARIES,
     backup: bool = False,
     copied_by: int | None = None,
     sharing: ZeroSharing | None = None,
@@ -60,7 +52,7 @@ def predict_memory(
         profile: of the step's largest micro-batch.
         figures: of each stage, from the same profile.
         batch_samples: samples of one optimizer step on one replica.
-        temporaries: see :func:`optimizer_temporaries`.
+        temporaries: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
         sharing: how replicas share out weights, gradients and states; None: each holds all.
         states_over: replicas that share out nothing but the optimizer's states.
         flattened: bytes of gradients, at most, that are copied together to be reduced.
@@ -172,14 +164,14 @@ class StageMemoryLimit:
         in_flight: per stage: most at once, as (saved, left to W, outputs of forwards that are recomputed).
         limit_bytes: per stage: its rank's limit / the rank's stages, without what the rank holds anyway.
         held_bytes: per stage: the part of what its rank holds anyway that counts for it.
-        temporaries: see :func:`optimizer_temporaries`.
+        temporaries: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
     """
 
     profile: ModelProfile
     in_flight: tuple[tuple[Held, ...], ...]
     limit_bytes: tuple[int, ...]
     held_bytes: tuple[int, ...]
-    temporaries: int = _ADAM_TEMPORARIES
+    temporaries: int = _TEMPORARIES
     sharing: ZeroSharing | None = None
     states_over: int = 1
     flattened: int = 0

@@ -13,8 +13,9 @@ import itertools
 from collections.abc import Hashable
 
 from runner.config.deepspeed import MOST_PREFETCHED
-from runner.config.optimizers import ERROR_WIDTH, OPTIMIZERS
 from runner.config.schema import RunConfig
+from runner.optim.catalogue.kind import ERROR_WIDTH
+from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.memory.caching_allocator import CachingAllocator
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.zero import FLATTENED, MOST_GATHERED, weight_widths
@@ -24,6 +25,7 @@ __all__ = ["predict_reserved", "predicts_reserved"]
 
 _STEPS = 3  # the second has the optimizer's states; from the third on nothing new is reserved
 _WIDE = 4
+_UNKNOWN_VALUES = 2.0  # per element, of an optimizer that does not say: as of Adam
 
 
 def predicts_reserved(config: RunConfig) -> bool:
@@ -64,8 +66,8 @@ class _Rank:
         self.bucket = min(config.zero.bucket_elements, self.elements)
         self.offloaded = config.offload.optimizer != "none"
         self.temporaries = temporaries
-        self.kind = OPTIMIZERS[config.optimizer.name]
-        self._momentum = config.optimizer.momentum > 0 and "momentum" in self.kind.reads
+        self.kind = optimizer_of(config.optimizer)
+        self._momentum = self.kind.keeps_momentum(config.optimizer)
         self._names = itertools.count()
         self._steps = 0
         self.prepare()
@@ -125,7 +127,7 @@ class _Rank:
     def hold_states(self, elements: int) -> None:
         """The optimizer's, of one tensor of so many elements: its values one by one."""
         known = self.kind.state_bytes
-        values = self.kind.values + self._momentum
+        values = (_UNKNOWN_VALUES if self.kind.values is None else self.kind.values) + self._momentum
         total = known(elements) if known is not None else values * self.master * elements
         count = max(1, round(values))
         for _ in range(count if total else 0):

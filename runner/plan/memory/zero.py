@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
+from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.stages.figures import StageFigures
 from runner.profile import ModelProfile
 
@@ -218,7 +218,7 @@ def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> Ze
     if not config.zero.stage:
         return None
     width, master = weight_widths(config)
-    kind = OPTIMIZERS[config.optimizer.name]
+    kind = optimizer_of(config.optimizer)
     # The profile counts masters among the states, and states as wide as what they belong to.
     values = profile.optimizer_bytes_per_gradient_byte - profile.master_bytes_per_gradient_byte
     return ZeroSharing(

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table, value_at
 from runner.errors import Problem
+from runner.optim.catalogue.registry import find_optimizer
 from runner.plan.rules.facts import OrderFacts
 from runner.schedule.traits import ScheduleTraits
 
-__all__ = ["ASYNCHRONOUS", "CURVATURE_TABLES", "LENT", "POST_VALIDATION", "SPLIT", "TWINS", "statistics_problems"]
+__all__ = [
+    "ASYNCHRONOUS",
+    "COMPRESSION",
+    "CURVATURE_TABLES",
+    "LENT",
+    "POST_VALIDATION",
+    "SPLIT",
+    "TWINS",
+    "statistics_problems",
+]
 
 
 def _overlapping(path: str, needed: object, why: str, fix: str = "") -> Row[OrderFacts]:
@@ -22,6 +31,12 @@ def _overlapping(path: str, needed: object, why: str, fix: str = "") -> Row[Orde
 
 
 _BY_ITSELF = "Each stage is updated by itself, at a moment when the other stages are at other steps"
+
+
+def _steps_as_a_whole(facts: OrderFacts) -> bool:
+    kind = find_optimizer(facts.config.optimizer)
+    return kind is not None and (kind.compresses or kind.curvature)
+
 
 ASYNCHRONOUS: Table[OrderFacts] = Table(
     "Asynchronous schedules, whose windows overlap",
@@ -53,7 +68,7 @@ ASYNCHRONOUS: Table[OrderFacts] = Table(
         ),
         Row(
             "optimizer",
-            lambda f: _is_of_the_whole_rank(f.config.optimizer.name),
+            _steps_as_a_whole,
             "must be another with schedule={order.name}",
             f"It works on all weights of a rank, or of the replicas, in one step. {_BY_ITSELF}",
             fix="optimizer=adamw",
@@ -62,11 +77,6 @@ ASYNCHRONOUS: Table[OrderFacts] = Table(
     ),
     applies=lambda f: f.order.is_asynchronous,
 )
-
-
-def _is_of_the_whole_rank(optimizer: str) -> bool:
-    kind = OPTIMIZERS.get(optimizer)
-    return kind is not None and (kind.compresses or kind.curvature)
 
 
 SPLIT: Table[OrderFacts] = Table(
@@ -121,8 +131,8 @@ LENT: Table[OrderFacts] = Table(
 
 
 def _takes_factors(facts: OrderFacts) -> bool:
-    name = facts.config.optimizer.name
-    return name in OPTIMIZERS and OPTIMIZERS[name].curvature
+    kind = find_optimizer(facts.config.optimizer)
+    return kind is not None and kind.curvature
 
 
 def _against_factors(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
@@ -161,7 +171,7 @@ CURVATURE_TABLES: tuple[Table[OrderFacts], ...] = (
         (
             Row(
                 "optimizer.name",
-                lambda f: f.config.optimizer.name != "kfac",
+                lambda f: not _takes_factors(f),
                 "must be kfac with schedule={order.name}",
                 "The bubbles of {order.name} are filled with the sums and inversions of K-FAC",
                 fix="optimizer=kfac",
@@ -172,11 +182,35 @@ CURVATURE_TABLES: tuple[Table[OrderFacts], ...] = (
                 "must be null with schedule={order.name}",
                 "The inverses are new when the bubbles of {order.name} have had room for them",
                 fix="optimizer.refresh_every=null",
-                when=lambda f: f.config.optimizer.name == "kfac",
+                when=_takes_factors,
             ),
         ),
         applies=lambda f: f.order.has_curvature,
     ),
+)
+
+
+def _not_compressed(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
+    return Row(
+        "schedule.name",
+        lambda f: breaks(f.order),
+        "must be another with compression={config.compression.name}",
+        why,
+        fix="schedule=1f1b",
+        value=lambda f: f.order.name,
+    )
+
+
+COMPRESSION: Table[OrderFacts] = Table(
+    "Schedules under which gradients cannot be compressed",
+    (
+        _not_compressed(
+            "The ranks of {order.name} hold stages twice, and sum the gradients of both copies",
+            lambda order: order.has_copies,
+        ),
+    ),
+    applies=lambda f: f.config.compression.name != "none",
+    first_of_each_key=True,
 )
 
 

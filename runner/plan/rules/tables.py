@@ -11,7 +11,7 @@ from runner.plan.activations import activation_problems
 from runner.plan.cut.partition import partition_problems
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan, schedule_problems
 from runner.plan.rules.facts import OrderFacts, RequestFacts
-from runner.plan.rules.schedule import ASYNCHRONOUS, CURVATURE_TABLES, LENT, POST_VALIDATION, SPLIT, TWINS
+from runner.plan.rules.schedule import ASYNCHRONOUS, COMPRESSION, CURVATURE_TABLES, LENT, POST_VALIDATION, SPLIT, TWINS
 from runner.plan.rules.zero import SHARING_TABLES
 from runner.schedule.traits import traits_of
 from runner.schedule.values import Schedule
@@ -49,6 +49,7 @@ ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
     *SHARING_TABLES,
     LENT,
     *CURVATURE_TABLES,
+    COMPRESSION,
     TWINS,
     POST_VALIDATION,
 )

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Row, Table
 from runner.config.schema import RunConfig
+from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
 from runner.plan.rules.facts import OrderFacts
 from runner.schedule.traits import ScheduleTraits, traits_of
 from runner.schedule.values import Schedule
 
 __all__ = ["SHARING_TABLES", "shares_by_itself"]
 
-_BY_WEIGHT = ("adamw", "adam", "sgd", "auto")  # their states can be told apart by weight
+_BY_WEIGHT = tuple(name for name, kind in OPTIMIZERS.items() if kind.by_weight)
 
 
 def shares_by_itself(config: RunConfig, schedule: Schedule) -> bool:
@@ -49,7 +50,7 @@ def _table(title: str, against: str, source: str, applies: Callable[[ScheduleTra
         Row("zero.config", lambda f: f.config.zero.config is not None, needed("null"), own, source, "zero.config=null"),
         Row(
             "optimizer.name",
-            lambda f: f.config.optimizer.name not in _BY_WEIGHT,
+            lambda f: (kind := find_optimizer(f.config.optimizer)) is None or not kind.by_weight,
             needed(f"one of {', '.join(_BY_WEIGHT)}"),
             own,
             source,

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runner.config.optimizers import OPTIMIZERS
 from runner.config.schema import RunConfig
+from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.memory.zero import weight_widths
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import Link
@@ -78,7 +78,7 @@ class _Seconds:
 
     def _moved(self, part: float) -> float:
         """The bytes that an update of ``part`` bytes of gradients reads and writes."""
-        kind = OPTIMIZERS[self._config.optimizer.name]
+        kind = optimizer_of(self._config.optimizer)
         elements = part / self._width
         if kind.state_bytes is None:
             return _PASSES_OVER_MEMORY * self._master * elements

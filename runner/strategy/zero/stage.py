@@ -144,7 +144,7 @@ class DeepSpeedGradients(StageGradients):
     ) -> None:
         self._engine = _initialize(deepspeed, module, optimizer, settings, groups)
 
-    def _sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
+    def start_sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
         if self._engine is not None:
             self._engine.set_gradient_accumulation_boundary(True)
             self._engine.allreduce_gradients()

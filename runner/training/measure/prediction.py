@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
 from runner.engine.measure.probe import message_seconds, seconds_per_action, update_seconds
+from runner.engine.transport.base import Handle
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.update import Update
 from runner.engine.window import StepBatch
@@ -56,7 +58,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
             for stage, module in engine.stages.items()
         },
         "message": message_seconds(engine.transport, strategy.view.pipeline, crossing),
-        "reduce": {stage: _reduce_seconds(engine, stage) for stage in sorted(engine.stages)},
+        "reduce": {stage: _reduce_seconds(strategy, engine, stage) for stage in sorted(engine.stages)},
     }
     ranks = strategy.all_gather_objects(own)
     seconds = _combine(ranks, plan.schedule.stages)
@@ -139,14 +141,23 @@ def _invert_all(kfac: KFAC) -> None:
     kfac.refresh()
 
 
-def _reduce_seconds(engine: Engine, stage: int) -> float:
-    holders = engine.view.holders[stage]
+def _reduce_seconds(strategy: EngineStrategy, engine: Engine, stage: int) -> float:
+    holders, gradients = engine.view.holders[stage], engine.gradients[stage]
     if len(holders) == 1:
         return 0.0
+    if strategy.reducer is not None:
+        fresh = strategy.reducer(gradients)  # one that has kept nothing, over gradients that are zero between steps
+        seconds = update_seconds(lambda: _wait(fresh.start(gradients, engine.transport, holders)))
+        gradients.zero()
+        return seconds
 
     def reduce() -> None:
-        buffers: list[Tensor] = [torch.zeros_like(flat) for flat in engine.gradients[stage].flats]
-        for handle in [engine.transport.all_reduce(buffer, holders) for buffer in buffers]:
-            handle.wait()
+        buffers: list[Tensor] = [torch.zeros_like(flat) for flat in gradients.flats]
+        _wait([engine.transport.all_reduce(buffer, holders) for buffer in buffers])
 
     return update_seconds(reduce)
+
+
+def _wait(handles: Sequence[Handle]) -> None:
+    for handle in handles:
+        handle.wait()

@@ -1,0 +1,66 @@
+"""Adam and AdamW as torch has them, and what a LightningModule brings itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.config.schema import OptimizerConfig
+from runner.optim.catalogue.kind import BETAS, OptimizerKind, common_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+__all__ = ["ADAM", "ADAMW", "AUTO"]
+
+
+def _adamw(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from torch.optim import AdamW
+
+    return AdamW(parameters, **common_settings(section))
+
+
+def _adam(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from torch.optim import Adam
+
+    decoupled = bool(section.decoupled_weight_decay)
+    return Adam(parameters, **common_settings(section), decoupled_weight_decay=decoupled)
+
+
+ADAMW = OptimizerKind(
+    name="adamw",
+    description="Adam with decoupled weight decay",
+    cost="2",
+    make=_adamw,
+    values=2.0,
+    reads=BETAS,
+    decoupled=True,
+    elementwise=True,
+    by_weight=True,
+    classes=("torch.optim.adamw.AdamW",),
+)
+
+ADAM = OptimizerKind(
+    name="adam",
+    description="Adam, whose weight decay is added to the gradient unless `optimizer.decoupled_weight_decay`",
+    cost="2",
+    make=_adam,
+    values=2.0,
+    reads=BETAS,
+    elementwise=True,
+    by_weight=True,
+    classes=("torch.optim.adam.Adam",),
+)
+
+AUTO = OptimizerKind(
+    name="auto",
+    description="what a LightningModule's `configure_optimizers` returns",
+    cost="a LightningModule's own",
+    remarks="else `adamw`",
+    make=_adamw,
+    values=2.0,
+    reads=BETAS,
+    decoupled=True,
+    elementwise=True,
+    by_weight=True,
+)

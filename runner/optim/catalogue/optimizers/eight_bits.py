@@ -1,0 +1,57 @@
+"""bitsandbytes' Adam with moments of 8 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.config.schema import OptimizerConfig
+from runner.optim.catalogue.kind import BETAS, FP32_WIDTH, OptimizerKind, common_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+__all__ = ["ADAM8BIT", "BLOCK", "SMALLEST"]
+
+BLOCK = 256
+"""Elements that share a scale; bitsandbytes/backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu."""
+
+SMALLEST = 4096
+"""Elements of the smallest tensor that it cuts into blocks; bitsandbytes/optim/optimizer.py: min_8bit_size."""
+
+_CODES = 2 * 256 * FP32_WIDTH  # what a byte stands for, of either moment
+
+
+def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from runner.optim.kinds.eight_bits import Adam8bit
+
+    made: Optimizer = Adam8bit(parameters, **common_settings(section))
+    return made
+
+
+def _state_bytes(elements: int) -> int:
+    """Two moments of a byte each, and the largest of every block of both in fp32; small tensors stay fp32."""
+    if elements < SMALLEST:
+        return 2 * FP32_WIDTH * elements
+    return 2 * (elements + FP32_WIDTH * -(-elements // BLOCK))
+
+
+ADAM8BIT = OptimizerKind(
+    name="adam8bit",
+    description="AdamW with moments of 8 bits in blocks",
+    cost="2 of 8 bits",
+    remarks="bitsandbytes",
+    make=_make,
+    values=2.0,
+    state_bytes=_state_bytes,
+    constant_bytes=_CODES,
+    reads=BETAS,
+    decoupled=True,
+    package="bitsandbytes",
+    extra="optimizers",
+    imports=("runner.optim.kinds.eight_bits",),
+    elementwise=True,
+    place="device",
+    classes=("runner.optim.kinds.eight_bits.Adam8bit",),
+    counts_steps="number",
+)

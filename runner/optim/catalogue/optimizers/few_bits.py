@@ -1,0 +1,78 @@
+"""torchao's Adam with moments of 4 bits, or of 8-bit floating point."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from runner.config.schema import OptimizerConfig
+from runner.optim.catalogue.kind import BETAS, FP32_WIDTH, OptimizerKind, common_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+__all__ = ["ADAM4BIT", "ADAM_FP8", "BLOCK_4", "BLOCK_FP8", "SMALLEST"]
+
+BLOCK_4 = 128
+"""Elements of a block of ``adam4bit``; torchao/optim/adam.py: AdamW4bit, block_size."""
+
+BLOCK_FP8 = 256
+"""Elements of a block of ``adam_fp8``; torchao/optim/adam.py: AdamWFp8, block_size."""
+
+SMALLEST = 4096
+"""Elements of the smallest tensor that both cut into blocks; torchao/optim/adam.py: _new_buffer."""
+
+_MODULE = "runner.optim.kinds.few_bits"
+
+
+def _adam4bit(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from runner.optim.kinds.few_bits import Adam4bit
+
+    return Adam4bit(parameters, **common_settings(section))
+
+
+def _adam_fp8(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from runner.optim.kinds.few_bits import AdamFp8
+
+    return AdamFp8(parameters, **common_settings(section))
+
+
+def _in_blocks(elements: int, *, block: int, bits: int) -> int:
+    """Two moments, and an fp32 scale for every block of both; tensors that are small or do not divide stay fp32."""
+    if elements < SMALLEST or elements % block:
+        return 2 * FP32_WIDTH * elements
+    return 2 * (elements * bits // 8 + FP32_WIDTH * elements // block)
+
+
+ADAM4BIT = OptimizerKind(
+    name="adam4bit",
+    description="AdamW with moments of 4 bits in blocks",
+    cost="2 of 4 bits",
+    remarks="torchao; not with `zero.stage` 1 to 3",
+    make=_adam4bit,
+    values=2.0,
+    state_bytes=partial(_in_blocks, block=BLOCK_4, bits=4),
+    reads=BETAS,
+    decoupled=True,
+    package="torchao",
+    extra="optimizers",
+    imports=(_MODULE,),
+    classes=(f"{_MODULE}.Adam4bit",),
+)
+
+ADAM_FP8 = OptimizerKind(
+    name="adam_fp8",
+    description="AdamW with moments in float8_e4m3fn in blocks",
+    cost="2 of 8 bits",
+    remarks="torchao; not with `zero.stage` 1 to 3",
+    make=_adam_fp8,
+    values=2.0,
+    state_bytes=partial(_in_blocks, block=BLOCK_FP8, bits=8),
+    reads=BETAS,
+    decoupled=True,
+    package="torchao",
+    extra="optimizers",
+    imports=(_MODULE,),
+    classes=(f"{_MODULE}.AdamFp8",),
+)

@@ -1,0 +1,85 @@
+"""K-FAC: gradient descent on gradients that are preconditioned layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from runner.config.rules.table import Row, Table, value_at
+from runner.config.rules.values import at_least, is_given, positive
+from runner.config.schema import OptimizerConfig, RunConfig
+from runner.optim.catalogue.kind import OptimizerKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+__all__ = ["KFAC"]
+
+
+def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from runner.optim.kinds.kfac import KFAC as Preconditioned
+
+    assert section.damping is not None  # a rule asks for it
+    return Preconditioned(
+        parameters,
+        lr=section.lr,
+        momentum=section.momentum,
+        weight_decay=section.weight_decay,
+        damping=section.damping,
+        **({} if section.refresh_every is None else {"refresh_every": section.refresh_every}),
+    )
+
+
+def _differs(path: str, value: object) -> Callable[[RunConfig], bool]:
+    return lambda config: bool(value_at(config, path) != value)
+
+
+def _needed() -> Iterator[Row[RunConfig]]:
+    """What K-FAC's factors cannot be taken under."""
+    seen = "Its factors are sums over what the layers of one process are given in a forward and a backward"
+    needed: tuple[tuple[str, object, str], ...] = (
+        ("parallelism.data", 1, "and replicas see other samples"),
+        ("zero.stage", None, "and DeepSpeed runs them itself"),
+        ("precision.name", "fp32", "in fp32, as are their inverses"),
+        ("compile", False, "and compiled layers call no hooks"),
+        ("activation_checkpoint.name", "none", "whose inputs would stay"),
+        ("offload.activations", "none", "whose inputs would stay on the device"),
+        ("schedule.post_validation", False, "which could not be taken back"),
+    )
+    for path, value, because in needed:
+        shown = "null" if value is None else str(value).lower()
+        fix = f"{path.removesuffix('.name')}={shown}"
+        rule = f"must be {shown} with optimizer={{optimizer.name}}"
+        yield Row(path, _differs(path, value), rule, f"{seen}, {because}", fix=fix)
+
+
+_RULES: Table[RunConfig] = Table(
+    "K-FAC",
+    (
+        Row(
+            "optimizer.damping",
+            lambda c: not is_given(c, "optimizer.damping"),
+            "must be given",
+            "Factors are damped and inverted",
+            fix="optimizer.damping=1e-3",
+        ),
+        positive("optimizer.damping", "1e-3"),
+        at_least("optimizer.refresh_every", 1),
+        *_needed(),
+    ),
+)
+
+KFAC = OptimizerKind(
+    name="kfac",
+    description="gradient descent on gradients of linear layers that K-FAC preconditions",
+    cost="two factors and two inverses per linear layer",
+    remarks="one replica, fp32",
+    make=_make,
+    values=0.0,
+    temporaries=3,
+    reads=("momentum", "damping", "refresh_every"),
+    decoupled=False,
+    curvature=True,
+    rules=(_RULES,),
+)

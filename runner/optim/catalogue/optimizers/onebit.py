@@ -1,0 +1,159 @@
+"""Optimizers whose replicas exchange momentum in bits: 1-bit Adam, 0/1 Adam and 1-bit LAMB."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.config.rules.table import Row, Table
+from runner.config.rules.values import at_least, is_given
+from runner.config.schema import OptimizerConfig, RunConfig
+from runner.optim.catalogue.kind import BETAS, FP32_WIDTH, OptimizerKind, common_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+__all__ = ["ONEBIT_ADAM", "ONEBIT_LAMB", "ZERO_ONE_ADAM"]
+
+_READS = (*BETAS, "freeze_step")
+_REMARKS = "compressed steps send a fifteenth of fp16's bytes"
+_LAMB_WARM_UP = 10  # steps: 1 / (1 - 0.9), the running mean's; runner/optim/kinds/onebit_lamb.py
+
+
+def _onebit_adam(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from runner.optim.kinds.onebit import OneBitAdam
+
+    return OneBitAdam(parameters, **common_settings(section), freeze_step=_given(section.freeze_step))
+
+
+def _zero_one_adam(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from runner.optim.kinds.onebit import ZeroOneAdam
+
+    freeze_step, refreshes = _given(section.freeze_step), _given(section.variance_refreshes)
+    return ZeroOneAdam(parameters, **common_settings(section), freeze_step=freeze_step, refreshes=refreshes)
+
+
+def _onebit_lamb(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from runner.optim.kinds.onebit_lamb import OneBitLamb
+
+    return OneBitLamb(parameters, **common_settings(section), freeze_step=_given(section.freeze_step))
+
+
+def _given(value: int | None) -> int:
+    assert value is not None  # a rule asks for it
+    return value
+
+
+def _two_moments(elements: int) -> int:
+    return 2 * FP32_WIDTH * elements
+
+
+def _three_moments(elements: int) -> int:
+    return 3 * FP32_WIDTH * elements
+
+
+def _unclipped(key: str) -> Row[RunConfig]:
+    return Row(
+        f"trainer.{key}",
+        lambda c: is_given(c, f"trainer.{key}"),
+        "must be null with optimizer={optimizer.name}",
+        "After freezing replicas exchange momentum, and no rank has the sum of gradients",
+        fix=f"trainer.{key}=null",
+    )
+
+
+_RULES: Table[RunConfig] = Table(
+    "1-bit optimizers",
+    (
+        Row(
+            "optimizer.freeze_step",
+            lambda c: not is_given(c, "optimizer.freeze_step"),
+            "must be given",
+            "The variance stays from this step on",
+            fix="optimizer.freeze_step=100",
+        ),
+        at_least("optimizer.freeze_step", 1),
+        _unclipped("grad_clip_norm"),
+        _unclipped("grad_clip_value"),
+        Row(
+            "schedule.post_validation",
+            lambda c: c.schedule.post_validation,
+            "must be false with optimizer={optimizer.name}",
+            "An update that may be taken back would need a copy of what compression left over",
+            fix="schedule.post_validation=false",
+        ),
+    ),
+)
+
+_OF_LAMB: Table[RunConfig] = Table(
+    "1-bit LAMB",
+    (
+        Row(
+            "optimizer.freeze_step",
+            lambda c: 1 <= c.optimizer.freeze_step < _LAMB_WARM_UP,  # type: ignore[operator]  # it is given, see below
+            f"must be at least {_LAMB_WARM_UP} with onebit_lamb",
+            f"A tensor's rate after it is a running mean from nothing, over about {_LAMB_WARM_UP} steps",
+            fix="optimizer.freeze_step=100",
+            when=lambda c: is_given(c, "optimizer.freeze_step"),
+        ),
+    ),
+)
+
+_OF_REFRESHES: Table[RunConfig] = Table(
+    "0/1 Adam",
+    (
+        Row(
+            "optimizer.variance_refreshes",
+            lambda c: not is_given(c, "optimizer.variance_refreshes"),
+            "must be given",
+            "After so many refreshes of the variance the interval between them doubles",
+            fix="optimizer.variance_refreshes=16",
+        ),
+        at_least("optimizer.variance_refreshes", 1),
+    ),
+)
+
+ONEBIT_ADAM = OptimizerKind(
+    name="onebit_adam",
+    description="Adam whose replicas exchange momentum in bits from `optimizer.freeze_step` on",
+    cost="2, and what compression left over",
+    remarks=_REMARKS,
+    make=_onebit_adam,
+    values=2.0,
+    state_bytes=_two_moments,
+    reads=_READS,
+    decoupled=True,
+    compresses=True,
+    rules=(_RULES,),
+    classes=("runner.optim.kinds.onebit.OneBitAdam",),
+)
+
+ZERO_ONE_ADAM = OptimizerKind(
+    name="zero_one_adam",
+    description="Adam whose replicas exchange momentum in bits but for refreshes of the variance, at growing intervals",
+    cost="2, and what compression left over",
+    remarks=_REMARKS,
+    make=_zero_one_adam,
+    values=2.0,
+    state_bytes=_two_moments,
+    reads=(*_READS, "variance_refreshes"),
+    decoupled=True,
+    compresses=True,
+    rules=(_RULES, _OF_REFRESHES),
+    classes=("runner.optim.kinds.onebit.ZeroOneAdam",),
+)
+
+ONEBIT_LAMB = OptimizerKind(
+    name="onebit_lamb",
+    description="LAMB whose replicas exchange momentum in bits from `optimizer.freeze_step` on",
+    cost="3, and what compression left over",
+    remarks=_REMARKS,
+    make=_onebit_lamb,
+    values=3.0,
+    state_bytes=_three_moments,
+    reads=_READS,
+    decoupled=True,
+    compresses=True,
+    rules=(_RULES, _OF_LAMB),
+    classes=("runner.optim.kinds.onebit_lamb.OneBitLamb",),
+)

@@ -1,0 +1,114 @@
+"""Optimizers and compressors by name: the shipped ones, and a user's own that an option file names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from runner.config.schema import CompressionConfig, OptimizerConfig
+from runner.errors import Problem, RequestError
+from runner.optim.catalogue import compressors, optimizers
+from runner.optim.catalogue.compression import CompressionKind
+from runner.optim.catalogue.found import find_kinds
+from runner.optim.catalogue.kind import OptimizerKind
+from runner.targets import import_named
+
+__all__ = [
+    "COMPRESSORS",
+    "FUNCTION",
+    "OPTIMIZERS",
+    "compression_of",
+    "find_compression",
+    "find_optimizer",
+    "kind_of_class",
+    "optimizer_of",
+    "target_problems",
+]
+
+OPTIMIZERS: Mapping[str, OptimizerKind] = find_kinds(optimizers, OptimizerKind)
+"""The optimizers of this version."""
+
+COMPRESSORS: Mapping[str, CompressionKind] = find_kinds(compressors, CompressionKind)
+"""The compressors of this version."""
+
+FUNCTION = "custom"
+"""The optimizer that is made by a user's function, which says nothing else of itself."""
+
+
+def optimizer_of(section: OptimizerConfig) -> OptimizerKind:
+    """The section's optimizer.
+
+    A ``target`` that names an :class:`OptimizerKind` is that kind; one that names a function is ``custom``, made by it.
+
+    Raises:
+        RequestError: there is none of that name, or its target cannot be imported.
+    """
+    shipped = OPTIMIZERS.get(section.name)
+    if shipped is not None and (section.name != FUNCTION or section.target is None):
+        return shipped
+    if section.target is None:
+        raise RequestError([Problem("optimizer.name", section.name, f"must be one of {', '.join(OPTIMIZERS)}")])
+    found = _imported("optimizer.target", section.target, OptimizerKind)
+    return replace(found if isinstance(found, OptimizerKind) else OPTIMIZERS[FUNCTION], name=section.name)
+
+
+def compression_of(section: CompressionConfig) -> CompressionKind:
+    """The section's compressor; ``target`` may name a :class:`CompressionKind`, or a function that makes a reducer.
+
+    Raises:
+        RequestError: there is none of that name, or its target cannot be imported.
+    """
+    if section.name in COMPRESSORS:
+        return COMPRESSORS[section.name]
+    if section.target is None:
+        raise RequestError([Problem("compression.name", section.name, f"must be one of {', '.join(COMPRESSORS)}")])
+    found = _imported("compression.target", section.target, CompressionKind)
+    if isinstance(found, CompressionKind):
+        return replace(found, name=section.name)
+    return CompressionKind(name=section.name, description=found.__doc__ or "", make=partial(_call, found), keys=None)
+
+
+def find_optimizer(section: OptimizerConfig) -> OptimizerKind | None:
+    """As :func:`optimizer_of`; where that raises, ``custom`` is still known, and of another name nothing: None."""
+    try:
+        return optimizer_of(section)
+    except RequestError:
+        return OPTIMIZERS[FUNCTION] if section.name == FUNCTION else None
+
+
+def find_compression(section: CompressionConfig) -> CompressionKind | None:
+    """As :func:`compression_of`; None where that raises."""
+    try:
+        return compression_of(section)
+    except RequestError:
+        return None
+
+
+def kind_of_class(made: type) -> OptimizerKind | None:
+    """The shipped kind that makes objects of a class, or of one that it is derived from (Lightning derives its own)."""
+    by_class = {name: kind for kind in OPTIMIZERS.values() for name in kind.classes}
+    names = (f"{each.__module__}.{each.__qualname__}" for each in made.__mro__)
+    return next((by_class[name] for name in names if name in by_class), None)
+
+
+def target_problems(section: OptimizerConfig | CompressionConfig) -> Iterator[Problem]:
+    """Why the kind that a section's target names cannot be had; imports it."""
+    if section.target is None:
+        return
+    try:
+        optimizer_of(section) if isinstance(section, OptimizerConfig) else compression_of(section)
+    except RequestError as error:
+        yield from error.problems
+
+
+def _imported(path: str, target: str, kind: type) -> Any:
+    def fits(found: object) -> bool:
+        return isinstance(found, kind) or callable(found)
+
+    return import_named(path, target, what=f"function or {kind.__name__}", fits=fits)
+
+
+def _call(function: Any, section: CompressionConfig, gradients: Any) -> Any:
+    return function(gradients, **section.kwargs)

@@ -1,0 +1,261 @@
+"""Reducers of gradients on two replicas in threads: a toy compressor against ten lines of plain torch."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from halved_sums import KIND, HalvedSums, by_function
+from layouts import make_engine, part_of
+from torch import Tensor, nn
+
+from runner.config.schema import CompressionConfig
+from runner.engine.engine import Engine
+from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.engine.update.gradients import StageGradients
+from runner.engine.update.reducer import LocalGradients, PlainSum
+from runner.optim.catalogue.registry import compression_of
+from runner.strategy.reducers import load_reducer_states, own_reducer_states
+
+RATE = 2.0**-3
+STEPS = 5
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+Make = Callable[[StageGradients], Any]
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def half_square(output: Tensor, target: Tensor) -> tuple[Tensor, float]:
+    return (output - target).pow(2).mean(dim=1).sum() / 2, float(len(output))
+
+
+def make_batches(steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(4)
+    return [(torch.randn(4, 5, generator=generator), torch.randn(4, 3, generator=generator)) for _ in range(steps)]
+
+
+def by_hand(batches: Sequence[tuple[Tensor, Tensor]], *, keep: bool = True) -> dict[str, Tensor]:
+    """Gradient descent over two replicas that add up bfloat16, one micro-batch each."""
+    model = make_model()
+    left = [[torch.zeros_like(p) for p in model.parameters()] for _ in range(2)]
+    for inputs, targets in batches:
+        totals = [torch.zeros_like(p) for p in model.parameters()]
+        for replica in range(2):
+            half = slice(2 * replica, 2 * replica + 2)
+            loss, _ = half_square(model(inputs[half]), targets[half])
+            for total, gradient, kept in zip(
+                totals, torch.autograd.grad(loss, list(model.parameters())), left[replica], strict=True
+            ):
+                sent = (kept + gradient).bfloat16()
+                kept.copy_(kept + gradient - sent.float() if keep else torch.zeros_like(kept))
+                total += sent.float()
+        with torch.no_grad():
+            for parameter, total in zip(model.parameters(), totals, strict=True):
+                parameter -= RATE * (total / 4)
+    return model.state_dict()
+
+
+def make_rank(model: nn.Module, transport: ThreadTransport, make: Make | None, data: int = 2) -> Engine:
+    def descent(parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(list(parameters), lr=RATE)
+
+    layout: dict[str, Any] = {"schedule": "1f1b", "pipeline": 1, "data": data, "count": 1}
+    engine = make_engine(model, half_square, transport, optimizer=descent, skip_nonfinite=True, **layout)
+    if make is not None:
+        engine.reduce_by(make)
+    return engine
+
+
+def weights_of(engine: Engine) -> dict[str, Tensor]:
+    return {name: tensor.clone() for stage in engine.stages.values() for name, tensor in stage.global_state().items()}
+
+
+def train(make: Make | None, batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[dict[str, Tensor], float]]:
+    """The weights, and the bytes of gradients sent, of both replicas."""
+    models = [make_model() for _ in range(2)]  # here, because threads share the random generator
+
+    def run(transport: ThreadTransport) -> tuple[dict[str, Tensor], float]:
+        engine = make_rank(models[transport.rank], transport, make)
+        for batch in batches:
+            engine.submit(part_of(batch, transport, 1, 2))
+        engine.drain()
+        return weights_of(engine), engine.gradients[0].reducer.bytes_sent
+
+    return run_ranks(2, run)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert sorted(found) == sorted(expected)
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def of_kind(**kwargs: object) -> Make:
+    section = CompressionConfig(name="halves", target="halved_sums:KIND", kwargs=kwargs)
+    kind = compression_of(section)
+    assert kind.name == "halves"
+    return lambda gradients: kind.make(section, gradients)
+
+
+def of_function() -> Make:
+    section = CompressionConfig(name="mine", target="halved_sums:by_function")
+    kind = compression_of(section)
+    assert (kind.name, kind.bytes_sent) == ("mine", None)
+    return lambda gradients: kind.make(section, gradients)
+
+
+@pytest.mark.parametrize(
+    ("make", "keep"),
+    [(of_kind(), True), (of_kind(keep=False), False), (of_function(), True)],
+    ids=["kind", "kind without leftover", "function"],
+)
+def test_a_compressor_of_the_users_is_ten_lines_of_torch(make: Make, keep: bool) -> None:
+    batches = make_batches()
+    expected = by_hand(batches, keep=keep)
+    for weights, sent in train(make, batches):
+        assert_same(weights, expected)
+        assert sent == STEPS * KIND.bytes_in_a_step(sum(t.numel() for t in expected.values()), 4, 2)
+    assert not torch.equal(expected["0.weight"], by_hand(batches, keep=not keep)["0.weight"])
+
+
+def test_a_plain_sum_counts_a_rings_bytes() -> None:
+    elements = sum(parameter.numel() for parameter in make_model().parameters())
+    (weights, sent), (others, _) = train(None, make_batches())
+    assert sent == STEPS * elements * 4  # 2 (R - 1) / R of the bytes
+    assert_same(weights, others)
+
+
+def test_local_gradients_stay_and_are_judged_together() -> None:
+    """A replica that has a NaN makes the step not finite on both; nothing else is exchanged."""
+
+    def run(transport: ThreadTransport) -> tuple[list[float], list[float], float]:
+        parameter = nn.Parameter(torch.zeros(3))
+        gradients = StageGradients([("w", parameter)])
+        gradients.reducer = LocalGradients(lambda: True)
+        gradients.flats[0].fill_(float(transport.rank + 1))
+        for handle in gradients.reduce(transport, (0, 1)):
+            handle.wait()
+        kept = gradients.flats[0].tolist()
+        gradients.flats[0][2] = math.nan if transport.rank else 1.0
+        for handle in gradients.reduce(transport, (0, 1)):
+            handle.wait()
+        assert not gradients.are_finite()
+        return kept, gradients.flats[0].tolist()[1:2], gradients.reducer.bytes_sent
+
+    assert run_ranks(2, run) == [([1.0] * 3, [1.0], 0.0), ([2.0] * 3, [2.0], 0.0)]
+
+
+def test_local_gradients_are_summed_where_they_may() -> None:
+    def run(transport: ThreadTransport) -> list[float]:
+        gradients = StageGradients([("w", nn.Parameter(torch.zeros(3)))])
+        gradients.reducer = LocalGradients(lambda: False)
+        gradients.flats[0].fill_(float(transport.rank + 1))
+        for handle in gradients.reduce(transport, (0, 1)):
+            handle.wait()
+        return gradients.flats[0].tolist()
+
+    assert run_ranks(2, run) == [[3.0] * 3] * 2
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace_in_what_is_kept() -> None:
+    batches = make_batches()
+    spoilt = list(batches)
+    broken = batches[2][0].clone()
+    broken[3, 0] = math.nan  # a sample of the second replica
+    spoilt.insert(2, (broken, batches[2][1]))
+    expected = by_hand(batches)
+    for weights, _ in train(of_kind(), spoilt):
+        assert_same(weights, expected)
+
+
+def resumed(saved: list[Any], at: int, replicas: int, weights: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Weights after the batches from ``at`` on, of new engines that were given what was saved, in another order."""
+    models = [make_model() for _ in range(replicas)]
+    for model in models:
+        model.load_state_dict(weights)
+
+    def run(transport: ThreadTransport) -> dict[str, Tensor]:
+        engine = make_rank(models[transport.rank], transport, of_kind(), data=replicas)
+        load_reducer_states(engine, transport.rank, replicas, reversed(saved))
+        for batch in make_batches()[at:]:
+            engine.submit(part_of(batch, transport, 1, replicas))
+        engine.drain()
+        return weights_of(engine)
+
+    return run_ranks(replicas, run)
+
+
+def saved_at(at: int) -> tuple[list[Any], dict[str, Tensor]]:
+    """What two replicas save after so many steps, and their weights."""
+    models = [make_model() for _ in range(2)]
+
+    def run(transport: ThreadTransport) -> tuple[Any, dict[str, Tensor]]:
+        engine = make_rank(models[transport.rank], transport, of_kind())
+        for batch in make_batches()[:at]:
+            engine.submit(part_of(batch, transport, 1, 2))
+        engine.drain()
+        kept = own_reducer_states(engine, transport.rank)
+        for batch in make_batches()[at:]:  # what was saved is a copy: it does not change any more
+            engine.submit(part_of(batch, transport, 1, 2))
+        engine.drain()
+        return kept, {}
+
+    kept = [part for part, _ in run_ranks(2, run)]
+    return kept, by_hand(make_batches()[:at])
+
+
+def test_what_is_kept_goes_on_from_a_checkpoint() -> None:
+    saved, weights = saved_at(3)
+    assert [part["replica"] for part in saved] == [0, 1]
+    assert sorted(saved[0]["states"]) == sorted(NAMES)
+    expected = by_hand(make_batches())
+    for found in resumed(saved, 3, 2, weights):
+        assert_same(found, expected)
+    without = resumed([], 3, 2, weights)[0]
+    assert not torch.equal(without["0.weight"], expected["0.weight"])  # it was worth saving
+
+
+def test_another_number_of_replicas_takes_the_mean() -> None:
+    saved, _ = saved_at(3)
+    mean = {name: (saved[0]["states"][name]["left"] + saved[1]["states"][name]["left"]) / 2 for name in NAMES}
+
+    def run(transport: ThreadTransport) -> dict[str, Tensor]:
+        engine = make_rank(copy.deepcopy(model), transport, of_kind(), data=1)
+        load_reducer_states(engine, 0, 1, saved)
+        return {name: entry["left"].clone() for name, entry in engine.gradients[0].reducer.state_dict().items()}
+
+    model = make_model()
+    assert_same(run_ranks(1, run)[0], mean)
+
+
+def test_a_stage_has_a_reducer_of_its_own() -> None:
+    models = [make_model() for _ in range(4)]
+
+    def run(transport: ThreadTransport) -> tuple[list[str], bool]:
+        layout: dict[str, Any] = {"schedule": "1f1b", "pipeline": 2, "data": 2, "count": 1}
+        engine = make_engine(
+            models[transport.rank], half_square, transport, optimizer=lambda p: torch.optim.SGD(p, lr=RATE), **layout
+        )
+        engine.reduce_by(of_kind())
+        for batch in make_batches():
+            engine.submit(part_of(batch, transport, 2, 2))
+        engine.drain()
+        kept = own_reducer_states(engine, transport.rank % 2)
+        assert kept is not None
+        (stage,) = engine.stages
+        return sorted(kept["states"]), isinstance(engine.gradients[stage].reducer, HalvedSums)
+
+    found = run_ranks(4, run)
+    assert [names for names, _ in found] == [["0.bias", "0.weight"]] * 2 + [["2.bias", "2.weight"]] * 2
+    assert all(made for _, made in found)
+
+
+def test_plain_sums_have_nothing_to_save() -> None:
+    assert PlainSum().state_dict() == {}
+    assert by_function(StageGradients([]), keep=False).state_dict() == {}

@@ -1,0 +1,166 @@
+"""What each optimizer says of itself: the facts that plans, rules and launch were made of before it did."""
+
+# ruff: noqa: E501 - a row of a table stays in one line
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from runner.config.compose.resolve import resolve
+from runner.config.schema import CompressionConfig, OptimizerConfig
+from runner.errors import RequestError
+from runner.launch.local.template import imports_of
+from runner.optim.catalogue.compression import CompressionKind
+from runner.optim.catalogue.found import find_kinds
+from runner.optim.catalogue.kind import OptimizerKind
+from runner.optim.catalogue.registry import (
+    COMPRESSORS,
+    OPTIMIZERS,
+    compression_of,
+    find_optimizer,
+    optimizer_of,
+    target_problems,
+)
+
+SIZES = (100, 4096, 5000, 12800)
+
+# values, decoupled, package, extra, operator, elementwise, compresses, curvature, bytes of tensors of SIZES, constant
+# bytes, temporaries of a step
+FACTS = {
+    "adamw": (2.0, True, None, None, None, True, False, False, None, 0, 2),
+    "adam": (2.0, None, None, None, None, True, False, False, None, 0, 2),
+    "sgd": (0.0, False, None, None, None, True, False, False, None, 0, 1),
+    "auto": (2.0, True, None, None, None, True, False, False, None, 0, 2),
+    "adam8bit": (2.0, True, "bitsandbytes", "optimizers", None, True, False, False, [800, 8320, 10160, 26000], 2048, 2),
+    "adam4bit": (2.0, True, "torchao", "optimizers", None, False, False, False, [800, 4352, 40000, 13600], 0, 2),
+    "adam_fp8": (2.0, True, "torchao", "optimizers", None, False, False, False, [800, 8320, 40000, 26000], 0, 2),
+    "cpu_adam": (2.0, None, "deepspeed", "zero", "cpu_adam", True, False, False, None, 0, 2),
+    "fused_adam": (2.0, None, "deepspeed", "zero", "fused_adam", True, False, False, None, 0, 2),
+    "lars": (0.0, False, "pytorch_optimizer", "optimizers", None, False, False, False, None, 0, 2),
+    "lamb": (2.0, True, "pytorch_optimizer", "optimizers", None, False, False, False, None, 0, 2),
+    "custom": (None, None, None, None, None, False, False, False, None, 0, 2),  # its states are seen at a step
+    "kfac": (0.0, False, None, None, None, False, False, True, None, 0, 3),
+    "onebit_adam": (2.0, True, None, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
+    "zero_one_adam": (2.0, True, None, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
+    "onebit_lamb": (3.0, True, None, None, None, False, True, False, [1200, 49152, 60000, 153600], 0, 2),
+}
+KIN_OF_ADAM = {
+    "adamw", "adam", "auto", "adam8bit", "adam4bit", "adam_fp8", "cpu_adam", "fused_adam", "lamb", "onebit_adam",
+    "zero_one_adam", "onebit_lamb",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_facts_are_what_they_were(name: str) -> None:
+    kind = OPTIMIZERS[name]
+    sizes = [kind.state_bytes(size) for size in SIZES] if kind.state_bytes is not None else None
+    found = (kind.values, kind.decoupled, kind.package, kind.extra, kind.operator, kind.elementwise, kind.compresses)
+    assert (*found, kind.curvature, sizes, kind.constant_bytes, kind.temporaries) == FACTS[name]
+    assert kind.is_kin_of_adam == (name in KIN_OF_ADAM)
+
+
+def test_other_rooms_facts_are_what_they_were() -> None:
+    def those(holds: object) -> set[str]:
+        return {name for name, kind in OPTIMIZERS.items() if holds(kind)}  # type: ignore[operator]
+
+    assert set(OPTIMIZERS) == set(FACTS)
+    assert those(lambda kind: kind.by_weight) == {"adamw", "adam", "sgd", "auto"}
+    assert those(lambda kind: kind.place == "device") == {"adam8bit", "fused_adam"}
+    assert those(lambda kind: kind.place == "host") == {"cpu_adam"}
+    assert {name: dict(kind.brings) for name, kind in OPTIMIZERS.items() if kind.brings} == {
+        "cpu_adam": {"offload": "optimizer_cpu"}
+    }
+    assert those(lambda kind: "momentum" in kind.reads) == {"sgd", "lars", "kfac"}
+    assert those(lambda kind: kind.counts_steps == "number") == {"adam8bit", "cpu_adam", "fused_adam"}
+
+
+_COMPANY = {"custom": ["optimizer.target=torch.optim:SGD"]}
+_OF_LIBRARIES = [name for name, kind in OPTIMIZERS.items() if kind.package is not None]
+
+
+def test_the_imports_that_ranks_share_name_every_library() -> None:
+    """The optimizer of 8 bits and the fused one were left out where they stood in a list."""
+    for name, kind in OPTIMIZERS.items():
+        config = resolve([f"optimizer={name}", "model=mlp", "zero.stage=null", *_COMPANY.get(name, [])])
+        assert imports_of(config, "runner.training.run:run_rank") == ["runner.training.run", *kind.imports]
+        assert bool(kind.imports) == (kind.package is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _OF_LIBRARIES)
+def test_a_rank_that_makes_an_optimizer_finds_its_library_imported(name: str) -> None:
+    """And the process that ranks are forked from has one thread still: else they are not forked from it."""
+    imports, package = [*OPTIMIZERS[name].imports], OPTIMIZERS[name].package
+    assert package is not None
+    code = f"""
+import importlib, json, os, sys
+from runner.launch.local.template import import_all
+import_all({imports!r})
+print(json.dumps([{package!r} in sys.modules, len(os.listdir("/proc/self/task"))]))
+"""
+    pytest.importorskip(package)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    imported, threads = json.loads(done.stdout.splitlines()[-1])
+    assert imported
+    assert threads == 1
+
+
+def test_two_kinds_of_one_name_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        text = "from runner.optim.catalogue.kind import OptimizerKind\nKIND = OptimizerKind(name='same', description='', make=print)\n"
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    package = types.ModuleType("kinds_of_a_test")
+    package.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, "kinds_of_a_test", package)
+    with pytest.raises(ValueError, match="another file has a OptimizerKind named same"):
+        find_kinds(package, OptimizerKind)
+    (tmp_path / "second.py").unlink()
+    for name in ("first", "second"):
+        monkeypatch.delitem(sys.modules, f"kinds_of_a_test.{name}", raising=False)
+    assert list(find_kinds(package, OptimizerKind)) == ["same"]
+
+
+MINE = OptimizerKind(name="any", description="", make=lambda section, parameters: None)  # type: ignore[arg-type, return-value]
+
+
+def test_a_users_kind_has_the_name_of_its_option() -> None:
+    kind = optimizer_of(OptimizerConfig(name="mine", target=f"{__name__}:MINE"))
+    assert (kind.name, kind.values, kind.elementwise) == ("mine", None, False)
+    assert list(target_problems(OptimizerConfig(name="mine", target=f"{__name__}:MINE"))) == []
+
+
+def test_what_a_target_names_in_vain_is_told() -> None:
+    section = OptimizerConfig(name="mine", target=f"{__name__}:MIN")
+    (problem,) = target_problems(section)
+    assert problem.path == "optimizer.target"
+    assert problem.fix == f"optimizer.target={__name__}:MINE"
+    assert find_optimizer(section) is None
+    (problem,) = target_problems(CompressionConfig(name="mine", target="no_such_module:KIND"))
+    assert "No module named 'no_such_module'" in problem.why
+    with pytest.raises(RequestError, match="compression.target"):
+        compression_of(CompressionConfig(name="mine", target=f"{__name__}:SIZES"))
+
+
+def test_a_new_file_is_all_that_a_kind_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is found is found by looking: a further module of the package is met without a line elsewhere."""
+    from runner.optim.catalogue import optimizers
+
+    text = "from runner.optim.catalogue.kind import OptimizerKind\nKIND = OptimizerKind(name='new', description='', make=print)\n"
+    (tmp_path / "of_a_test.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(optimizers, "__path__", [*optimizers.__path__, str(tmp_path)])
+    assert set(find_kinds(optimizers, OptimizerKind)) == {*OPTIMIZERS, "new"}
+    monkeypatch.delitem(sys.modules, f"{optimizers.__name__}.of_a_test")
+
+
+def test_compression_none_is_a_kind_as_well() -> None:
+    assert list(COMPRESSORS) == ["none"]
+    kind = compression_of(CompressionConfig())
+    assert isinstance(kind, CompressionKind)
+    assert kind.bytes_in_a_step(100, 4, 4) == 600.0

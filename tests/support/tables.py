@@ -1,0 +1,124 @@
+"""README's tables, made of what kinds and option files say of themselves.
+
+``python tests/support/tables.py --write`` puts them into the README; without the flag it prints them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from runner.config.compose.groups import groups, options, shipped_conf
+from runner.config.rules.sections import KNOWN_NAMES
+from runner.optim.catalogue.registry import OPTIMIZERS
+from runner.schedule.catalogue.kinds import ScheduleSpec
+from runner.schedule.catalogue.registry import ALIASES, SPECS, build
+from runner.schedule.simulation.clock import Costs, simulate
+from runner.schedule.simulation.steady import period
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+RANKS, MICROBATCHES = 4, 16
+_GROUP = re.compile(r"  - (\w+): (\w+)$")
+_COST = "    # "
+
+
+def policies() -> list[list[str]]:
+    """A row per group that has a choice: its options, and what they cost as ``conf/config.yaml`` says it."""
+    found: dict[str, list[str]] = {}
+    defaults = {}
+    for line in (shipped_conf() / "config.yaml").read_text(encoding="utf-8").splitlines():
+        if (header := _GROUP.match(line)) is not None:
+            group, defaults[group] = header[1], header[2]
+            found[group] = []
+        elif line.startswith(_COST):
+            found[group].append(line.removeprefix(_COST))
+    assert set(found) == set(groups()), "conf/config.yaml names every group"
+    rows = []
+    for group, cost in found.items():
+        names = _options_of(group, defaults[group])
+        if len(names) > 1:
+            assert cost, f"conf/config.yaml says below {group} what its options cost"
+            rows.append([f"`{group}`", ", ".join(f"`{name}`" for name in names), " ".join(cost)])
+    return rows
+
+
+def _options_of(group: str, default: str) -> list[str]:
+    """In the order of their kinds, else the default first; ``none`` first, and what is a user's or is found last."""
+    shipped = list(options(group, (shipped_conf(),)))
+    if group == "schedule":
+        ordered: Iterable[str] = (name for spec in SPECS.values() for name in (spec.name, *_aliases(spec)))
+    else:
+        ordered = KNOWN_NAMES.get(group, (default,))
+    known = sorted((name for name in ordered if name in shipped), key=lambda name: name != "none")
+    rest = [name for name in shipped if name not in known]
+    last = [name for name in (*known, *rest) if name in ("custom", "auto") and name != default]
+    return [*(name for name in (*known, *rest) if name not in last), *last]
+
+
+def schedules() -> list[list[str]]:
+    """A row per schedule: idle share and most micro-batches kept, simulated, and what it does, and its price."""
+    rows = []
+    for spec in sorted(SPECS.values(), key=lambda spec: spec.by_plan):
+        assert spec.summary, f"{spec.name} has no summary"
+        names = ", ".join(f"`{name}`" for name in (spec.name, *_aliases(spec)))
+        rows.append([names, *(_figures(spec) if spec.figures is None else spec.figures), spec.summary])
+    return rows
+
+
+def _figures(spec: ScheduleSpec) -> tuple[str, str]:
+    schedule = build(spec.name, ranks=RANKS, microbatches=MICROBATCHES, chunks=spec.default_chunks)
+    played = simulate(schedule, Costs())
+    idle = played.bubble_ratio
+    if spec.kind == "asynchronous":  # one step of many, which follow each other without a flush
+        idle = 1.0 - sum(played.busy) / (RANKS * schedule.windows // schedule.interval) / period(schedule, Costs())
+    return f"{idle:.3f}", f"{max(played.peak_activations):g}"
+
+
+def _aliases(spec: ScheduleSpec) -> list[str]:
+    return [alias for alias, meant in ALIASES.items() if meant == spec.name]
+
+
+def optimizers() -> list[list[str]]:
+    """A row per optimizer: what it does, what it keeps, what else is to be known."""
+    assert all(kind.description and kind.cost for kind in OPTIMIZERS.values())
+    ordered = [OPTIMIZERS[name] for name in _options_of("optimizer", next(iter(OPTIMIZERS)))]
+    return [[f"`{kind.name}`", kind.description, kind.cost, kind.remarks] for kind in ordered]
+
+
+TABLES = {
+    "Policies": (("group", "options", "what it costs"), policies),
+    "Schedules": (("`schedule=`", "idle", "kept", "what it does, and its price"), schedules),
+    "Optimizers": (("`optimizer=`", "what it does", "values per parameter", "remarks"), optimizers),
+}
+"""Headings of the README with the header and the rows of the table below."""
+
+
+def table(heading: str) -> str:
+    """In Markdown, one line a row, with a line's end."""
+    header, rows = TABLES[heading]
+    return "".join(map(_line, [header, ["---"] * len(header), *rows()]))
+
+
+def _line(cells: Sequence[str]) -> str:
+    if set(cells) == {"---"}:
+        return "|" + "---|" * len(cells) + "\n"
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """A README with the first table below each of the headings made anew."""
+    for heading in TABLES:
+        before, marker, rest = text.partition(f"## {heading}\n")
+        assert marker, f"the README has a heading {heading}"
+        made = re.sub(r"(?:^\|.*\n)+", lambda _, heading=heading: table(heading), rest, count=1, flags=re.MULTILINE)  # type: ignore[misc]
+        text = before + marker + made
+    return text
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print("\n".join(f"## {heading}\n\n{table(heading)}" for heading in TABLES))
