@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import user_code
+import warm
 from reference import train as train_plainly
 from safetensors.torch import load_file
 
@@ -39,9 +40,7 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
 def train(directory: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     quiet = () if any(word.startswith("logger=") for word in overrides) else ("logger=none",)
     command = [sys.executable, "-m", "runner", "train", *OVERRIDES, *quiet, *overrides]
-    return subprocess.run(
-        command, cwd=directory, env=environment(directory), capture_output=True, text=True, timeout=120, check=False
-    )
+    return warm.run(command, cwd=directory, env=environment(directory))
 
 
 def result(directory: Path, *overrides: str, run: str = "run") -> tuple[dict, dict[str, torch.Tensor]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+import warm
 from covering import sampled
 from user_project import environment, record
 
@@ -20,9 +20,7 @@ def test_within_a_tenth(tmp_path, model, pipeline):
         "schedule.microbatches=4", "logger=none", "device=cpu", "run_dir=run",
     ]  # fmt: skip
     command = [sys.executable, "-m", "runner", "train", *words]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False
-    )
+    done = warm.run(command, cwd=tmp_path, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
     memory = record(tmp_path / "run")["peak_memory_bytes"]
     assert len(memory["measured"]) == pipeline
@@ -36,9 +34,7 @@ def test_chunks_and_split_backwards_within_a_twentieth(tmp_path, schedule):
         "schedule.microbatches=8", "logger=none", "device=cpu", "run_dir=run",
     ]  # fmt: skip
     command = [sys.executable, "-m", "runner", "train", *words]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False
-    )
+    done = warm.run(command, cwd=tmp_path, env=environment(tmp_path), timeout=200)
     assert done.returncode == 0, done.stderr
     memory = record(tmp_path / "run")["peak_memory_bytes"]
     assert memory["predicted"] == pytest.approx(memory["measured"], rel=0.05)
