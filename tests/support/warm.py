@@ -5,9 +5,9 @@ a single rank. :class:`Warm` and :func:`run` start such commands as :class:`subp
 :func:`subprocess.run` do, and each is a process of its own with the arguments, environment, directory and descriptors
 asked for; only what it imports is there already. That a command works when it is executed has its own tests.
 
-``python warm.py SOCKET_FD`` is the process that forks (:func:`serve`). What it forks becomes a child of who asked: the
-process in between ends, and who asked has made itself the reaper of orphans for that moment. A command has such a
-process for itself, which is as fresh as its own, for what it starts in its turn (``python -m`` of :data:`WARM`).
+``python warm.py SOCKET_FD MODULES`` is the process that forks (:func:`serve`). What it forks becomes a child of who
+asked: the process in between ends, and who asked has made itself the reaper of orphans for that moment. A command has
+such a process for itself, as fresh as its own, for what it starts in its turn (``python -m`` of :data:`WARM`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Warm(subprocess.Popen[str]):
     The one way to keep all of its behaviour is to replace how it executes, which is no public method.
     """
 
-    _server: ClassVar[Server | None] = None  # a command's own; else the one of this process
+    imports: ClassVar[tuple[str, ...]] = IMPORTS
+    _server: ClassVar[Server | None] = None  # a command's own; else one of this process
     _signature: ClassVar[inspect.Signature] = inspect.signature(
         subprocess.Popen._execute_child  # type: ignore[attr-defined]
     )
@@ -107,7 +108,7 @@ class Warm(subprocess.Popen[str]):
         directory = os.path.abspath(os.fspath(asked["cwd"] or "."))
         request = Request(words, environment, directory, list(handed), bool(asked["start_new_session"]))
         try:
-            self.pid = (self._server or _server_of_this_process()).start(request, list(handed.values()))
+            self.pid = (self._server or _server_of_this_process(self.imports)).start(request, list(handed.values()))
             self._child_created = True
         finally:
             ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -124,11 +125,17 @@ class Warm(subprocess.Popen[str]):
         return words[0] == "-m" and words[1] in WARM and (environment or {}).get("RANK", "0") == "0"
 
 
+class WarmZero(Warm):
+    """With DeepSpeed, which takes seconds more."""
+
+    imports = (*IMPORTS, "deepspeed")
+
+
 def run(
-    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float = 120
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float = 120, kind: type[Warm] = Warm
 ) -> subprocess.CompletedProcess[str]:
     """As :func:`subprocess.run` with the output captured as text, but forked."""
-    with Warm(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with kind(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException:
@@ -138,12 +145,12 @@ def run(
 
 
 @functools.cache
-def _server_of_this_process() -> Server:
+def _server_of_this_process(imports: tuple[str, ...]) -> Server:
     ours, theirs = socket.socketpair()
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with theirs:
         subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())],
+            [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), *imports],
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
             cwd="/", stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
         )  # fmt: skip
@@ -290,11 +297,11 @@ def _execute(words: Sequence[str]) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
-def _main(end: int) -> NoReturn:
+def _main(end: int, imports: Sequence[str]) -> NoReturn:
     own = {str(Path(__file__).resolve().parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path[:] = [str(ROOT), *(each for each in sys.path if each not in own)]
     sys.modules["warm"] = sys.modules["__main__"]
-    for module in IMPORTS:
+    for module in imports:
         importlib.import_module(module)
     with contextlib.suppress(ChildProcessError):  # libraries end their threads at a first fork
         if (child := os.fork()) == 0:
@@ -307,4 +314,4 @@ def _main(end: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]))
+    _main(int(sys.argv[1]), sys.argv[2:])

@@ -24,6 +24,7 @@ from typing import NoReturn
 import torch
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
+from warm import WarmZero
 
 from runner.optim.operators import ready_operators
 
@@ -56,7 +57,7 @@ def train_groups(
         "TORCHELASTIC_RUN_ID": "test", "RUNNER_CACHE": str(directory / "cache"),
     }  # fmt: skip
     with (directory / "log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(
+        process = WarmZero(
             [sys.executable, str(HERE), str(file)],
             env=environment, cwd=directory, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
