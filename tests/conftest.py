@@ -1,9 +1,12 @@
-"""What holds for every test: which are chosen."""
+"""What holds for every test: which are chosen, and that none is left out unseen."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from full_slices import SLICES, Slice, read_slice
+from skips import reasons, unexpected
 
 _ALL_BUT_FULL = "not full"
 
@@ -56,3 +59,23 @@ def _keep_slice(config: pytest.Config, items: list[pytest.Item], chosen: Slice) 
         config.hook.pytest_deselected(items=others)
         left_out = set(others)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test was skipped that should not be; ``CI=true`` says so."""
+    if unexpected(_skipped(session.config), os.environ) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    found = _skipped(config)
+    for reason, count in found.items():
+        terminalreporter.write_line(f"skipped, {count}: {reason}")
+    for reason in unexpected(found, os.environ):
+        terminalreporter.write_line(f"not to be skipped where CI=true: {reason}", red=True)
+
+
+def _skipped(config: pytest.Config) -> dict[str, int]:
+    """Nothing in workers of pytest-xdist, whose reports go to the process that prints."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return {} if reporter is None else reasons(reporter.stats.get("skipped", []))

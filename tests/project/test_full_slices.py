@@ -8,6 +8,7 @@ from pathlib import Path
 
 import full_slices
 import pytest
+import skips
 from full_slices import SLICES, Slice, read_slice, slice_of_commit
 
 pytest_plugins = "pytester"
@@ -37,7 +38,8 @@ def small(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     pytester.makeini("[pytest]\naddopts = -m 'not full'\nmarkers =\n    slow\n    full")
     shutil.copy(Path(__file__).parents[1] / "conftest.py", pytester.path)
-    shutil.copy(full_slices.__file__, pytester.path)
+    for module in (full_slices, skips):
+        shutil.copy(str(module.__file__), pytester.path)
     pytester.makepyfile(test_small=TESTS)
     return pytester
 
@@ -96,3 +98,37 @@ def test_where_there_is_no_commit_there_is_no_slice_of_it(tmp_path: Path, monkey
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(ValueError, match="--full-slice commit: .*not a git repository"):
         read_slice("commit", tmp_path)
+
+
+SKIPPED = """
+import pytest
+
+def test_skipped():
+    pytest.skip({reason!r})
+
+@pytest.mark.skipif(True, reason={reason!r})
+def test_left_out():
+    pass
+"""
+
+
+@pytest.mark.parametrize(("reason", "failed"), [("no mpirun", 1), ("no file system can be mounted here", 0)])
+def test_what_could_be_installed_is_no_reason_to_skip(
+    small: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, reason: str, failed: int
+) -> None:
+    small.makepyfile(test_small=SKIPPED.format(reason=reason))
+    for ci, status in (("", 0), ("true", failed)):
+        monkeypatch.setenv("CI", ci)
+        done = small.runpytest_inprocess("-p", "no:cacheprovider")
+        assert done.ret == status
+        assert f"skipped, 2: {reason}" in done.outlines
+        assert (f"not to be skipped where CI=true: {reason}" in done.outlines) is bool(status)
+
+
+@pytest.mark.slow
+def test_workers_tell_what_they_skipped(small: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    small.makepyfile(test_small=SKIPPED.format(reason="no mpirun"))
+    done = small.runpytest_subprocess("-p", "no:cacheprovider", "-n", "1")
+    assert done.ret == 1
+    assert "not to be skipped where CI=true: no mpirun" in done.outlines
