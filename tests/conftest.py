@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from full_slices import SLICES, Slice, read_slice
 from skips import reasons, unexpected
 
 _ALL_BUT_FULL = "not full"
+_WITH_OWN_CACHE = {"model", "strategy", "training"}
+"""Folders in which what a file's tests measure of models is not found by other files' tests."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in _WITH_OWN_CACHE:
+            patch.setenv("RUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -71,7 +71,7 @@ def plain_loop(
         total = 0.0
         for x, y in zip(inputs.clone().tensor_split(count), targets.clone().tensor_split(count), strict=True):
             loss = nn.functional.mse_loss(model(x), y) * len(x)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # the library's
             total += float(loss.detach().double())
         for parameter in model.parameters():
             assert parameter.grad is not None

@@ -228,7 +228,7 @@ def test_the_ledger_and_a_steps_line_cost_next_to_nothing(tmp_path: Path) -> Non
     def seconds(act: object, times: int) -> float:
         start = time.process_time()
         for _ in range(times):
-            act()  # type: ignore[operator]
+            act()
         return (time.process_time() - start) / times
 
     ledger, _ = Ledger().entered([(f"{number:064}", [f"optimizer.lr={number}"]) for number in range(100)])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import readme
@@ -36,8 +37,9 @@ def runner(words: list[str], directory: Path, status: int = 0, *, executed: bool
     return done.stdout
 
 
-def record(run_dir: Path) -> dict:
-    return json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
+def record(run_dir: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
+    return made
 
 
 def write_own_model(directory: Path) -> None:

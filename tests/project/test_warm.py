@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm
@@ -38,7 +39,7 @@ def wait_for(ready: Callable[[], object]) -> None:
 def test_it_has_what_it_was_given_and_is_this_process_s_child(tmp_path: Path) -> None:
     environment = {"SAID": "so", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SAYS, "7", "b c"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with Warm(command, cwd=tmp_path, env=environment, text=True, **pipes) as process:
         out, err = process.communicate("asked", timeout=60)
     assert process.returncode == 7

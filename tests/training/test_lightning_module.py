@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -34,7 +35,7 @@ BASE = (
 )  # fmt: skip
 
 
-def run(run_dir: Path, *overrides: str) -> tuple[dict, dict[str, torch.Tensor]]:
+def run(run_dir: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """In this process, as its one rank: the record and the weights."""
     quiet = () if any(word.startswith("logger=") for word in overrides) else ("logger=none",)
     config = resolve([*BASE, *quiet, *overrides, f"run_dir={run_dir}"])
@@ -68,7 +69,7 @@ def plain_loop(count: int, replicas: int = 1, *, epochs: bool = False) -> tuple[
             for xs, ys in zip(x.clone().tensor_split(count), y.clone().tensor_split(count), strict=True):
                 if len(xs):
                     loss = torch.nn.functional.cross_entropy(model.net(xs), ys) * len(xs)
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]  # the library's
                     part += float(loss.detach().double())
             total += part
             gradients.append([p.grad for p in trained])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import warm
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("model", sampled(["gpt", "mlp"], "gpt"))
-def test_within_a_tenth(tmp_path, model, pipeline):
+def test_within_a_tenth(tmp_path: Path, model: str, pipeline: int) -> None:
     words = [
         f"model={model}", f"parallelism.pipeline={pipeline}", "trainer.max_steps=3", "data.batch_size=32",
         "schedule.microbatches=4", "logger=none", "device=cpu", "run_dir=run",
@@ -28,7 +29,7 @@ def test_within_a_tenth(tmp_path, model, pipeline):
 
 
 @pytest.mark.parametrize("schedule", sampled(["zb_v", "interleaved_1f1b", "varuna"], "zb_v"))
-def test_chunks_and_split_backwards_within_a_twentieth(tmp_path, schedule):
+def test_chunks_and_split_backwards_within_a_twentieth(tmp_path: Path, schedule: str) -> None:
     words = [
         "model=gpt", f"schedule={schedule}", "parallelism.pipeline=2", "trainer.max_steps=3", "data.batch_size=32",
         "schedule.microbatches=8", "logger=none", "device=cpu", "run_dir=run",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import warm
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow
         ),
     ],
 )
-def test_it_equals_one_process(tmp_path, overrides):
+def test_it_equals_one_process(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     words = ["model=mlp", "data.batch_size=8", "schedule.microbatches=4", "device=cpu", "--json", *overrides]
     command = [sys.executable, "-m", "runner", "verify", *words]
     done = warm.run(command, cwd=tmp_path, env=environment(tmp_path), timeout=200, kind=warm.WarmZero)
