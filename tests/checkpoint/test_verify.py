@@ -68,7 +68,7 @@ def verify(directory: Path, *overrides: str, entry: str | None = None) -> tuple[
     if entry is not None:
         code = (
             "import sys, runner.launch.verify as v; from runner.cli.main import main; right = v.verify;"
-            f"v.verify = lambda config, **k: Any, **k, entry='broken_engines:{entry}');"
+            f"v.verify = lambda config, **k: right(config, **k, entry='broken_engines:{entry}');"
             "sys.exit(main(sys.argv[1:]))"
         )
         line = [sys.executable, "-c", code, *line[3:]]

@@ -16,7 +16,7 @@ HEAVY = ("torch", "lightning", "deepspeed", "numpy", "matplotlib", "tensorboard"
 
 
 def run(
-    *words: str, code: str = "", directory: Path | None = None, **environment: Any
+    *words: str, code: str = "", directory: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     start = [sys.executable, "-c", code] if code else [sys.executable, "-m", "runner", *words]
     root = str(Path(__file__).resolve().parents[2])

@@ -33,7 +33,7 @@ def make_directory(directory: Path) -> Path:
     return directory
 
 
-def environment(directory: Path, **more: Any) -> dict[str, str]:
+def environment(directory: Path, **more: str) -> dict[str, str]:
     return {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RUNNER_CACHE": str(directory / "cache"), **more
     }  # fmt: skip
