@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import left_behind
+from processes import working_in
 from user_project import OVERRIDES, environment, make_directory, plain_result, record, train
+from warm import Warm
 
 PIPELINE = ("parallelism.pipeline=2", "schedule.microbatches=4", "partition=uniform")
 pytestmark = pytest.mark.slow
@@ -77,10 +78,10 @@ def test_a_killed_rank_ends_the_run_within_seconds(tmp_path: Path) -> None:
     """In the middle of training: the others wait for its messages."""
     directory = make_directory(tmp_path)
     command = [sys.executable, "-m", "runner", "train", *OVERRIDES, *PIPELINE, "trainer.max_steps=1000000"]
-    started = subprocess.Popen(command, cwd=directory, env=environment(directory), stderr=subprocess.PIPE, text=True)
+    started = Warm(command, cwd=directory, env=environment(directory), stderr=subprocess.PIPE, text=True)
     steps = directory / "run" / "steps.jsonl"
     _wait_until(lambda: steps.exists() and steps.stat().st_size > 0)
-    ranks = _ranks(directory / "run")
+    ranks = _ranks(directory)
     os.kill(ranks[1], signal.SIGKILL)
     killed_at = time.monotonic()
     _, err = started.communicate(timeout=60)
@@ -111,9 +112,9 @@ def test_torchrun_gives_the_same(tmp_path: Path) -> None:
     assert made["loss"] == plain_result(count=4)[0]
 
 
-def _ranks(run_dir: Path) -> dict[int, int]:
-    """Rank to process id, by the names of the processes that were given this run's directory."""
-    names = {pid: Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").split() for pid in left_behind(run_dir)}
+def _ranks(directory: Path) -> dict[int, int]:
+    """Rank to process id, by the names of the processes that work in this directory."""
+    names = {pid: Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").split() for pid in working_in(directory)}
     return {int(name[1]): pid for pid, name in names.items() if name[0] == "rank"}
 
 
