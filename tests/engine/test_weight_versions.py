@@ -265,7 +265,7 @@ def test_a_step_that_a_validation_ends_is_told() -> None:
     def run(transport: ThreadTransport) -> list[int]:
         engine = make_engine(
             models[transport.rank], functional.mse_loss, transport,
-            schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=SGD,  # type: ignore[arg-type]
+            schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=SGD,
         )  # fmt: skip
         found = []
         for batch in batches:

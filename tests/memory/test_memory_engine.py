@@ -125,7 +125,7 @@ def train(
     )
 
 
-CASES = {
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any]] = {
     "gpt": (make_gpt, token_loss, tokens(7)),
     "convolutions": (make_convolutions, nn.functional.cross_entropy, pictures()),
 }
