@@ -1,13 +1,92 @@
-"""What holds for every test."""
+"""What holds for every test: which are chosen, and that none is left out unseen."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
+from full_slices import SLICES, Slice, read_slice
+from skips import reasons, unexpected
+
+_ALL_BUT_FULL = "not full"
+_WITH_OWN_CACHE = {"model", "strategy", "training"}
+"""Folders in which what a file's tests measure of models is not found by other files' tests."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in _WITH_OWN_CACHE:
+            patch.setenv("RUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full-slice",
+        metavar="N/COUNT",
+        help="of the tests marked full, run slice N of COUNT, beside all others; every such test is in exactly one "
+        f"slice, by a hash of its node id. 'commit' is slice N of {SLICES} where N is the commit's hash modulo "
+        f"{SLICES}, so that successive commits run all of them over time. -m chooses among what is left.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the option once, here: workers of pytest-xdist get what was read."""
+    asked = config.getoption("--full-slice")
+    if asked is None:
+        return
+    try:
+        config.option.full_slice = str(read_slice(asked, config.rootpath))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    if config.option.markexpr == _ALL_BUT_FULL:  # the default would leave the slice out again
+        config.option.markexpr = ""
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    asked = config.getoption("--full-slice")
+    return None if asked is None else f"slice {asked} of the tests marked full"
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A part of a whole matrix is slow, too: ``-m "not slow"`` replaces the default, which leaves it out."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark parts of whole matrices as slow, too, and leave the full tests of other slices out.
+
+    ``-m "not slow"`` replaces the default, which leaves what is full out.
+    """
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker("slow")
+    asked = config.getoption("--full-slice")
+    if asked is not None:
+        _keep_slice(config, items, read_slice(asked, config.rootpath))
+
+
+def _keep_slice(config: pytest.Config, items: list[pytest.Item], chosen: Slice) -> None:
+    others = [item for item in items if item.get_closest_marker("full") and not chosen.has(item.nodeid)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test was skipped that should not be; ``CI=true`` says so."""
+    if unexpected(_skipped(session.config), os.environ) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    found = _skipped(config)
+    for reason, count in found.items():
+        terminalreporter.write_line(f"skipped, {count}: {reason}")
+    for reason in unexpected(found, os.environ):
+        terminalreporter.write_line(f"not to be skipped where CI=true: {reason}", red=True)
+
+
+def _skipped(config: pytest.Config) -> dict[str, int]:
+    """Nothing in workers of pytest-xdist, whose reports go to the process that prints."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return {} if reporter is None else reasons(reporter.stats.get("skipped", []))

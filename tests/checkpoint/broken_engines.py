@@ -22,7 +22,7 @@ from runner.training.verify.recording_rank import run_recording_rank
 def wrong_scale(config: RunConfig, run_dir: Path) -> None:
     """Twice the mean gradient; Adam's weights hardly show it."""
     right = StageGradients.divide
-    StageGradients.divide = lambda self, weight: right(self, weight / 2)  # type: ignore[method-assign]
+    StageGradients.divide = lambda self, weight: right(self, weight / 2)
     run_recording_rank(config, run_dir)
 
 
@@ -32,9 +32,10 @@ def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
 
     def lose(self: Compute, window: Window, microbatch: int, output: Any, *, counts: bool = True) -> torch.Tensor:
         total = right(self, window, microbatch, output, counts=counts)
-        return total * 0.0 if microbatch == 1 else total
+        made: torch.Tensor = total * 0.0 if microbatch == 1 else total
+        return made
 
-    Compute._lose = lose  # type: ignore[method-assign]
+    Compute._lose = lose
     run_recording_rank(config, run_dir)
 
 
@@ -61,7 +62,7 @@ def stale_weight(config: RunConfig, run_dir: Path) -> None:
         put(self.stages, held[1])
         update(self, window)
 
-    Executor.run, Engine._finish_step = run, finish  # type: ignore[method-assign]
+    Executor.run, Engine._finish_step = run, finish
     run_recording_rank(config, run_dir)
 
 
@@ -71,7 +72,7 @@ def missing_reduce(config: RunConfig, run_dir: Path) -> None:
     def reduce(self: Executor, window: Window, action: Action) -> None:
         pass
 
-    Executor._reduce = reduce  # type: ignore[method-assign]
+    Executor._reduce = reduce
     run_recording_rank(config, run_dir)
 
 
@@ -83,10 +84,10 @@ def swapped_target(config: RunConfig, run_dir: Path) -> None:
         window = right(self, batch, training)
         if window.targets is not None:
             sizes = [len(part) for part in window.targets]
-            window.targets = list(torch.cat(list(window.targets)).roll(1, dims=0).split(sizes))
+            window.targets = list(torch.cat(list(window.targets)).roll(1, dims=0).split(sizes))  # type: ignore[no-untyped-call]  # the library's
         return window
 
-    Engine._open = opened  # type: ignore[method-assign]
+    Engine._open = opened
     run_recording_rank(config, run_dir)
 
 
@@ -94,7 +95,7 @@ def no_clip(config: RunConfig, run_dir: Path) -> None:
     """The norm is reported and nothing is clipped."""
     right = StageGradients.scale
     assert callable(right)
-    StageGradients.scale = lambda self, factor: None  # type: ignore[method-assign]
+    StageGradients.scale = lambda self, factor: None
     run_recording_rank(config, run_dir)
 
 
@@ -104,5 +105,5 @@ def untied_weight(config: RunConfig, run_dir: Path) -> None:
     def start(self: TiedGradients, transport: Any) -> list[Any]:
         return []
 
-    TiedGradients.start = start  # type: ignore[method-assign]
+    TiedGradients.start = start
     run_recording_rank(config, run_dir)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from resume_zoo import OVERRIDES
 from safetensors.torch import load_file
 
@@ -46,11 +47,9 @@ def command(*words: str) -> tuple[list[str], dict[str, str]]:
 
 
 def train(run_dir: Path, *overrides: str, seconds: float = 280) -> subprocess.CompletedProcess[str]:
-    """``runner train`` with the zoo's overrides, in new processes."""
+    """``runner train`` with the zoo's overrides, in processes of its own."""
     line, environment = command("train", *OVERRIDES, f"run_dir={run_dir}", *overrides)
-    return subprocess.run(
-        line, env=environment, cwd=run_dir.parent, capture_output=True, text=True, timeout=seconds, check=False
-    )
+    return warm.run(line, env=environment, cwd=run_dir.parent, timeout=seconds)
 
 
 def record_of(run_dir: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,8 +47,8 @@ def run(
     return place
 
 
-def compared(tmp_path: Path, promise: str = "bitwise", **changed: object) -> Comparison:
-    layout, reference = run(tmp_path / "layout", ranks=2, **changed), run(tmp_path / "reference")  # type: ignore[arg-type]
+def compared(tmp_path: Path, promise: str = "bitwise", **changed: Any) -> Comparison:
+    layout, reference = run(tmp_path / "layout", ranks=2, **changed), run(tmp_path / "reference")
     return compare_runs(layout, reference, promise)  # type: ignore[arg-type]
 
 

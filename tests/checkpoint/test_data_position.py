@@ -15,7 +15,15 @@ from runner.training.random_state import random_state, seeded, set_random_state
 
 
 def loader(**changed: Any) -> Any:
-    options = {"batch_size": 8, "data": 1, "replica": 0, "inputs": True, "targets": True, "shuffle": True, "seed": 5}
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "data": 1,
+        "replica": 0,
+        "inputs": True,
+        "targets": True,
+        "shuffle": True,
+        "seed": 5,
+    }
     return make_loader(Noisy(44), 44, **{**options, **changed})
 
 

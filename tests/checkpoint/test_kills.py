@@ -27,10 +27,11 @@ def draw(count: int, *, in_parts: bool, seed: int) -> list[str]:
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("in_parts", [True, False])
-def test_a_rank_is_killed_anywhere(in_parts: bool, tmp_path: Path) -> None:
-    count = 10  # of each rank, so that in both forms together it is killed at twenty points
-    places = draw(count, in_parts=in_parts, seed=4 + in_parts)
+def test_a_rank_is_killed_anywhere(in_parts: bool, half: int, tmp_path: Path) -> None:
+    count = 5  # of each rank, so that in both forms and halves together it is killed at twenty points
+    places = draw(count, in_parts=in_parts, seed=4 + in_parts + 2 * half)
     request = (
         "parallelism.pipeline=2", "partition=uniform", "model.target=killing:model",
         f"trainer.max_steps={8 + 4 * count}", "trainer.val_every=3", f"checkpoint.every={EVERY}", "checkpoint.keep=2",
@@ -44,7 +45,7 @@ def test_a_rank_is_killed_anywhere(in_parts: bool, tmp_path: Path) -> None:
     restarts = f"launcher.max_restarts={len(places)}"
     done = train(broken, *request, f"+model.kwargs.run={broken}", "resume=auto", restarts, seconds=3000)
     assert done.returncode == 0, done.stderr
-    assert left_behind(broken) == []
+    assert left_behind(tmp_path) == []
     killed = [line.split() for line in (broken / "killed").read_text().splitlines()]
     assert [" ".join(place[:3]) for place in killed] == places
     assert done.stderr.count("died: SIGKILL") == len(places)

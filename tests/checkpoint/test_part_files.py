@@ -21,7 +21,7 @@ from runner.errors import RunFailedError
 
 
 def parts(step: int) -> list[dict[str, Any]]:
-    common = {"global_step": step, "loops": {"a": [1, (2, None)], 7: 0.1 + 0.2}}
+    common: dict[str, Any] = {"global_step": step, "loops": {"a": [1, (2, None)], 7: 0.1 + 0.2}}
     settings = [{"lr": 0.1, "betas": (0.9, 0.999)}]
     return [
         {

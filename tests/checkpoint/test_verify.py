@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from covering import sampled
 from resume_runs import command
 
@@ -72,9 +72,7 @@ def verify(directory: Path, *overrides: str, entry: str | None = None) -> tuple[
             "sys.exit(main(sys.argv[1:]))"
         )
         line = [sys.executable, "-c", code, *line[3:]]
-    done = subprocess.run(
-        line, env=environment, cwd=directory, capture_output=True, text=True, timeout=280, check=False
-    )
+    done = warm.run(line, env=environment, cwd=directory, timeout=280)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -259,7 +260,7 @@ def test_train_hands_over_the_checked_request(monkeypatch: pytest.MonkeyPatch) -
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from runner.launch.run import start
 
-    def interrupted(*_: object, **__: object) -> int:
+    def interrupted(*_: object, **__: Any) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(start, "train", interrupted)

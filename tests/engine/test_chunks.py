@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -44,9 +45,9 @@ def make_batches(batch: int, steps: int = 3) -> list[tuple[torch.Tensor, torch.T
 
 
 def assert_equals_one_process(
-    schedule: Schedule, batch: int, *, data: int = 1, clip_norm: float | None = None, **layout: object
+    schedule: Schedule, batch: int, *, data: int = 1, clip_norm: float | None = None, **layout: Any
 ) -> None:
-    options = {"count": schedule.microbatches, "clip_norm": clip_norm, "optimizer": adamw}
+    options: dict[str, Any] = {"count": schedule.microbatches, "clip_norm": clip_norm, "optimizer": adamw}
     layout |= {"pipeline": schedule.ranks, "data": data, "schedule": schedule}
     expected_model = make_model()
     loss = functional.cross_entropy
@@ -60,7 +61,7 @@ def assert_equals_one_process(
     assert [name for name in state if not torch.equal(weights[name], state[name])] == []
 
 
-MATRIX = {
+MATRIX: dict[str, list[Any]] = {
     "placement": ["looping", "zigzag"],
     "ranks": [1, 2, 4],
     "chunks": [2, 3],
@@ -72,7 +73,9 @@ MATRIX = {
 
 
 @pytest.mark.parametrize(list(MATRIX), covering(MATRIX, strength=2))
-def test_any_placement_equals_one_process(placement, ranks, chunks, delay, recomputed, batch, clip_norm):
+def test_any_placement_equals_one_process(
+    placement: str, ranks: int, chunks: int, delay: int | None, recomputed: bool, batch: int, clip_norm: float | None
+) -> None:
     stages = PLACEMENTS[placement](ranks, chunks)
     again = range(0, len(stages), 2) if recomputed else ()
     schedule = in_order(stages, 4, ahead=ranks, delay=delay, recomputed=again)
@@ -91,7 +94,7 @@ IN_ORDER = [
 @pytest.mark.parametrize("clip_norm", [None, 0.05], ids=["free", "clip"])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", IN_ORDER)
-def test_every_schedule_equals_one_process(name, ranks, clip_norm):
+def test_every_schedule_equals_one_process(name: str, ranks: int, clip_norm: float | None) -> None:
     """The clipped batch is uneven."""
     schedule = registry.build(name, ranks=ranks, microbatches=2 * ranks)
     assert schedule.sums_in_order
@@ -99,10 +102,10 @@ def test_every_schedule_equals_one_process(name, ranks, clip_norm):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_last_in_first_out_equals_one_process_to_rounding(ranks):
+def test_last_in_first_out_equals_one_process_to_rounding(ranks: int) -> None:
     schedule = registry.build("looped_bfs", ranks=ranks, microbatches=4)
     assert not schedule.sums_in_order
-    options = {"count": 4, "clip_norm": 0.5, "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    options: dict[str, Any] = {"count": 4, "clip_norm": 0.5, "optimizer": partial(torch.optim.SGD, lr=0.1)}
     model = make_model()
     expected = train(model, functional.cross_entropy, make_batches(11), **options)
     losses, weights = train_in_threads(
@@ -115,7 +118,7 @@ def test_last_in_first_out_equals_one_process_to_rounding(ranks):
 
 
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_v", "varuna"])
-def test_replicas(name):
+def test_replicas(name: str) -> None:
     assert_equals_one_process(registry.build(name, ranks=2, microbatches=4), 23, data=2, clip_norm=0.05)
 
 
@@ -131,14 +134,14 @@ class Delayed:
 
     def _delay(self, layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
         self._sleep()
-        output.register_hook(self._sleep)
+        output.register_hook(self._sleep)  # type: ignore[no-untyped-call]  # the library's
 
     def _sleep(self, *args: object) -> None:
         time.sleep(self._random.random() * 2e-3)
 
 
 @pytest.mark.parametrize("name", ["zb_v", "interleaved_1f1b"])
-def test_delays_inside_actions_change_nothing(name):
+def test_delays_inside_actions_change_nothing(name: str) -> None:
     schedule = registry.build(name, ranks=4, microbatches=7 if name == "zb_v" else 8)
     assert_equals_one_process(schedule, 24, clip_norm=0.05, prepare=Delayed())
 
@@ -158,10 +161,14 @@ def make_tokens() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @pytest.mark.parametrize("data", [1, 2])
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_v", "hanayo", "zb_h1", "varuna"])
-def test_tied_weights_equal_one_process(name, data):
+def test_tied_weights_equal_one_process(name: str, data: int) -> None:
     """On the V they meet on one rank, else on two; a norm counts them once."""
     schedule = registry.build(name, ranks=2, microbatches=4)
-    options = {"count": 4, "clip_norm": 0.05, "optimizer": partial(torch.optim.SGD, lr=0.5, momentum=0.9)}
+    options: dict[str, Any] = {
+        "count": 4,
+        "clip_norm": 0.05,
+        "optimizer": partial(torch.optim.SGD, lr=0.5, momentum=0.9),
+    }
     model = make_tied()
     expected = train(model, token_loss, make_tokens(), replicas=data, **options)
     losses, weights = train_in_threads(
@@ -175,7 +182,7 @@ def test_tied_weights_equal_one_process(name, data):
         torch.testing.assert_close(own.state_dict()[key], value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_tied_weight_that_meets_on_one_rank_travels_nowhere():
+def test_a_tied_weight_that_meets_on_one_rank_travels_nowhere() -> None:
     schedule = registry.build("zb_v", ranks=2, microbatches=4)
     models = [make_tied() for _ in range(2)]
 
@@ -196,7 +203,7 @@ def test_a_tied_weight_that_meets_on_one_rank_travels_nowhere():
 
 
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_v", "varuna"])
-def test_dropout_is_that_of_one_rank(name):
+def test_dropout_is_that_of_one_rank(name: str) -> None:
     """Keyed by step, micro-batch and layer: the same numbers wherever a layer is, and when it runs again."""
 
     def model() -> nn.Module:
@@ -207,7 +214,7 @@ def test_dropout_is_that_of_one_rank(name):
     generator = torch.Generator().manual_seed(1)
     tokens = [torch.randint(11, (8, 6), generator=generator) for _ in range(2)]
     batches = [(t, t.roll(-1, 1)) for t in tokens]
-    options = {"data": 1, "count": 4, "optimizer": adamw}
+    options: dict[str, Any] = {"data": 1, "count": 4, "optimizer": adamw}
     expected = train_in_threads(model, token_loss, batches, schedule="1f1b", pipeline=1, **options)
     schedule = registry.build(name, ranks=2, microbatches=4)
     made = train_in_threads(model, token_loss, batches, schedule=schedule, pipeline=2, **options)
@@ -215,12 +222,12 @@ def test_dropout_is_that_of_one_rank(name):
     assert all(torch.equal(made[1][key], value) for key, value in expected[1].items())
 
 
-def test_validation_and_prediction_run_forward_through_all_chunks():
+def test_validation_and_prediction_run_forward_through_all_chunks() -> None:
     schedule = registry.build("zb_v", ranks=2, microbatches=4)
     models = [make_model() for _ in range(2)]
     batch = make_batches(10)[0]
 
-    def run(transport: ThreadTransport):
+    def run(transport: ThreadTransport) -> Any:
         engine = make_engine(
             models[transport.rank], functional.cross_entropy, transport,
             schedule=schedule, pipeline=2, data=1, count=4, optimizer=adamw,
@@ -239,7 +246,7 @@ def test_validation_and_prediction_run_forward_through_all_chunks():
     assert first[0] / first[1] == pytest.approx(loss, rel=1e-6)
 
 
-def test_a_recomputed_forward_keeps_no_graph_and_runs_twice():
+def test_a_recomputed_forward_keeps_no_graph_and_runs_twice() -> None:
     schedule = in_order(looping(2, 1), 3, ahead=3, recomputed=[0])
     models = [make_model() for _ in range(2)]
     saved: dict[int, list[str]] = {0: [], 1: []}
@@ -259,7 +266,7 @@ def test_a_recomputed_forward_keeps_no_graph_and_runs_twice():
     assert [len(saved[rank]) for rank in (0, 1)] == [6, 3]
 
 
-def test_what_is_fused():
+def test_what_is_fused() -> None:
     def row(*actions: str) -> tuple[Action, ...]:
         return tuple(map(parse_action, actions))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def masked_sum(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor
     return (nn.functional.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
 
 
-MATRIX = {
+MATRIX: dict[str, list[Any]] = {
     "schedule": ["naive", "gpipe", "1f1b"],
     "pipeline": [1, 2, 3, 4],
     "data": [1, 2],
@@ -45,13 +46,15 @@ MATRIX = {
 
 
 @pytest.mark.parametrize(list(MATRIX), covering(MATRIX))
-def test_equals_one_process(schedule, pipeline, data, count, clip_norm, dtype):
-    options = {"count": count, "clip_norm": clip_norm, "optimizer": adamw, "dtype": dtype}
+def test_equals_one_process(
+    schedule: str, pipeline: int, data: int, count: int, clip_norm: float | None, dtype: torch.dtype
+) -> None:
+    options: dict[str, Any] = {"count": count, "clip_norm": clip_norm, "optimizer": adamw, "dtype": dtype}
     expected_model = make_model()
     expected = train(
         expected_model, nn.functional.cross_entropy, make_batches(), replicas=data, by_replica=True, **options
     )
-    layout = {"pipeline": pipeline, "data": data, "schedule": schedule}
+    layout: dict[str, Any] = {"pipeline": pipeline, "data": data, "schedule": schedule}
     losses, weights = train_in_threads(make_model, nn.functional.cross_entropy, make_batches(), **layout, **options)
     assert all(rank == losses[0] for rank in losses), "every rank has the same loss at the same step"
     assert losses[0] == expected
@@ -62,9 +65,9 @@ def test_equals_one_process(schedule, pipeline, data, count, clip_norm, dtype):
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05], ids=["free", "clip"])
 @pytest.mark.parametrize("pipeline", [1, 3])
-def test_replicas_equal_one_process_to_rounding(pipeline, clip_norm):
+def test_replicas_equal_one_process_to_rounding(pipeline: int, clip_norm: float | None) -> None:
     """One process accumulates replica after replica; replicas sum their sums."""
-    options = {"count": 4, "clip_norm": clip_norm, "optimizer": partial(torch.optim.SGD, lr=0.5)}
+    options: dict[str, Any] = {"count": 4, "clip_norm": clip_norm, "optimizer": partial(torch.optim.SGD, lr=0.5)}
     expected_model = make_model()
     expected = train(expected_model, nn.functional.cross_entropy, make_batches(), replicas=2, **options)
     losses, weights = train_in_threads(
@@ -77,8 +80,8 @@ def test_replicas_equal_one_process_to_rounding(pipeline, clip_norm):
 
 @pytest.mark.parametrize("data", [1, 2])
 @pytest.mark.parametrize("batch", [13, 2])
-def test_uneven_and_empty_microbatches(batch, data):
-    options = {"count": 4, "optimizer": adamw}
+def test_uneven_and_empty_microbatches(batch: int, data: int) -> None:
+    options: dict[str, Any] = {"count": 4, "optimizer": adamw}
     expected_model = make_model()
     expected = train(expected_model, masked_sum, make_batches(batch), replicas=data, **options)
     losses, weights = train_in_threads(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +21,9 @@ from runner.model.load import model_layers
 from runner.optim.kinds.kfac import KFAC, preconditioned_layers
 from runner.profiling.model import profile_model
 from runner.schedule.catalogue import registry
+from runner.schedule.values import Schedule
 
-SETTINGS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "damping": 1e-2, "refresh_every": 3}
+SETTINGS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "damping": 1e-2, "refresh_every": 3}
 STEPS, COUNT = 8, 4
 
 
@@ -40,9 +43,15 @@ def make_batches(samples: int, *shape: int) -> list[tuple[torch.Tensor, torch.Te
     ]
 
 
-def train_kfac(make, loss, batches, schedule, pipeline):
+def train_kfac(
+    make: Callable[..., Any],
+    loss: Callable[..., Any],
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    schedule: Schedule | str,
+    pipeline: int,
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of the last rank, and the weights by global name."""
-    options = {"schedule": schedule, "pipeline": pipeline, "data": 1, "count": COUNT}
+    options: dict[str, Any] = {"schedule": schedule, "pipeline": pipeline, "data": 1, "count": COUNT}
     losses, weights = train_in_threads(make, loss, batches, optimizer=partial(KFAC, **SETTINGS), **options)
     return losses[-1], weights
 
@@ -116,7 +125,9 @@ def test_derived_shared_and_frozen_layers_are_left_alone() -> None:
     assert list(preconditioned_layers(model, [tied.weight])) == [plain]
 
 
-def trained(steps: range, kept: dict | None = None, weights: dict | None = None):
+def trained(
+    steps: range, kept: dict[str, Any] | None = None, weights: dict[str, Any] | None = None
+) -> tuple[nn.Sequential, torch.optim.Optimizer]:
     """A model after these steps of the batches, and its optimizer."""
     model, batches = make_model(), make_batches(8)
     model.load_state_dict(weights or model.state_dict())
@@ -126,7 +137,7 @@ def trained(steps: range, kept: dict | None = None, weights: dict | None = None)
     for step in steps:
         kfac.begin()
         model.zero_grad()
-        functional.mse_loss(model(batches[step][0]), batches[step][1]).backward()
+        functional.mse_loss(model(batches[step][0]), batches[step][1]).backward()  # type: ignore[no-untyped-call]  # the library's
         kfac.step()
     return model, kfac
 

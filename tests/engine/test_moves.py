@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from runner.plan.memory.predict import held_microbatches, predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_layers
 from runner.schedule import build, lower
-from runner.schedule.values import Op, Payload
+from runner.schedule.values import Op, Payload, Schedule
 
 adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 WIDTH = 12
@@ -47,7 +48,7 @@ def test_equal_to_one_process_bitwise(ranks: int, microbatches: int, samples: in
     """Uneven and empty micro-batches, too."""
     batches = make_batches(samples)
     assert build("bpipe", ranks=ranks, microbatches=microbatches).moves
-    options = {"count": microbatches, "clip_norm": 0.5, "optimizer": adamw}
+    options: dict[str, Any] = {"count": microbatches, "clip_norm": 0.5, "optimizer": adamw}
     losses, weights = train_in_threads(
         make_model, functional.mse_loss, batches, schedule="bpipe", pipeline=ranks, data=1, **options
     )
@@ -67,8 +68,14 @@ def test_what_is_sent_is_what_the_plan_counts() -> None:
     for order in (schedule, plain):
         models = [make_model() for _ in range(ranks)]
 
-        def run(transport: ThreadTransport, order=order, models=models) -> int:
-            layout = {"schedule": order, "pipeline": ranks, "data": 1, "count": count, "optimizer": adamw}
+        def run(transport: ThreadTransport, order: Schedule = order, models: list[nn.Sequential] = models) -> int:
+            layout: dict[str, Any] = {
+                "schedule": order,
+                "pipeline": ranks,
+                "data": 1,
+                "count": count,
+                "optimizer": adamw,
+            }
             engine = make_engine(models[transport.rank], functional.mse_loss, transport, **layout)
             engine.submit(part_of(batch, transport, ranks, 1, order))
             engine.drain()

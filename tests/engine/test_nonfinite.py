@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ class Breaks(nn.Module):
             return torch.where(marked, torch.nan, x)
         if self.phase == "backward" and marked.any() and x.requires_grad:
             x = x.clone()
-            x.register_hook(lambda gradient: gradient * math.nan)
+            x.register_hook(lambda gradient: gradient * math.nan)  # type: ignore[no-untyped-call]  # the library's
         return x * 1.0
 
 
@@ -44,7 +46,16 @@ class Passes(nn.Module):
         return torch.cat([self.linear(x[:, :-1]), x[:, -1:]], dim=1)
 
 
-def run(phase: str, at: int, *, pipeline: int, data: int = 1, marked: int | None = 9, loss=None, **options):
+def run(
+    phase: str,
+    at: int,
+    *,
+    pipeline: int,
+    data: int = 1,
+    marked: int | None = 9,
+    loss: Callable[..., Any] | None = None,
+    **options: Any,
+) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
     """Sample ``marked`` of step 1 breaks in layer ``at``."""
 
     def model() -> nn.Sequential:
@@ -70,7 +81,7 @@ def run(phase: str, at: int, *, pipeline: int, data: int = 1, marked: int | None
 
 
 @pytest.mark.parametrize(("at", "stage", "data"), [(0, 0, 1), (3, 1, 2), (5, 2, 1)])
-def test_a_forward_is_named(at, stage, data):
+def test_a_forward_is_named(at: int, stage: int, data: int) -> None:
     with pytest.raises(RunFailedError) as caught:
         run("forward", at, pipeline=3, data=data)
     assert str(caught.value) == (
@@ -79,13 +90,13 @@ def test_a_forward_is_named(at, stage, data):
     )
 
 
-def test_a_single_process_names_it_as_well():
+def test_a_single_process_names_it_as_well() -> None:
     with pytest.raises(RunFailedError, match="the output of layer 3 on stage 0, micro-batch 2"):
         run("forward", 3, pipeline=1)
 
 
 @pytest.mark.parametrize(("at", "stage"), [(2, 0), (4, 1)])
-def test_a_backward_is_named(at, stage):
+def test_a_backward_is_named(at: int, stage: int) -> None:
     """The loss is finite; the gradient of what the layer before gave is the first that is not."""
     with pytest.raises(RunFailedError, match=r"step 1: the loss is [\d.]+, but a gradient is not finite") as caught:
         run("backward", at, pipeline=3)
@@ -94,7 +105,7 @@ def test_a_backward_is_named(at, stage):
     )
 
 
-def test_an_input_that_is_not_finite_is_named():
+def test_an_input_that_is_not_finite_is_named() -> None:
     def poisoned(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(output, torch.where(target > 2.5, torch.nan, target))
 
@@ -102,12 +113,12 @@ def test_an_input_that_is_not_finite_is_named():
         run("forward", 3, pipeline=2, marked=None, loss=poisoned)
 
 
-def test_weights_that_are_not_finite_are_named():
+def test_weights_that_are_not_finite_are_named() -> None:
     with pytest.raises(RunFailedError, match=r"layer 0 on stage 0 \(of which the weights already had it\)"):
         run("none", 5, pipeline=2, marked=None, optimizer=partial(torch.optim.SGD, lr=math.inf))
 
 
-def test_a_gradient_of_a_weight_is_named():
+def test_a_gradient_of_a_weight_is_named() -> None:
     class RootOfNothing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -134,7 +145,7 @@ def test_a_gradient_of_a_weight_is_named():
         )
 
 
-def test_a_skipped_step_reports_its_loss_and_the_run_goes_on():
+def test_a_skipped_step_reports_its_loss_and_the_run_goes_on() -> None:
     losses, weights = run("forward", 3, pipeline=3, skip_nonfinite=True)
     assert [math.isfinite(loss) for loss in losses[0]] == [True, False, True]
     assert all(torch.isfinite(value).all() for value in weights.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -89,13 +90,18 @@ def run_engine(
 ) -> tuple[list[list[float]], dict[str, Tensor], list[list[str]]]:
     """Losses and actions of the last step by rank, and the weights."""
     models = [make() for _ in range(schedule.ranks)]
-    layout = {"schedule": schedule, "pipeline": schedule.ranks, "data": 1, "count": schedule.microbatches}
+    layout: dict[str, Any] = {
+        "schedule": schedule,
+        "pipeline": schedule.ranks,
+        "data": 1,
+        "count": schedule.microbatches,
+    }
 
     def rank(inner: ThreadTransport) -> tuple[list[float], dict[str, Tensor], list[str]]:
         transport = around[inner.rank](inner) if inner.rank in around else inner
         engine = make_engine(
             models[inner.rank], functional.cross_entropy, transport, optimizer=adamw, clip_norm=0.05, **layout
-        )  # type: ignore[arg-type]
+        )
         steps = [
             step for batch in batches for step in engine.submit(part_of(batch, inner, schedule.ranks, 1, schedule))
         ]
@@ -163,8 +169,8 @@ def test_the_engine_of_other_schedules_watches_nothing() -> None:
     static = registry.build("varuna", ranks=2, microbatches=4)
 
     def rank(inner: ThreadTransport) -> bool:
-        layout = {"schedule": static, "pipeline": 2, "data": 1, "count": 4}
-        engine = make_engine(make_model(), functional.cross_entropy, inner, optimizer=adamw, **layout)  # type: ignore[arg-type]
+        layout: dict[str, Any] = {"schedule": static, "pipeline": 2, "data": 1, "count": 4}
+        engine = make_engine(make_model(), functional.cross_entropy, inner, optimizer=adamw, **layout)
         return isinstance(engine.transport, WatchedTransport)
 
     assert run_ranks(2, rank) == [False, False]
@@ -204,8 +210,8 @@ def test_a_failing_rank_ends_the_others() -> None:
     models[1][6] = Broken()
 
     def rank(inner: ThreadTransport) -> None:
-        layout = {"schedule": schedule, "pipeline": 2, "data": 1, "count": 4}
-        engine = make_engine(models[inner.rank], functional.cross_entropy, inner, optimizer=adamw, **layout)  # type: ignore[arg-type]
+        layout: dict[str, Any] = {"schedule": schedule, "pipeline": 2, "data": 1, "count": 4}
+        engine = make_engine(models[inner.rank], functional.cross_entropy, inner, optimizer=adamw, **layout)
         batch = part_of(make_batches(8)[0], inner, 2, 1, schedule)
         engine.submit(batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 from runner.model.layers import layers_of
 from runner.model.ties import find_ties, with_all_names
 from runner.schedule.catalogue import registry
+from runner.schedule.values import Schedule
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.05], ids=["free", "clip"])
@@ -23,7 +25,7 @@ from runner.schedule.catalogue import registry
 def test_equals_one_process_bitwise(ranks: int, batch: int, clip_norm: float | None) -> None:
     """Uneven micro-batches; odd numbers of ranks have a stage in the middle with one copy."""
     schedule = registry.build("pipefb", ranks=ranks, microbatches=5)
-    options = {"clip_norm": clip_norm, "optimizer": adamw}
+    options: dict[str, Any] = {"clip_norm": clip_norm, "optimizer": adamw}
     results = train_twins(make_model, functional.cross_entropy, make_batches(batch), schedule, **options)
     model = make_model()
     losses = train(model, functional.cross_entropy, make_batches(batch), count=5, **options)
@@ -40,7 +42,7 @@ def make_random(dropout: float = 0.3) -> nn.Sequential:
 
 def test_dropout_is_drawn_again_alike_on_the_other_rank() -> None:
     """The forward's losses and the backward's gradients see one mask: as 1F1B, which has them on one rank."""
-    options = {"pipeline": 3, "data": 1, "count": 4, "optimizer": adamw}
+    options: dict[str, Any] = {"pipeline": 3, "data": 1, "count": 4, "optimizer": adamw}
     batches = [(x, torch.zeros_like(x)) for x, _ in make_batches(10)]
     made = train_in_threads(make_random, functional.mse_loss, batches, schedule=_order(3, 4), **options)
     expected = train_in_threads(make_random, functional.mse_loss, batches, schedule="1f1b", **options)
@@ -51,7 +53,7 @@ def test_dropout_is_drawn_again_alike_on_the_other_rank() -> None:
 def test_tied_weights_replicas_and_empty_microbatches() -> None:
     sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     batches = token_batches(7)
-    options = {"pipeline": 3, "data": 2, "count": 4, "clip_norm": 0.1, "optimizer": sgd}
+    options: dict[str, Any] = {"pipeline": 3, "data": 2, "count": 4, "clip_norm": 0.1, "optimizer": sgd}
     losses, weights = train_in_threads(make_tied, token_loss, batches, schedule=_order(3, 4), **options)
     model = make_tied()
     expected = train(model, token_loss, batches, replicas=2, count=4, clip_norm=0.1, optimizer=sgd)
@@ -61,5 +63,5 @@ def test_tied_weights_replicas_and_empty_microbatches() -> None:
         torch.testing.assert_close(whole[key], value, rtol=1e-4, atol=1e-6)
 
 
-def _order(ranks: int, microbatches: int):
+def _order(ranks: int, microbatches: int) -> Schedule:
     return registry.build("pipefb", ranks=ranks, microbatches=microbatches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +14,15 @@ from torch import nn
 from torch.nn import functional
 
 from runner.checkpoint.state import load_optimizer_state, own_optimizer_state
-from runner.engine.transport.threads import run_ranks
+from runner.engine.engine import Engine
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.optim.kinds.kfac import KFAC
 from runner.schedule.catalogue import registry
 from runner.schedule.simulation.clock import Costs
 from runner.schedule.values import Schedule
 
 COUNT = 4
-CHOICES = {key: value for key, value in SETTINGS.items() if key != "refresh_every"}
+CHOICES: dict[str, Any] = {key: value for key, value in SETTINGS.items() if key != "refresh_every"}
 
 
 def when_inverted(schedule: Schedule) -> dict[tuple[int, str], int]:
@@ -40,13 +42,15 @@ def stage_of_linears(ranks: int) -> list[int]:
     return {2: [0, 0, 1, 1], 4: [0, 0, 1, 2]}[ranks]
 
 
-def expected(schedule: Schedule, ranks: int, batches):
+def expected(
+    schedule: Schedule, ranks: int, batches: list[tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[nn.Sequential, list[float]]:
     model, inverted = make_model().double(), when_inverted(schedule)
     of_linear = {(n, side): inverted[stage, side] for n, stage in enumerate(stage_of_linears(ranks)) for side in "AB"}
     return model, plain_kfac(model, batches, CHOICES, schedule.windows, of_linear)
 
 
-def many_batches(samples: int, steps: int, *shape: int):
+def many_batches(samples: int, steps: int, *shape: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     batches = make_batches(samples, *shape)
     return [tuple(part.double() for part in batches[step % len(batches)]) for step in range(steps)]
 
@@ -73,7 +77,7 @@ def test_equals_plain_kfac_with_the_same_staleness(
     schedule = registry.build("pipefisher", ranks=ranks, microbatches=COUNT, base=base, costs=costs)
     assert schedule.windows == interval
     batches = many_batches(10, 2 * interval + 3)
-    options = {"schedule": schedule, "pipeline": ranks, "data": 1, "count": COUNT}
+    options: dict[str, Any] = {"schedule": schedule, "pipeline": ranks, "data": 1, "count": COUNT}
     losses, weights = train_in_threads(
         make_model, functional.mse_loss, batches, optimizer=partial(KFAC, **CHOICES), dtype=torch.float64, **options
     )
@@ -83,19 +87,23 @@ def test_equals_plain_kfac_with_the_same_staleness(
         torch.testing.assert_close(weights[key], value, rtol=1e-8, atol=1e-9)
 
 
-def engines(transport, schedule: Schedule, models: list[nn.Module]):
+def engines(
+    transport: ThreadTransport, schedule: Schedule, models: list[nn.Module]
+) -> tuple[Engine, torch.optim.Optimizer]:
     """The engine of a rank, and its optimizer."""
     made: list[KFAC] = []
 
-    def keep(parameters) -> KFAC:
+    def keep(parameters: list[nn.Parameter]) -> KFAC:
         made.append(KFAC(parameters, **CHOICES))
         return made[0]
 
-    layout = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT}
+    layout: dict[str, Any] = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT}
     return make_engine(models[transport.rank], functional.mse_loss, transport, optimizer=keep, **layout), made[0]
 
 
-def submitted(engine, transport, schedule: Schedule, batches) -> None:
+def submitted(
+    engine: Engine, transport: ThreadTransport, schedule: Schedule, batches: list[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
     for batch in batches:
         engine.submit(part_of(batch, transport, 2, 1, schedule))
 
@@ -107,7 +115,7 @@ def test_goes_on_bit_for_bit_from_any_step(cut: int) -> None:
     batches = many_batches(10, 8)
     whole, broken = ([make_model() for _ in range(2)] for _ in range(2))
 
-    def run(transport) -> tuple[bool, bool]:
+    def run(transport: ThreadTransport) -> tuple[bool, bool]:
         engine, _ = engines(transport, schedule, whole)
         submitted(engine, transport, schedule, batches)
         expected = [parameter.clone() for parameter in engine.stages[transport.rank].parameters()]
@@ -134,7 +142,7 @@ def test_validation_within_an_interval_changes_nothing() -> None:
     schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
     batches = many_batches(10, 7)
 
-    def run(transport, models: list[nn.Module], validates: bool):
+    def run(transport: ThreadTransport, models: list[nn.Module], validates: bool) -> Any:
         engine, _ = engines(transport, schedule, models)
         for batch in batches:
             part = part_of(batch, transport, 2, 1, schedule)
@@ -155,7 +163,7 @@ def test_nothing_is_kept_when_the_interval_ends_or_the_stream_is_drained() -> No
     batches = many_batches(10, 6)
     models = [make_model() for _ in range(2)]
 
-    def run(transport) -> list[int]:
+    def run(transport: ThreadTransport) -> list[int]:
         engine, _ = engines(transport, schedule, models)
         counts = []
         for batch in batches:
@@ -177,8 +185,14 @@ def test_a_skipped_step_leaves_the_inverses_there_are() -> None:
     batches[interval] = (batches[interval][0].log(), batches[interval][1])
     models = [make_model() for _ in range(2)]
 
-    def run(transport):
-        layout = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT, "skip_nonfinite": True}
+    def run(transport: ThreadTransport) -> Any:
+        layout: dict[str, Any] = {
+            "schedule": schedule,
+            "pipeline": 2,
+            "data": 1,
+            "count": COUNT,
+            "skip_nonfinite": True,
+        }
         engine = make_engine(
             models[transport.rank], functional.mse_loss, transport, optimizer=partial(KFAC, **CHOICES), **layout
         )
@@ -193,6 +207,6 @@ def test_a_skipped_step_leaves_the_inverses_there_are() -> None:
 
 def test_without_k_fac_there_is_no_engine() -> None:
     schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT)
-    options = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT}
+    options: dict[str, Any] = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT}
     with pytest.raises(ValueError, match="pipefisher needs K-FAC"):
         train_in_threads(make_model, functional.mse_loss, [], optimizer=partial(torch.optim.SGD, lr=0.1), **options)

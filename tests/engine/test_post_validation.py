@@ -7,6 +7,8 @@ import math
 import random
 import time
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from test_precision import OverflowsOnce
 from test_split_schedules import V_SHAPE, from_file
 from torch import nn
 
+from runner.engine.options import TakenBack
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.loss_scale import LossScaling
 from runner.errors import RunFailedError
@@ -47,12 +50,14 @@ def make_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def run(schedule: Schedule, *, data: int = 1, model: dict | None = None, delays: int | None = None, **options):
+def run(
+    schedule: Schedule, *, data: int = 1, model: dict[str, Any] | None = None, delays: int | None = None, **options: Any
+) -> list[tuple[list[float], dict[str, torch.Tensor], list[TakenBack]]]:
     """Per rank: the steps' losses, the weights and buffers at the end, what was taken back."""
     pipeline = schedule.ranks
     models = [make_model(**model or {}) for _ in range(pipeline * data)]
 
-    def one(transport: ThreadTransport):
+    def one(transport: ThreadTransport) -> tuple[list[float], dict[str, torch.Tensor], list[TakenBack]]:
         shuffler = random.Random(f"{delays} {transport.rank}")
         engine = make_engine(
             models[transport.rank],
@@ -84,11 +89,14 @@ def named(name: str, ranks: int, count: int = COUNT) -> Schedule:
 
 
 @pytest.fixture
-def v_shape(tmp_path) -> Schedule:
+def v_shape(tmp_path: Path) -> Schedule:
     return from_file(V_SHAPE, tmp_path, ranks=2, count=2, chunks=2)
 
 
-def assert_same(found, expected) -> None:
+def assert_same(
+    found: list[tuple[list[float], dict[str, torch.Tensor], list[TakenBack]]],
+    expected: list[tuple[list[float], dict[str, torch.Tensor], list[Any]]],
+) -> None:
     for (losses, weights, _), (other_losses, other_weights, _) in zip(found, expected, strict=True):
         assert losses == other_losses
         assert all(torch.equal(weights[name], other_weights[name]) for name in other_weights)
@@ -96,8 +104,8 @@ def assert_same(found, expected) -> None:
 
 @pytest.mark.parametrize("clip_norm", [0.5, 1.0, 2.0, None])
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "naive"])
-def test_clipped_steps_are_taken_back_bitwise(name, clip_norm):
-    without_dropout = {"dropout": 0.0}
+def test_clipped_steps_are_taken_back_bitwise(name: str, clip_norm: float | None) -> None:
+    without_dropout: dict[str, Any] = {"dropout": 0.0}
     found = run(named(name, 3), model=without_dropout, clip_norm=clip_norm, post_validation=True, delays=1)
     expected = make_model(**without_dropout)
     losses = train(expected, cross_entropy, make_batches(), count=COUNT, optimizer=adamw, clip_norm=clip_norm)
@@ -110,13 +118,13 @@ def test_clipped_steps_are_taken_back_bitwise(name, clip_norm):
         assert len(found[0][2]) < STEPS or clip_norm < 1.0, "some steps stay as they are"
 
 
-def test_two_chunks_on_a_rank(v_shape):
+def test_two_chunks_on_a_rank(v_shape: Schedule) -> None:
     found = run(v_shape, clip_norm=1.0, post_validation=True, delays=3)
     assert_same(found, run(v_shape, clip_norm=1.0))
     assert found[0][2]
 
 
-def test_replicas_take_the_same_steps_back():
+def test_replicas_take_the_same_steps_back() -> None:
     found = run(named("1f1b", 2, 2), data=2, clip_norm=1.0, post_validation=True, delays=4)
     assert_same(found, run(named("1f1b", 2, 2), data=2, clip_norm=1.0))
     assert found[0][2]
@@ -124,17 +132,22 @@ def test_replicas_take_the_same_steps_back():
 
 
 @pytest.mark.parametrize("layer", [0, 2, 5])
-def test_an_overflow_on_each_rank_in_turn_is_skipped_bitwise(layer):
-    options = {"model": {"overflow_at": layer}, "skip_nonfinite": True, "clip_norm": 5.0}
+def test_an_overflow_on_each_rank_in_turn_is_skipped_bitwise(layer: int) -> None:
+    options: dict[str, Any] = {"model": {"overflow_at": layer}, "skip_nonfinite": True, "clip_norm": 5.0}
     found = run(named("1f1b", 3), post_validation=True, delays=2, **options)
     assert_same(found, run(named("1f1b", 3), **options))
     assert all([step.step for step in taken_back if step.skipped] == [2] for _, _, taken_back in found)
 
 
 @pytest.mark.parametrize("layer", [0, 5])
-def test_the_loss_scale_is_the_one_of_waiting_ranks(layer):
+def test_the_loss_scale_is_the_one_of_waiting_ranks(layer: int) -> None:
     scaling = LossScaling(initial_scale=2.0**8, growth_interval=2, samples=BATCH)
-    options = {"model": {"overflow_at": layer}, "scaling": scaling, "dtype": torch.float16, "masters": True}
+    options: dict[str, Any] = {
+        "model": {"overflow_at": layer},
+        "scaling": scaling,
+        "dtype": torch.float16,
+        "masters": True,
+    }
     found = run(named("1f1b", 2), post_validation=True, **options)
     assert_same(found, run(named("1f1b", 2), **options))
     assert all([step.step for step in taken_back] == [2] for _, _, taken_back in found)
@@ -146,18 +159,18 @@ class SteepWhereNegative(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training and bool((x[:, 0] < -0.85).any()):  # after a tanh
             x = x.clone()
-            x.register_hook(lambda gradient: gradient * math.inf)
+            x.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]  # the library's
         return x
 
 
-def test_what_is_not_finite_ends_the_run_and_is_named():
+def test_what_is_not_finite_ends_the_run_and_is_named() -> None:
     torch.manual_seed(5)
     steep = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), SteepWhereNegative())
     with pytest.raises(RunFailedError, match=r"a gradient is not finite; first not finite: .*on stage 1"):
         run(named("1f1b", 3), model={"middle": steep}, post_validation=True)
 
 
-def test_weights_are_final_after_a_drain():
+def test_weights_are_final_after_a_drain() -> None:
     """The last step is clipped, and nothing comes after it."""
     found = run(named("gpipe", 2), clip_norm=0.01, post_validation=True)
     assert_same(found, run(named("gpipe", 2), clip_norm=0.01))
@@ -166,7 +179,7 @@ def test_weights_are_final_after_a_drain():
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "naive"])
-def test_beginnings_are_a_consistent_cut_of_forwards(name, ranks):
+def test_beginnings_are_a_consistent_cut_of_forwards(name: str, ranks: int) -> None:
     program = lower(named(name, ranks, 6))
     found = speculation(program)
     sent, received = [], []

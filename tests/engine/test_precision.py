@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def plain_loop(
                 output = model(x.to(weights))
             part = loss_function(output.float(), y) * len(x)
             total += float(part.detach().double())
-            (part * scale / BATCH if scales else part).backward()
+            (part * scale / BATCH if scales else part).backward()  # type: ignore[no-untyped-call]  # the library's
         for parameter, master in zip(parameters, updated, strict=True):
             gradient = parameter.grad.float() if masters else parameter.grad
             master.grad = gradient / scale if scales else gradient / BATCH
@@ -90,7 +91,7 @@ PRECISIONS = {
 @pytest.mark.parametrize("clip_value", [None, 0.01], ids=["free", "clip"])
 @pytest.mark.parametrize(("schedule", "pipeline"), [("1f1b", 1), ("gpipe", 2), ("1f1b", 3)])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_equals_one_process_bitwise(precision, schedule, pipeline, clip_value):
+def test_equals_one_process_bitwise(precision: str, schedule: str, pipeline: int, clip_value: float | None) -> None:
     options, plain = PRECISIONS[precision]
     expected, state = plain_loop(make_batches(), clip_value=clip_value, **plain)
     losses, weights = train_in_threads(
@@ -111,17 +112,17 @@ def test_equals_one_process_bitwise(precision, schedule, pipeline, clip_value):
 
 
 @pytest.mark.parametrize("precision", ["bf16_master", "fp16", "fp16_mixed"])
-def test_replicas_equal_one_process_to_the_rounding_of_their_sums(precision):
+def test_replicas_equal_one_process_to_the_rounding_of_their_sums(precision: str) -> None:
     options, plain = PRECISIONS[precision]
     expected, state = plain_loop(make_batches(), **plain)
-    layout = {"schedule": "1f1b", "pipeline": 2, "data": 2, "count": 2}
+    layout: dict[str, Any] = {"schedule": "1f1b", "pipeline": 2, "data": 2, "count": 2}
     losses, weights = train_in_threads(make_model, loss_function, make_batches(), optimizer=adamw, **layout, **options)
     assert losses[0] == pytest.approx(expected, rel=2e-2)
     for name in state:
         torch.testing.assert_close(weights[name].float(), state[name].float(), rtol=5e-2, atol=2e-2)
 
 
-def test_the_norm_is_clipped_after_unscaling():
+def test_the_norm_is_clipped_after_unscaling() -> None:
     """A norm of the scaled gradients would be a thousand times as large, and everything would be clipped."""
     runs = [
         train_in_threads(
@@ -153,11 +154,13 @@ class OverflowsOnce(nn.Module):
         self.calls += self.training
         if self.training and self.calls == self.step * COUNT + 2:  # in its second micro-batch
             x = x.clone()
-            x.register_hook(lambda gradient: gradient * math.inf)
+            x.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]  # the library's
         return x
 
 
-def run_overflow(stage: int, options: dict, *, data: int = 1) -> list[tuple[list, dict, float]]:
+def run_overflow(
+    stage: int, options: dict[str, Any], *, data: int = 1
+) -> list[tuple[list[Any], dict[str, Any], float]]:
     """Per rank: what each step gave, the weights after each step, the scale at the end; step 1 overflows."""
 
     def model() -> nn.Sequential:
@@ -167,7 +170,7 @@ def run_overflow(stage: int, options: dict, *, data: int = 1) -> list[tuple[list
 
     models = [model() for _ in range(3 * data)]
 
-    def run(transport: ThreadTransport) -> tuple[list, list, float]:
+    def run(transport: ThreadTransport) -> tuple[list[Any], list[Any], float]:
         engine = make_engine(
             models[transport.rank],
             loss_function,
@@ -192,8 +195,8 @@ def run_overflow(stage: int, options: dict, *, data: int = 1) -> list[tuple[list
 
 @pytest.mark.parametrize("precision", ["fp16", "fp16_mixed"])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_an_overflow_on_any_stage_skips_the_step_on_every_rank(stage, precision):
-    options = {**PRECISIONS[precision][0], "scaling": LossScaling(initial_scale=2.0**10, samples=BATCH)}
+def test_an_overflow_on_any_stage_skips_the_step_on_every_rank(stage: int, precision: str) -> None:
+    options: dict[str, Any] = {**PRECISIONS[precision][0], "scaling": LossScaling(initial_scale=2.0**10, samples=BATCH)}
     for steps, weights, scale in run_overflow(stage, options):
         assert [step.skipped for step in steps] == [False, True, False, False]
         assert [step.loss_scale for step in steps] == [2.0**10, 2.0**10, 2.0**9, 2.0**9], "it halves once"
@@ -204,20 +207,20 @@ def test_an_overflow_on_any_stage_skips_the_step_on_every_rank(stage, precision)
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_without_scaling_a_step_is_skipped_where_asked(stage):
+def test_without_scaling_a_step_is_skipped_where_asked(stage: int) -> None:
     for steps, weights, _ in run_overflow(stage, {"skip_nonfinite": True}):
         assert [step.skipped for step in steps] == [False, True, False, False]
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_the_scale_follows_gradscaler():
+def test_the_scale_follows_gradscaler() -> None:
     """The same verdicts give the same scales as torch's own."""
     torch_scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=2)
     own = LossScale(LossScaling(initial_scale=2.0**4, growth_interval=2))
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     for bad in [0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 0]:
-        torch_scaler.scale(weight.sum() * (math.inf if bad else 1.0)).backward()
+        torch_scaler.scale(weight.sum() * (math.inf if bad else 1.0)).backward()  # type: ignore[no-untyped-call]  # the library's
         torch_scaler.step(optimizer)
         torch_scaler.update()
         optimizer.zero_grad()
@@ -225,13 +228,13 @@ def test_the_scale_follows_gradscaler():
         assert own.value == torch_scaler.get_scale()
 
 
-def test_at_the_minimum_an_overflow_is_none_of_the_scales_making():
+def test_at_the_minimum_an_overflow_is_none_of_the_scales_making() -> None:
     scale = LossScale(LossScaling(initial_scale=4.0, minimum_scale=1.0))
     assert [scale.overflowed() for _ in range(4)] == [True, True, False, False]
     assert scale.value == 1.0
 
 
-def test_a_resumed_scale_grows_when_the_uncut_one_does():
+def test_a_resumed_scale_grows_when_the_uncut_one_does() -> None:
     first, second = (LossScale(LossScaling(initial_scale=4.0, growth_interval=3)) for _ in range(2))
     first.succeeded()
     first.succeeded()
@@ -240,13 +243,13 @@ def test_a_resumed_scale_grows_when_the_uncut_one_does():
     assert second.value == 8.0
 
 
-def test_the_batch_does_not_change_what_a_sample_is_scaled_by():
+def test_the_batch_does_not_change_what_a_sample_is_scaled_by() -> None:
     assert LossScale(LossScaling(initial_scale=64.0, samples=16)).of_sum == 4.0
     assert LossScale(LossScaling(initial_scale=64.0, samples=24)).of_sum == 4.0, "a power of two"
     assert LossScale(None).of_sum == 1.0
 
 
-def test_master_weights_keep_updates_that_16_bits_lose():
+def test_master_weights_keep_updates_that_16_bits_lose() -> None:
     weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     optimizer = MasterWeights([weight], lambda masters: torch.optim.SGD(masters, lr=1e-3))
     for _ in range(10):
@@ -256,7 +259,7 @@ def test_master_weights_keep_updates_that_16_bits_lose():
     assert torch.equal(weight.detach(), torch.full((4,), 0.99).bfloat16())
 
 
-def test_master_weights_are_saved_and_loaded_in_full_precision():
+def test_master_weights_are_saved_and_loaded_in_full_precision() -> None:
     def made() -> tuple[nn.Parameter, MasterWeights]:
         weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
         return weight, MasterWeights([weight], adamw)
@@ -277,7 +280,7 @@ def test_master_weights_are_saved_and_loaded_in_full_precision():
     assert two.state[second]["exp_avg"].dtype is torch.float32
 
 
-def test_the_configured_optimizer_gets_masters():
+def test_the_configured_optimizer_gets_masters() -> None:
     from runner.config.schema import OptimizerConfig
 
     weight = nn.Parameter(torch.ones(2, dtype=torch.float16))

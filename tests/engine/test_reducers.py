@@ -58,7 +58,7 @@ def by_hand(batches: Sequence[tuple[Tensor, Tensor]], *, keep: bool = True) -> d
                 total += sent.float()
         with torch.no_grad():
             for parameter, total in zip(model.parameters(), totals, strict=True):
-                parameter -= RATE * (total / 4)
+                parameter.sub_(RATE * (total / 4))
     return model.state_dict()
 
 

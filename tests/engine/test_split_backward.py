@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution_backward", "embedding_
 class Made(nn.Module):
     """A module from a function of its children and its input."""
 
-    def __init__(self, function: Callable[[nn.Module, Any], Any], **children: nn.Module | nn.Parameter) -> None:
+    def __init__(self, function: Callable[[nn.Module, Any], Any], **children: Any) -> None:
         super().__init__()
         self.function = function
         for name, child in children.items():
@@ -53,24 +53,28 @@ def mlp() -> nn.Module:
 
 
 def residual(module: Any, x: Tensor) -> Tensor:
-    return x + module.inner(x)
+    made: Tensor = x + module.inner(x)
+    return made
 
 
 def chunked(module: Any, x: Tensor) -> Tensor:
     a, b, c = module.inner(x).chunk(3, dim=-1)
     first, second = torch.split(a * b, [2, 4], dim=-1)
-    return torch.cat([second, first], -1) + c.sigmoid()
+    made: Tensor = torch.cat([second, first], -1) + c.sigmoid()
+    return made
 
 
 def in_place(module: Any, x: Tensor) -> Tensor:
     hidden = module.inner(x).mul_(2.0).add_(x)
     hidden[:, 1] += 1.0
     hidden[:, 0] = module.other(x)[:, 0] * 2
-    return module.inner(hidden.tanh_()).relu_()
+    made: Tensor = module.inner(hidden.tanh_()).relu_()
+    return made
 
 
 def gated_by_detached(module: Any, x: Tensor) -> Tensor:
-    return module.inner(x.detach()) + module.other(x)
+    made: Tensor = module.inner(x.detach()) + module.other(x)
+    return made
 
 
 def expert_products(module: Any, x: Tensor) -> Tensor:
@@ -99,12 +103,14 @@ class Squared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * 2 * ctx.saved_tensors[0]
+        made: Tensor = gradients[0] * 2 * ctx.saved_tensors[0]
+        return made
 
 
 def functions_of_weights(module: Any, x: Tensor) -> Tensor:
     tripled, squared = Tripled.apply(module.waiting), Squared.apply(module.at_once)  # type: ignore[no-untyped-call]
-    return x @ tripled + x @ squared
+    made: Tensor = x @ tripled + x @ squared
+    return made
 
 
 def five_steps(module: Any, x: Tensor) -> Tensor:
@@ -301,7 +307,7 @@ def make(name: str, *, first: bool = False) -> Run:
 def counted(function: Callable[[], Any]) -> Counter[str]:
     """How often each product is computed by ``function``."""
 
-    class Count(TorchDispatchMode):
+    class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]  # the library's
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func.overloadpacket.__name__
             if name == "convolution_backward":
@@ -311,7 +317,7 @@ def counted(function: Callable[[], Any]) -> Counter[str]:
             return func(*args, **(kwargs or {}))
 
     counts: Counter[str] = Counter()
-    with Count():
+    with Count():  # type: ignore[no-untyped-call]  # the library's
         function()
     return counts
 
@@ -403,7 +409,7 @@ def test_a_hook_on_a_weight_runs_once_on_the_whole_gradient() -> None:
 
 
 @pytest.fixture
-def without_collector():
+def without_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def split(name: str, folder: Path, ranks: int, count: int, delay: int, whole: tu
 def assert_equals_one_process(
     schedule: Schedule, ranks: int, count: int, *, data: int = 1, batch: int = 16, dtype: torch.dtype = torch.float32
 ) -> None:
-    options = {"count": count, "clip_norm": 0.05, "optimizer": adamw, "dtype": dtype}
+    options: dict[str, Any] = {"count": count, "clip_norm": 0.05, "optimizer": adamw, "dtype": dtype}
     expected_model = make_model()
     loss = nn.functional.cross_entropy
     expected = train(expected_model, loss, make_batches(batch), replicas=data, by_replica=True, **options)
@@ -126,7 +127,7 @@ def test_a_gpt_with_dropout_equals_its_unsplit_self(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     tokens = [torch.randint(11, (8, 6), generator=generator) for _ in range(2)]
     batches = [(t, t.roll(-1, 1)) for t in tokens]
-    options = {"pipeline": 2, "data": 1, "count": 4, "optimizer": adamw}
+    options: dict[str, Any] = {"pipeline": 2, "data": 1, "count": 4, "optimizer": adamw}
     expected = train_in_threads(model, loss, batches, schedule="1f1b", **options)
     made = train_in_threads(model, loss, batches, schedule=split("1f1b", tmp_path, 2, 4, 2), **options)
     assert made[0] == expected[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from reference import train
 from small_models import Unembed, token_loss
 from torch import nn
 
-from runner.engine.transport.threads import run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.model.layers import build_stage, layers_of
 from runner.model.ties import find_ties, sharing_problems, with_all_names
 
@@ -34,8 +35,8 @@ def make_batches(batch: int = 12) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.mark.parametrize("clip_norm", [None, 0.05], ids=["free", "clip"])
 @pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2)])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_tied_weights_equal_one_process(schedule, pipeline, data, clip_norm):
-    options = {"count": 3, "clip_norm": clip_norm, "optimizer": sgd}
+def test_tied_weights_equal_one_process(schedule: str, pipeline: int, data: int, clip_norm: float | None) -> None:
+    options: dict[str, Any] = {"count": 3, "clip_norm": clip_norm, "optimizer": sgd}
     model = make_tied()
     expected = train(model, token_loss, make_batches(), replicas=data, **options)
     losses, weights = train_in_threads(
@@ -51,12 +52,12 @@ def test_tied_weights_equal_one_process(schedule, pipeline, data, clip_norm):
         torch.testing.assert_close(own.state_dict()[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_copies_and_their_optimizer_states_stay_bitwise_equal():
+def test_copies_and_their_optimizer_states_stay_bitwise_equal() -> None:
     models = [make_tied() for _ in range(3)]
     optimizers: dict[int, torch.optim.Optimizer] = {}
 
-    def run(transport):
-        def keep(parameters):
+    def run(transport: ThreadTransport) -> None:
+        def keep(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             optimizers[transport.rank] = adamw(parameters)
             return optimizers[transport.rank]
 
@@ -75,13 +76,13 @@ def test_copies_and_their_optimizer_states_stay_bitwise_equal():
         assert torch.equal(value, optimizers[2].state[last][key]), key
 
 
-def test_a_frozen_tied_weight_needs_no_gradient():
-    def frozen():
+def test_a_frozen_tied_weight_needs_no_gradient() -> None:
+    def frozen() -> nn.Sequential:
         model = make_tied()
         model[0].weight.requires_grad_(False)
         return model
 
-    options = {"count": 3, "optimizer": sgd}
+    options: dict[str, Any] = {"count": 3, "optimizer": sgd}
     expected = train(frozen(), token_loss, make_batches(), **options)
     losses, weights = train_in_threads(
         frozen, token_loss, make_batches(), pipeline=3, data=1, schedule="1f1b", **options
@@ -90,7 +91,7 @@ def test_a_frozen_tied_weight_needs_no_gradient():
     assert torch.equal(weights["0.weight"], frozen()[0].weight)
 
 
-def test_a_stage_loads_a_tied_weight_by_its_first_name():
+def test_a_stage_loads_a_tied_weight_by_its_first_name() -> None:
     source = make_tied()
     stage = build_stage(layers_of(source, 0), 4, 6)
     state = {name: torch.full_like(value, 3.0) for name, value in stage.global_state().items()}
@@ -99,14 +100,14 @@ def test_a_stage_loads_a_tied_weight_by_its_first_name():
     assert bool((source[0].weight == 3.0).all())
 
 
-def test_names_of_a_listed_layer_that_is_used_twice():
+def test_names_of_a_listed_layer_that_is_used_twice() -> None:
     class Listed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             block = nn.Linear(4, 4)
             self.blocks = nn.ModuleList([block, nn.Tanh(), block])
 
-        def layers(self):
+        def layers(self) -> list[nn.Module]:
             return list(self.blocks)
 
     model = Listed()
@@ -118,14 +119,14 @@ def test_names_of_a_listed_layer_that_is_used_twice():
     assert set(model.state_dict()) == {name for tie in ties for _, name in tie.places}
 
 
-def test_memory_behind_two_parameters_is_refused():
+def test_memory_behind_two_parameters_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     model[2].weight.data = model[0].weight.data
     (problem,) = sharing_problems(layers_of(model, 0), "m:f")
     assert "0.weight and 2.weight are two parameters over one memory" in problem.line()
 
 
-def test_running_statistics_in_two_stages_are_refused():
+def test_running_statistics_in_two_stages_are_refused() -> None:
     norm = nn.BatchNorm1d(4)
     (problem,) = sharing_problems(layers_of(nn.Sequential(norm, nn.Linear(4, 4), norm), 0), "m:f")
     assert "0 keeps running statistics and is used in layers 0, 2" in problem.line()

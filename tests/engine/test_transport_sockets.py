@@ -95,4 +95,4 @@ def longest_wait(transport: SocketTransport, rank: int, peer: int) -> None:
 
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
-    spawn(_process, (str(tmp_path / "meeting"),), nprocs=2)
+    spawn(_process, (str(tmp_path / "meeting"),), nprocs=2)  # type: ignore[no-untyped-call]  # the library's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -57,14 +58,19 @@ def make_batches(batch: int, steps: int = 3) -> Batches:
 
 
 def train_twins(
-    make: Callable[[], nn.Module], loss: Callable, batches: Batches, schedule: Schedule, **options: object
+    make: Callable[[], nn.Module], loss: Callable[..., Any], batches: Batches, schedule: Schedule, **options: Any
 ) -> list[tuple[list[FinishedStep], dict[int, State]]]:
     """Each rank's steps, and its copy of each of its stages."""
     models = [make() for _ in range(schedule.ranks)]
-    layout = {"schedule": schedule, "pipeline": schedule.ranks, "data": 1, "count": schedule.microbatches}
+    layout: dict[str, Any] = {
+        "schedule": schedule,
+        "pipeline": schedule.ranks,
+        "data": 1,
+        "count": schedule.microbatches,
+    }
 
     def run(transport: ThreadTransport) -> tuple[list[FinishedStep], dict[int, State]]:
-        engine = make_engine(models[transport.rank], loss, transport, **layout, **options)  # type: ignore[arg-type]
+        engine = make_engine(models[transport.rank], loss, transport, **layout, **options)
         steps = [
             step for batch in batches for step in engine.submit(part_of(batch, transport, schedule.ranks, 1, schedule))
         ]
@@ -83,7 +89,7 @@ def assert_twins_are_equal(copies: Sequence[dict[int, State]], schedule: Schedul
 
 
 NAMES = ["gems", "chimera", "chimera doubling", "chimera halving", "dualpipe", "bitpipe"]
-MATRIX = {"name": NAMES, "ranks": [2, 4], "uneven": [False, True], "clip_norm": [None, 0.05]}
+MATRIX: dict[str, list[Any]] = {"name": NAMES, "ranks": [2, 4], "uneven": [False, True], "clip_norm": [None, 0.05]}
 
 
 @pytest.mark.parametrize(list(MATRIX), covering(MATRIX, strength=2))
@@ -92,13 +98,13 @@ def test_the_sums_of_both_directions(name: str, ranks: int, uneven: bool, clip_n
     name, *variant = name.split()
     schedule = registry.build(name, ranks=ranks, microbatches=2 * ranks, variant=variant[0] if variant else None)
     batches = make_batches(6 * ranks - 1 if uneven else 4 * ranks)
-    options = {"clip_norm": clip_norm, "optimizer": adamw}
+    options: dict[str, Any] = {"clip_norm": clip_norm, "optimizer": adamw}
     results = train_twins(make_model, functional.cross_entropy, batches, schedule, **options)
     states = []
     for pipelines in (2, 1):
         model = make_model()
         count = schedule.microbatches
-        ways = {"count": count, "pipelines": pipelines, "joined": schedule.joined}
+        ways: dict[str, Any] = {"count": count, "pipelines": pipelines, "joined": schedule.joined}
         losses = train(model, functional.cross_entropy, batches, **ways, **options)
         states.append((losses, model.state_dict()))
     assert_twins_are_equal([copies for _, copies in results], schedule)
@@ -113,7 +119,7 @@ def test_twins_stay_equal_over_fifty_steps() -> None:
     """Two pipelines down and two up, with decaying moments and clipping: the reference sums pipeline by pipeline."""
     schedule = registry.build("chimera", ranks=4, microbatches=8, pipes=4)
     batches = make_batches(13, steps=50)
-    options = {"clip_norm": 0.2, "optimizer": adamw}
+    options: dict[str, Any] = {"clip_norm": 0.2, "optimizer": adamw}
     make_small = partial(make_model, 2)
     results = train_twins(make_small, functional.cross_entropy, batches, schedule, twin_check_every=10, **options)
     assert_twins_are_equal([copies for _, copies in results], schedule)
@@ -132,7 +138,7 @@ def test_tied_weights_and_other_shapes(name: str) -> None:
     ranks, microbatches, variant = ODD[name]
     schedule = registry.build(name, ranks=ranks, microbatches=microbatches, **variant)
     batches = token_batches(2 * microbatches - 1)
-    options = {"clip_norm": 0.1, "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)}
+    options: dict[str, Any] = {"clip_norm": 0.1, "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)}
     results = train_twins(make_tied, token_loss, batches, schedule, **options)
     assert_twins_are_equal([copies for _, copies in results], schedule)
     model = make_tied()
@@ -148,7 +154,7 @@ def test_tied_weights_and_other_shapes(name: str) -> None:
 def test_replicas_of_twins() -> None:
     schedule = registry.build("chimera", ranks=2, microbatches=4)
     batches = make_batches(19)
-    options = {"count": 4, "clip_norm": 0.1, "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    options: dict[str, Any] = {"count": 4, "clip_norm": 0.1, "optimizer": partial(torch.optim.SGD, lr=0.1)}
     losses, weights = train_in_threads(
         make_model, functional.cross_entropy, batches, schedule=schedule, pipeline=2, data=2, **options
     )
@@ -165,8 +171,8 @@ def test_validation_goes_one_way_and_counts_every_sample_once() -> None:
     models = [make_model() for _ in range(2)]
 
     def run(transport: ThreadTransport) -> tuple[float, float]:
-        layout = {"schedule": schedule, "pipeline": 2, "data": 1, "count": 4, "optimizer": adamw}
-        engine = make_engine(models[transport.rank], functional.cross_entropy, transport, **layout)  # type: ignore[arg-type]
+        layout: dict[str, Any] = {"schedule": schedule, "pipeline": 2, "data": 1, "count": 4, "optimizer": adamw}
+        engine = make_engine(models[transport.rank], functional.cross_entropy, transport, **layout)
         return engine.evaluate(part_of(batch, transport, 2, 1, schedule))
 
     expected = float(functional.cross_entropy(make_model()(batch[0]), batch[1], reduction="sum").detach())
@@ -180,10 +186,17 @@ def test_twins_that_differ_end_the_run() -> None:
     models = [make_model() for _ in range(2)]
     with torch.no_grad():
         models[1][0].bias[3] += 1e-6
-    layout = {"schedule": schedule, "pipeline": 2, "data": 1, "count": 2, "optimizer": adamw, "twin_check_every": 2}
+    layout: dict[str, Any] = {
+        "schedule": schedule,
+        "pipeline": 2,
+        "data": 1,
+        "count": 2,
+        "optimizer": adamw,
+        "twin_check_every": 2,
+    }
 
     def run(transport: ThreadTransport) -> None:
-        engine = make_engine(models[transport.rank], functional.cross_entropy, transport, **layout)  # type: ignore[arg-type]
+        engine = make_engine(models[transport.rank], functional.cross_entropy, transport, **layout)
         first, second = make_batches(4, steps=2)
         engine.submit(part_of(first, transport, 2, 1, schedule))
         with pytest.raises(RunFailedError, match="step 2: the copies of stage 0 on ranks 0, 1 differ"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def delayed_loop(
         total, weight = torch.zeros((), dtype=torch.float64), 0
         for given, wanted in zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True):
             loss = functional.mse_loss(model(given), wanted) * len(given)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # the library's
             total, weight = total + loss.detach().double(), weight + len(given)
         model.load_state_dict(newest)
         for parameter in model.parameters():
@@ -91,7 +92,7 @@ def train(
             pipeline=ranks,
             data=data,
             count=count,
-            optimizer=optimizer,  # type: ignore[arg-type]
+            optimizer=optimizer,
         )
         found = []
         for step, batch in enumerate(batches):
@@ -137,9 +138,9 @@ def test_the_delay_changes_the_result() -> None:
 def test_draining_changes_no_bit(drained_after: tuple[int, ...]) -> None:
     """What is read is a matter of the step's number alone, whatever is drained in between."""
     batches = make_batches(9, steps=8)
-    options = {"ranks": 3, "count": 4, "optimizer": MOMENTUM}
-    whole = train(batches, **options)  # type: ignore[arg-type]
-    drained = train(batches, **options, drained_after=drained_after)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"ranks": 3, "count": 4, "optimizer": MOMENTUM}
+    whole = train(batches, **options)
+    drained = train(batches, **options, drained_after=drained_after)
     assert drained[0] == whole[0]
     assert [name for name, value in whole[1].items() if not torch.equal(drained[1][name], value)] == []
 
@@ -169,7 +170,7 @@ def delayed_loop_over_replicas(
             for one, other in zip(given.tensor_split(count), wanted.tensor_split(count), strict=True):
                 if len(one):
                     loss = functional.mse_loss(model(one), other) * len(one)
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]  # the library's
                     total += loss.item()
         model.load_state_dict(newest)
         for parameter in model.parameters():
@@ -200,7 +201,7 @@ def test_a_run_goes_on_with_the_versions_that_it_had() -> None:
 
             made = make_engine(
                 model, functional.mse_loss, transport,
-                schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=remembered,  # type: ignore[arg-type]
+                schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=remembered,
             )  # fmt: skip
             return made, held
 
@@ -264,7 +265,7 @@ def test_a_step_that_a_validation_ends_is_told() -> None:
     def run(transport: ThreadTransport) -> list[int]:
         engine = make_engine(
             models[transport.rank], functional.mse_loss, transport,
-            schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=SGD,  # type: ignore[arg-type]
+            schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=SGD,
         )  # fmt: skip
         found = []
         for batch in batches:

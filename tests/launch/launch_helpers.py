@@ -6,16 +6,17 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
+
+from processes import left_behind
+from warm import Warm
 
 import runner
 
 HERE = Path(__file__).parent
 ROOT = Path(runner.__file__).parent.parent
 OVERRIDES = ("model=mlp", "trainer.max_steps=2", "data.batch_size=8", "schedule.microbatches=2")
-MARKER_VARIABLE = "RUNNER_TEST_MARKER"
 
 
 def command(action: str, *arguments: str, entry: str) -> list[str]:
@@ -23,20 +24,24 @@ def command(action: str, *arguments: str, entry: str) -> list[str]:
     return [sys.executable, str(HERE / "launch_main.py"), action, f"fake_entries:{entry}", *arguments]
 
 
-def environment(marker: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
     path = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", MARKER_VARIABLE: marker}
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 class Started:
-    """A command that runs in ``directory``, marked so that every process of it can be found."""
+    """A command that runs in ``directory``, where every process of it can be found.
 
-    def __init__(self, arguments: Sequence[str], directory: Path) -> None:
-        self.marker = uuid.uuid4().hex
-        self.process = subprocess.Popen(
+    Args:
+        executed: nothing of it is imported beforehand (see :mod:`warm`).
+    """
+
+    def __init__(self, arguments: Sequence[str], directory: Path, *, executed: bool = False) -> None:
+        self._directory = directory
+        self.process: subprocess.Popen[str] = (subprocess.Popen if executed else Warm)(
             arguments,
             cwd=directory,
-            env=environment(self.marker),
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -51,12 +56,9 @@ class Started:
             raise
         return self.process.returncode, out, err
 
-    def left_behind(self, patience: float = 3.0) -> list[int]:
-        """Processes of this command that are still alive; the kernel may take a moment to end them."""
-        end = time.monotonic() + patience
-        while (alive := _marked(self.marker)) and time.monotonic() < end:
-            time.sleep(0.05)
-        return alive
+    def left_behind(self) -> list[int]:
+        """Processes of this command that are still alive."""
+        return left_behind(self._directory)
 
 
 def wait_for(paths: Sequence[Path], timeout: float = 40.0) -> None:
@@ -66,19 +68,3 @@ def wait_for(paths: Sequence[Path], timeout: float = 40.0) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"not all there: {[str(path) for path in paths]}")
         time.sleep(0.02)
-
-
-def _marked(marker: str) -> list[int]:
-    wanted = f"{MARKER_VARIABLE}={marker}".encode()
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            if wanted in (directory / "environ").read_bytes() and _is_alive(directory):
-                found.append(int(directory.name))
-        except OSError:
-            continue  # it ended meanwhile, or is another user's
-    return found
-
-
-def _is_alive(directory: Path) -> bool:
-    return ") Z " not in (directory / "stat").read_text()

@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import warm
 from covering import sampled
 from processes import left_behind
 from user_project import OVERRIDES, environment, make_directory, record, train
+from warm import Warm
 
 pytestmark = pytest.mark.slow
 TWO = ("parallelism.pipeline=2", "schedule.microbatches=2", "partition=uniform")
 PHASES = ("import", "rehearsal", "step", "validation", "save")
 
 
-def start(directory: Path, *overrides: str) -> subprocess.Popen[str]:
+def start(directory: Path, *overrides: str) -> Warm:
     command = [sys.executable, "-m", "runner", "train", *OVERRIDES, "logger=none", *overrides]
-    return subprocess.Popen(command, cwd=directory, env=environment(directory), stderr=subprocess.PIPE, text=True)
+    return Warm(command, cwd=directory, env=environment(directory), stderr=subprocess.PIPE, text=True)
 
 
 def wait_until(ready: Callable[[], bool], seconds: float = 90.0) -> None:
@@ -74,10 +76,7 @@ def test_a_callback_that_raises(tmp_path: Path) -> None:
     (directory / "hooked.py").write_text(_HOOKED, encoding="utf-8")
     words = [word for word in OVERRIDES if not word.startswith(("model.", "loss."))]
     command = [sys.executable, "-m", "runner", "train", *words, "model.target=hooked:Hooked", "parallelism.data=2"]
-    done = subprocess.run(
-        [*command, "logger=none"], cwd=directory, env=environment(directory), capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+    done = warm.run([*command, "logger=none"], cwd=directory, env=environment(directory))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     made = record(directory / "run")
@@ -216,7 +215,11 @@ def test_files_that_may_not_grow(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
-        done = train(make_directory(tmp_path), "model.kwargs.width=128")
+        done = subprocess.run(  # executed: the limit is inherited
+            [sys.executable, "-m", "runner", "train", *OVERRIDES, "logger=none", "model.kwargs.width=128"],
+            cwd=make_directory(tmp_path), env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert done.returncode == 1, done.stderr

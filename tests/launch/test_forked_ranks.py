@@ -32,7 +32,7 @@ RANKS = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")
 
 def _start(directory: Path, entry: str, monkeypatch: pytest.MonkeyPatch, on_import: str = "") -> Started:
     monkeypatch.setenv("RUNNER_TEST_IMPORT", on_import)
-    return Started([sys.executable, str(HERE / "launch_main.py"), "ranks", entry, *RANKS], directory)
+    return Started([sys.executable, str(HERE / "launch_main.py"), "ranks", entry, *RANKS], directory, executed=True)
 
 
 def _finish(directory: Path, entry: str, monkeypatch: pytest.MonkeyPatch, on_import: str = "") -> tuple[int, str]:

@@ -16,15 +16,17 @@ from runner.record import RunRecord
 PIPELINE = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")
 
 
-def _finish(directory: Path, entry: str, *overrides: str, action: str = "train") -> tuple[int, str, str]:
-    started = Started(command(action, *overrides, entry=entry), directory)
+def _finish(
+    directory: Path, entry: str, *overrides: str, action: str = "train", executed: bool = False
+) -> tuple[int, str, str]:
+    started = Started(command(action, *overrides, entry=entry), directory, executed=executed)
     result = started.finish()
     assert started.left_behind() == []
     return result
 
 
 def test_ranks_meet_and_the_record_says_ok(tmp_path: Path) -> None:
-    status, out, err = _finish(tmp_path, "succeed", *PIPELINE)
+    status, out, err = _finish(tmp_path, "succeed", *PIPELINE, executed=True)
     assert status == 0, err
     assert (tmp_path / "run" / "total.txt").read_text() == "3.0"  # 1 + 2, reduced over both ranks
     assert (tmp_path / "run" / "threads.txt").read_text() == "1"
@@ -36,7 +38,7 @@ def test_ranks_meet_and_the_record_says_ok(tmp_path: Path) -> None:
 
 
 def test_a_single_rank_is_a_process_as_well(tmp_path: Path) -> None:
-    status, _, err = _finish(tmp_path, "succeed", *OVERRIDES)
+    status, _, err = _finish(tmp_path, "succeed", *OVERRIDES, executed=True)
     assert status == 0, err
     (run_dir,) = (tmp_path / "outputs" / "run").iterdir()
     assert (run_dir / "total.txt").read_text() == "1.0"
@@ -150,7 +152,7 @@ def test_a_second_ctrl_c_does_not_wait_for_ranks_that_hang(tmp_path: Path) -> No
 
 
 def test_no_rank_outlives_a_killed_command(tmp_path: Path) -> None:
-    started = Started(command("ranks", *PIPELINE, entry="step_forever"), tmp_path)
+    started = Started(command("ranks", *PIPELINE, entry="step_forever"), tmp_path, executed=True)
     run = tmp_path / "run"
     wait_for([run / "pid_0", run / "pid_1"])
     started.process.kill()

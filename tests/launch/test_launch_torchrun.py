@@ -17,9 +17,8 @@ PIPELINE = (*OVERRIDES, "parallelism.pipeline=2")
 
 def _torchrun(directory: Path, entry: str, *overrides: str) -> tuple[int, str, str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    started = Started(
-        [*launcher, str(HERE / "launch_main.py"), "train", f"fake_entries:{entry}", *overrides], directory
-    )
+    command = [*launcher, str(HERE / "launch_main.py"), "train", f"fake_entries:{entry}", *overrides]
+    started = Started(command, directory, executed=True)
     result = started.finish()
     assert started.left_behind() == []
     return result

@@ -83,7 +83,7 @@ def test_what_becomes_of_failures_changes_no_number() -> None:
 def test_twelve_jobs_killed_in_the_middle_and_started_again(light: Path) -> None:
     rates = "optimizer.lr=1,2,3,4,5,101,7,8,9,15,25,12e-1"
     command = [str(HERE / "light_sweep.py"), "train", "-m", *TINY, "run_dir=s", rates]
-    started = Started([sys.executable, *command], light)
+    started = Started([sys.executable, *command], light, executed=True)
     wait_for([light / "s" / "5" / STARTS], timeout=200)
     assert is_running(light / "s")
     assert statuses(light) == ["ok"] * 5 + ["running"] + ["waiting"] * 6
@@ -228,7 +228,7 @@ def test_the_ledger_and_a_steps_line_cost_next_to_nothing(tmp_path: Path) -> Non
     def seconds(act: object, times: int) -> float:
         start = time.process_time()
         for _ in range(times):
-            act()  # type: ignore[operator]
+            act()
         return (time.process_time() - start) / times
 
     ledger, _ = Ledger().entered([(f"{number:064}", [f"optimizer.lr={number}"]) for number in range(100)])

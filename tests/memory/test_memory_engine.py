@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,19 +16,20 @@ from plan_profiles import model as profile_of
 from torch import nn
 
 from runner.engine.measure.memory_meter import TRACKED_STEPS, MemoryMeter
-from runner.engine.transport.threads import run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.policies import solve
 from runner.memory.solve.values import PolicyOptions
 from runner.model.compiled import compile_layers
-from runner.model.layers import layers_of
+from runner.model.layers import StageModule, layers_of
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_layers
 from runner.schedule.catalogue.registry import build
 from runner.schedule.lowering.program import lower
 from runner.zoo import gpt
+from runner.zoo.gpt import Gpt
 
 POLICIES = {
     "none": PolicyOptions(),
@@ -41,34 +44,34 @@ COUNT = 3  # micro-batches
 VOCABULARY, LENGTH = 61, 16
 
 
-def token_loss(output, target):
+def token_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def make_gpt(dropout=0.2, width=16, blocks=3):
+def make_gpt(dropout: float = 0.2, width: int = 16, blocks: int = 3) -> Gpt:
     torch.manual_seed(3)
     return gpt.build(VOCABULARY, LENGTH, width, blocks, 2, dropout)
 
 
-def tokens(batch, steps=2):
+def tokens(batch: int, steps: int = 2) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(5)
     draw = partial(torch.randint, 0, VOCABULARY, (batch, LENGTH), generator=generator)
     return [(draw(), draw()) for _ in range(steps)]
 
 
-def make_convolutions():
+def make_convolutions() -> nn.Sequential:
     """Layers with batch norm and dropout; the last but one passes a dict, and one saves its own output."""
 
     class Twice(nn.Module):
-        def forward(self, value):
+        def forward(self, value: torch.Tensor | dict[str, torch.Tensor | list[torch.Tensor | int]]) -> Any:
             return {"left": value, "right": [value * 2, 3]}
 
     class Join(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.head = nn.Linear(8, 5)
 
-        def forward(self, value):
+        def forward(self, value: torch.Tensor | dict[str, torch.Tensor | list[torch.Tensor | int]]) -> Any:
             joined = value["left"] + value["right"][0] * value["right"][1]
             return self.head(joined.mean((2, 3)))
 
@@ -83,7 +86,7 @@ def make_convolutions():
     )
 
 
-def pictures(batch=9, steps=2):
+def pictures(batch: int = 9, steps: int = 2) -> Any:
     generator = torch.Generator().manual_seed(6)
     return [
         (torch.randn(batch, 3, 8, 8, generator=generator), torch.randint(0, 5, (batch,), generator=generator))
@@ -91,13 +94,15 @@ def pictures(batch=9, steps=2):
     ]
 
 
-def installer(model, pipeline, options, *, to_host=False, compiled=False):
+def installer(
+    model: Callable[..., Any], pipeline: int, options: PolicyOptions, *, to_host: bool = False, compiled: bool = False
+) -> Callable[..., Any]:
     sources = layers_of(model(), 0)
     partition = uniform(len(sources), pipeline)
     rows = tuple(replace(layer(), name=source.name) for source in sources)
     plan = solve(profile_of(rows), partition, options, to_host=to_host)
 
-    def prepare(stage, position):
+    def prepare(stage: StageModule, position: int) -> None:
         install(stage, plan.stages[position], to_host=plan.to_host)
         if compiled:
             compile_layers(stage)
@@ -105,7 +110,14 @@ def installer(model, pipeline, options, *, to_host=False, compiled=False):
     return prepare
 
 
-def train(model, loss, batches, pipeline, prepare=None, schedule="1f1b"):
+def train(
+    model: Callable[..., Any],
+    loss: Callable[..., Any],
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    pipeline: int,
+    prepare: Callable[..., Any] | None = None,
+    schedule: str = "1f1b",
+) -> tuple[list[list[float]], dict[str, torch.Tensor]]:
     """Plain SGD: weights after two steps show every bit of the gradients."""
     sgd = partial(torch.optim.SGD, lr=0.1)
     return train_in_threads(
@@ -113,7 +125,7 @@ def train(model, loss, batches, pipeline, prepare=None, schedule="1f1b"):
     )
 
 
-CASES = {
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any]] = {
     "gpt": (make_gpt, token_loss, tokens(7)),
     "convolutions": (make_convolutions, nn.functional.cross_entropy, pictures()),
 }
@@ -123,7 +135,7 @@ CASES = {
 @pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("case", CASES)
-def test_losses_weights_and_buffers_are_the_same_bits(case, policy, pipeline, to_host):
+def test_losses_weights_and_buffers_are_the_same_bits(case: str, policy: str, pipeline: int, to_host: bool) -> None:
     model, loss, batches = CASES[case]
     expected_losses, expected = train(model, loss, batches, pipeline)
     losses, state = train(model, loss, batches, pipeline, installer(model, pipeline, POLICIES[policy], to_host=to_host))
@@ -132,7 +144,7 @@ def test_losses_weights_and_buffers_are_the_same_bits(case, policy, pipeline, to
     assert [name for name in expected if not torch.equal(state[name], expected[name])] == []
 
 
-def test_running_statistics_are_updated_once_per_microbatch():
+def test_running_statistics_are_updated_once_per_microbatch() -> None:
     model, loss, batches = CASES["convolutions"]
     _, state = train(model, loss, batches, 1, installer(model, 1, POLICIES["full"]))
     assert int(state["0.1.num_batches_tracked"]) == COUNT * 2  # steps
@@ -143,11 +155,11 @@ class Count(nn.Module):
 
     calls: Counter[int] = Counter()
 
-    def __init__(self, number):
+    def __init__(self, number: int) -> None:
         super().__init__()
         self.number, self.linear = number, nn.Linear(6, 6)
 
-    def forward(self, value):
+    def forward(self, value: torch.Tensor | dict[str, torch.Tensor | list[torch.Tensor | int]]) -> Any:
         if torch.is_grad_enabled():
             Count.calls[self.number] += 1
         return self.linear(value).tanh()
@@ -155,8 +167,8 @@ class Count(nn.Module):
 
 @pytest.mark.parametrize("policy", ["none", "full", "periodic", "manual"])
 @pytest.mark.parametrize("pipeline", [1, 2])
-def test_one_more_forward_per_microbatch_of_a_recomputed_layer(policy, pipeline):
-    def make():
+def test_one_more_forward_per_microbatch_of_a_recomputed_layer(policy: str, pipeline: int) -> None:
+    def make() -> nn.Sequential:
         torch.manual_seed(0)
         return nn.Sequential(*(Count(number) for number in range(4)))
 
@@ -167,11 +179,11 @@ def test_one_more_forward_per_microbatch_of_a_recomputed_layer(policy, pipeline)
     assert Count.calls == {number: COUNT * (2 if number in again else 1) for number in range(4)}
 
 
-def test_a_forward_without_gradients_recomputes_nothing():
+def test_a_forward_without_gradients_recomputes_nothing() -> None:
     stage_of = []
     installed = installer(make_gpt, 1, POLICIES["full"], to_host=True)
 
-    def run(transport):
+    def run(transport: ThreadTransport) -> Any:
         engine = make_engine(
             make_gpt(), token_loss, transport, schedule="1f1b", pipeline=1, data=1, count=COUNT,
             optimizer=partial(torch.optim.SGD, lr=0.1), prepare=installed,
@@ -187,19 +199,19 @@ def test_a_forward_without_gradients_recomputes_nothing():
 class Changing(nn.Module):
     """Reads a buffer that it also changes: a second forward must see what the first one saw."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.register_buffer("seen", torch.ones(4))
 
-    def forward(self, value):
+    def forward(self, value: torch.Tensor | dict[str, torch.Tensor | list[torch.Tensor | int]]) -> Any:
         result = self.linear(value * self.seen.clone())
         self.seen.add_(result.detach().mean(0))
         return result.sin()
 
 
-def test_a_buffer_that_a_forward_reads_and_changes_is_seen_as_it_was():
-    def make():
+def test_a_buffer_that_a_forward_reads_and_changes_is_seen_as_it_was() -> None:
+    def make() -> nn.Sequential:
         torch.manual_seed(1)
         return nn.Sequential(Changing(), Changing(), nn.Linear(4, 2))
 
@@ -211,7 +223,7 @@ def test_a_buffer_that_a_forward_reads_and_changes_is_seen_as_it_was():
 
 
 @cache
-def measured_and_predicted(policy, pipeline, dropout):
+def measured_and_predicted(policy: str, pipeline: int, dropout: float) -> tuple[list[int], tuple[int, ...]]:
     options = POLICIES[policy]
     count, batch = 4, 32
     make = partial(make_gpt, dropout, 32, 4)
@@ -227,7 +239,7 @@ def measured_and_predicted(policy, pipeline, dropout):
     models = [make() for _ in range(pipeline)]
     adamw = partial(torch.optim.AdamW, foreach=False)
 
-    def run(transport):
+    def run(transport: ThreadTransport) -> Any:
         engine = make_engine(
             models[transport.rank], token_loss, transport, schedule="1f1b", pipeline=pipeline, data=1, count=count,
             optimizer=adamw, prepare=lambda stage, position: install(stage, plan.stages[position]),
@@ -246,7 +258,7 @@ def measured_and_predicted(policy, pipeline, dropout):
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_measured_peak_is_the_predicted_one(policy, pipeline, dropout):
+def test_the_measured_peak_is_the_predicted_one(policy: str, pipeline: int, dropout: float) -> None:
     measured, predicted = measured_and_predicted(policy, pipeline, dropout)
     for found, expected in zip(measured, predicted, strict=True):
         assert found == pytest.approx(expected, rel=0.05)
@@ -259,7 +271,7 @@ def test_the_measured_peak_is_the_predicted_one(policy, pipeline, dropout):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("policy", ["none", "full"])
-def test_compiled_layers_are_equal_to_rounding(policy, pipeline):
+def test_compiled_layers_are_equal_to_rounding(policy: str, pipeline: int) -> None:
     model, loss, batches = CASES["gpt"]
     expected_losses, expected = train(model, loss, batches, pipeline)
     prepare = installer(model, pipeline, POLICIES[policy], compiled=True)
@@ -272,8 +284,8 @@ def test_compiled_layers_are_equal_to_rounding(policy, pipeline):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_compiled_layers_stay_compiled_after_the_steps_whose_memory_is_measured():
-    def run(transport):
+def test_compiled_layers_stay_compiled_after_the_steps_whose_memory_is_measured() -> None:
+    def run(transport: ThreadTransport) -> Any:
         engine = make_engine(
             make_gpt(), token_loss, transport, schedule="1f1b", pipeline=1, data=1, count=COUNT,
             optimizer=partial(torch.optim.SGD, lr=0.1), prepare=lambda stage, position: compile_layers(stage),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from plan_profiles import layer, model
 
@@ -17,7 +19,7 @@ from runner.plan.rules.tables import order_problems
 from runner.schedule.values import Action, Op, Schedule
 
 
-def request(**section: object) -> RunConfig:
+def request(**section: Any) -> RunConfig:
     config = RunConfig()
     for key, value in section.items():
         setattr(config.activation_checkpoint, key, value)

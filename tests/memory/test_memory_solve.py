@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from plan_profiles import layer, loss_layer, model
@@ -12,20 +13,22 @@ from plan_profiles import layer, loss_layer, model
 from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.policies import solve
 from runner.memory.solve.values import ActivationPlan, PolicyOptions, Segment
-from runner.plan.stages.figures import stage_figures
+from runner.plan.stages.figures import StageFigures, stage_figures
 from runner.plan.stages.scale import for_samples
-from runner.profile import BoundaryTensor, Recomputation, profile_from_json
+from runner.profile import BoundaryTensor, ModelProfile, Recomputation, profile_from_json
 
-KNOWN = {"saves_input": True, "saves_output": False, "unsaved_forward_bytes": 14}
+KNOWN: dict[str, Any] = {"saves_input": True, "saves_output": False, "unsaved_forward_bytes": 14}
 AGAIN = {"": Recomputation(0, 20, 100.0), "matmuls": Recomputation(8, 12, 25.0)}
 
 
-def chain(count: int = 4):
+def chain(count: int = 4) -> ModelProfile:
     """30 bytes saved of which 10 are the output, which the layer itself does not save."""
     return model([replace(layer(**KNOWN, recomputation=AGAIN), name=f"block{i}") for i in range(count)])
 
 
-def segments(options: PolicyOptions, partition=((0, 3),)):
+def segments(
+    options: PolicyOptions, partition: tuple[tuple[int, int], ...] = ((0, 3),)
+) -> tuple[tuple[Segment, ...], ...]:
     return solve(chain(), partition, options).stages
 
 
@@ -50,7 +53,7 @@ def test_a_name_wins_over_an_index() -> None:
     assert [each.recompute for each in stage] == [False, True, True]
 
 
-def figures(options: PolicyOptions, partition=((0, 3),)):
+def figures(options: PolicyOptions, partition: tuple[tuple[int, int], ...] = ((0, 3),)) -> tuple[StageFigures, ...]:
     profile = chain()
     return stage_figures(adjusted(profile, solve(profile, partition, options)), partition)
 
@@ -96,7 +99,7 @@ def test_profiles_without_knowledge_stay_as_they_are() -> None:
 SKIP, BATCH = BoundaryTensor(0, 10), BoundaryTensor(9, 0)
 
 
-def carrying():
+def carrying() -> ModelProfile:
     """The first layer makes a skip tensor of 10 that the last one saves; each makes one of 10 for the next to save."""
     made = [BoundaryTensor(number, 10) for number in (1, 2, 3, 4)]
     outputs = [(SKIP, made[0], BATCH), (SKIP, made[1], BATCH), (SKIP, made[2]), (made[3],)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ values = st.recursive(
 )
 
 
-def same(one, other):
+def same(one: Any, other: Any) -> None:
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
         assert one.dtype == other.dtype
@@ -48,7 +49,7 @@ def same(one, other):
 
 @given(values)
 @settings(max_examples=150, deadline=None)
-def test_the_way_to_another_process_and_back(value):
+def test_the_way_to_another_process_and_back(value: Any) -> None:
     found, structure = flatten(value)
     same(unflatten(found, json.loads(json.dumps(structure))), value)
     spec = BoundarySpec.from_bytes(BoundarySpec.of(*flatten(value)).to_bytes())
@@ -61,19 +62,19 @@ def test_the_way_to_another_process_and_back(value):
 
 
 @pytest.mark.parametrize("value", [object(), {1: torch.zeros(1)}, [torch.zeros(1), {2}]])
-def test_what_cannot_pass(value):
+def test_what_cannot_pass(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot pass between layers"):
         flatten(value)
 
 
-def test_sizes_and_shapes():
+def test_sizes_and_shapes() -> None:
     assert num_samples({"a": torch.zeros(3, 2), "b": torch.zeros(5)}) == 3
     assert shapes((torch.zeros(3, 2), [torch.zeros(1, dtype=torch.int64)])) == "(3, 2) float32, (1,) int64"
     assert shapes(None) == "NoneType"
     assert shapes(object()) == "object"
 
 
-def test_layers_may_work_in_place_on_what_enters_them():
+def test_layers_may_work_in_place_on_what_enters_them() -> None:
     """As inside an uncut model, where no tensor between layers is a leaf."""
     leaf = torch.randn(4, 3).requires_grad_()
     before = leaf.detach().clone()

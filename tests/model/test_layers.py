@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import user_code
 from torch import nn
 
 from runner.errors import RequestError
-from runner.model.layers import build_stage, layers_of
+from runner.model.layers import LayerSource, build_stage, layers_of
 
 
-def run(sources, value):
-    return build_stage(sources, 0, len(sources) - 1)(value)
+def run(sources: list[LayerSource], value: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = build_stage(sources, 0, len(sources) - 1)(value)
+    return made
 
 
-def test_a_module_that_stands_twice_in_a_sequential_is_two_layers():
+def test_a_module_that_stands_twice_in_a_sequential_is_two_layers() -> None:
     act = nn.Tanh()
     model = nn.Sequential(nn.Linear(3, 3), act, nn.Linear(3, 3), act)
     sources = layers_of(model, 0)
@@ -24,10 +28,11 @@ def test_a_module_that_stands_twice_in_a_sequential_is_two_layers():
     assert torch.equal(run(sources, given), model(given))
 
 
-def test_a_sequential_with_a_forward_of_its_own_is_one_layer():
+def test_a_sequential_with_a_forward_of_its_own_is_one_layer() -> None:
     class Residual(nn.Sequential):
-        def forward(self, value):
-            return value + super().forward(value)
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = value + super().forward(value)  # type: ignore[no-untyped-call]  # the library's
+            return made
 
     model = Residual(nn.Linear(3, 3), nn.Tanh())
     given = torch.randn(2, 3)
@@ -39,20 +44,20 @@ def test_a_sequential_with_a_forward_of_its_own_is_one_layer():
 
 @pytest.mark.parametrize("make", [user_code.model, user_code.Listed, nn.Bilinear(2, 3, 4).__class__])
 @pytest.mark.parametrize("cut", [0, 1, 3])
-def test_names_are_the_users_own(make, cut):
+def test_names_are_the_users_own(make: Callable[..., Any] | type[Any], cut: int) -> None:
     model = make() if make is not nn.Bilinear else nn.Bilinear(2, 3, 4)
     sources = layers_of(model, 0)
     last = len(sources) - 1
     cuts = [(0, last)] if not 0 < cut <= last else [(0, cut - 1), (cut, last)]
-    state = {}
+    state: dict[Any, Any] = {}
     for first, end in cuts:
         state |= build_stage(sources, first, end).global_state()
     assert state.keys() == model.state_dict().keys()
     model.load_state_dict(state, strict=True)
 
 
-def test_a_layers_weights_do_not_depend_on_who_builds_it():
-    def weights(first, last):
+def test_a_layers_weights_do_not_depend_on_who_builds_it() -> None:
+    def weights(first: int, last: int) -> dict[str, torch.Tensor]:
         torch.manual_seed(first * 100 + 7)  # another rank has another random state
         return build_stage(layers_of(user_code.Lazy(), 5), first, last).global_state()
 
@@ -65,12 +70,12 @@ def test_a_layers_weights_do_not_depend_on_who_builds_it():
     assert not torch.equal(whole["0.weight"], other["0.weight"])
 
 
-def test_a_rank_builds_its_own_layers_only():
+def test_a_rank_builds_its_own_layers_only() -> None:
     built = []
 
     class Model:
-        def layers(self):
-            def make(number):
+        def layers(self) -> list[Callable[..., Any]]:
+            def make(number: int) -> nn.Module:
                 built.append(number)
                 return nn.Identity()
 
@@ -84,7 +89,7 @@ def test_a_rank_builds_its_own_layers_only():
     ("made", "said"), [(3, "It returned a int"), (type("M", (), {"layers": lambda self: []})(), "layers() is empty"),
                        (type("M", (), {"layers": lambda self: [3]})(), "layers()[0] is a int")]
 )  # fmt: skip
-def test_what_is_no_model(made, said):
+def test_what_is_no_model(made: object, said: str) -> None:
     with pytest.raises(RequestError, match="model.target") as caught:
         layers_of(made, 0, "m:f")
     assert said in str(caught.value)

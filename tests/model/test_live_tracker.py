@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from runner.model.live_tracker import LiveTracker
 
 
-def test_by_hand():
+def test_by_hand() -> None:
     with LiveTracker() as tracker:
         a = torch.zeros(100)
         assert (tracker.live, tracker.peak) == (400, 400)
@@ -31,7 +31,7 @@ def test_by_hand():
     assert (tracker.live, tracker.peak) == (0, 2200)
 
 
-def test_a_tensor_made_outside_counts_when_watched_and_until_it_dies():
+def test_a_tensor_made_outside_counts_when_watched_and_until_it_dies() -> None:
     tensor = torch.zeros(10)
     tracker = LiveTracker()
     with tracker:
@@ -43,7 +43,7 @@ def test_a_tensor_made_outside_counts_when_watched_and_until_it_dies():
 
 
 @pytest.mark.parametrize("layer", ["attention", "mlp", "normed"])
-def test_the_peak_of_forward_and_backward_is_the_allocators(layer):
+def test_the_peak_of_forward_and_backward_is_the_allocators(layer: str) -> None:
     torch.manual_seed(0)
     module, given = {
         "attention": (nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True), torch.randn(4, 16, 32)),
@@ -51,7 +51,7 @@ def test_the_peak_of_forward_and_backward_is_the_allocators(layer):
         "normed": (nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 8), nn.BatchNorm1d(8)), torch.randn(16, 32)),
     }[layer]
 
-    def run():
+    def run() -> None:
         module(given).square().mean().backward()
 
     run()  # gradients are there from now on, and libraries have what they keep

@@ -12,12 +12,13 @@ from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
 from runner.model.data import example_batch, load_loss
 from runner.model.layers import layers_of, load_layers
+from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers, profile_model
 
 VOCABULARY, LENGTH, WIDTH, HEADS, SAMPLES = 512, 64, 128, 4, 4
 
 
-def profiled(*overrides, fake, dtype=torch.float32, samples=SAMPLES):
+def profiled(*overrides: str, fake: bool, dtype: torch.dtype = torch.float32, samples: int = SAMPLES) -> ModelProfile:
     config = resolve([*overrides, "device=cpu"])
     inputs, targets = example_batch(config.data, samples)
     loss = load_loss(config.loss)
@@ -30,7 +31,7 @@ def profiled(*overrides, fake, dtype=torch.float32, samples=SAMPLES):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model", ["gpt", "mlp"])
-def test_fake_tensors_give_the_bytes_of_real_ones(model, dtype):
+def test_fake_tensors_give_the_bytes_of_real_ones(model: str, dtype: torch.dtype) -> None:
     fake, real = (profiled(f"model={model}", fake=kind, dtype=dtype) for kind in (True, False))
     assert fake.layers == real.layers
     assert fake.loss.saved_bytes == real.loss.saved_bytes
@@ -38,7 +39,7 @@ def test_fake_tensors_give_the_bytes_of_real_ones(model, dtype):
     assert abs(fake.loss.forward_transient_bytes - real.loss.forward_transient_bytes) <= real.target_bytes
 
 
-def test_gpt_by_hand():
+def test_gpt_by_hand() -> None:
     profile = profiled("model=gpt", fake=True)
     embedding, *blocks, head = profile.layers
     linear = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)]
@@ -60,7 +61,7 @@ def test_gpt_by_hand():
     assert profile.samples == SAMPLES
 
 
-def test_a_linear_layer_by_hand():
+def test_a_linear_layer_by_hand() -> None:
     batch, inputs, outputs = 8, 32, 16
     sources = layers_of(nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh(), nn.Linear(outputs, outputs)), 0)
     profile = profile_layers(sources, torch.randn(batch, inputs), torch.randn(batch, outputs), mse_loss, torch.float32)
@@ -78,16 +79,16 @@ def test_a_linear_layer_by_hand():
 class Carries(nn.Module):
     """Hands its input on beside a result."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.linear = nn.Linear(size, size)
 
-    def forward(self, value):
+    def forward(self, value: torch.Tensor | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         value = value if isinstance(value, dict) else {"skip": self.linear(value), "x": value}
         return {"skip": value["skip"], "x": torch.tanh(self.linear(value["x"]))}
 
 
-def test_what_is_carried_is_one_tensor():
+def test_what_is_carried_is_one_tensor() -> None:
     sources = layers_of(nn.Sequential(Carries(8), Carries(8)), 0)
     x = torch.randn(4, 8)
     profile = profile_layers(sources, x, x, lambda out, y: mse_loss(out["x"] + out["skip"], y), torch.float32)
@@ -101,7 +102,7 @@ def test_what_is_carried_is_one_tensor():
     assert second.chained_backward_bytes < second.backward_transient_bytes
 
 
-def test_in_place_layers_are_profiled():
+def test_in_place_layers_are_profiled() -> None:
     sources = layers_of(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True)), 0)
     profile = profile_layers(sources, torch.randn(2, 4), torch.randn(2, 4), mse_loss, torch.float32)
     assert [row.num_parameters for row in profile.layers] == [0, 20, 0]
@@ -116,7 +117,9 @@ def test_in_place_layers_are_profiled():
         (("data.target=runner.zoo.data:random_regression",), "layer 0 (Linear) must take what the data gives"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_together_is_a_problem_of_the_request(overrides, said, caplog):
+def test_what_does_not_fit_together_is_a_problem_of_the_request(
+    overrides: tuple[str, ...], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     user = ("model.target=user_code:model", "data.target=user_code:points", "loss.target=user_code:mean")
     if overrides[0].startswith("data."):
         sizes = {"inputs": 9, "outputs": 5, "samples": 8, "val_samples": 0, "seed": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,13 +16,13 @@ FORWARD, OF_INPUT, OF_WEIGHT = 0.01, 0.02, 0.03
 
 class Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, value, forward, backward):
+    def forward(ctx: Any, value: nn.Parameter | torch.Tensor, forward: float, backward: float) -> torch.Tensor:
         ctx.seconds = backward
         time.sleep(forward)
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         time.sleep(ctx.seconds)
         return gradient, None, None
 
@@ -29,19 +30,20 @@ class Sleep(torch.autograd.Function):
 class Sleeping(nn.Module):
     """Its weight reaches the product through a function of its own, so that it waits for W."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.eye(6))
 
-    def forward(self, value):
-        return Sleep.apply(value, FORWARD, OF_INPUT) @ Sleep.apply(self.weight, 0.0, OF_WEIGHT)
+    def forward(self, value: nn.Parameter | torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = Sleep.apply(value, FORWARD, OF_INPUT) @ Sleep.apply(self.weight, 0.0, OF_WEIGHT)  # type: ignore[no-untyped-call]  # the library's
+        return made
 
 
-def sleeping():
+def sleeping() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 6), Sleeping(), nn.Linear(6, 5))
 
 
-def test_each_part_of_a_step_has_its_own_seconds():
+def test_each_part_of_a_step_has_its_own_seconds() -> None:
     user = ("model.target=test_timing:sleeping", "data.target=user_code:points", "loss.target=user_code:mean")
     profile = profile_model(resolve([*user, "device=cpu", "data.batch_size=4"]))
     assert profile.seconds_source == "measured"

@@ -1,11 +1,15 @@
 """One thread: equality to the bit depends on it."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

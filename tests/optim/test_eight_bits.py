@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import Parameter
 from runner.optim.kinds.eight_bits import Adam8bit, Piece
 
 SIZES = (5000, 100, 8192, 300, 4097)  # some small, some that end within a block
-SETTINGS = {"lr": 1e-2, "weight_decay": 0.1}
+SETTINGS: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
 
 
 def rows_of(flat: int, cuts: Sequence[int]) -> list[tuple[int, int]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from runner.config.schema import OptimizerConfig
-from runner.engine.transport.threads import run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.replicas import ReplicaExchange
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import build_optimizer
@@ -29,12 +31,12 @@ FULL = {
 }
 
 
-def start():
+def start() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def gradients(step):
+def gradients(step: int) -> torch.Tensor:
     """Of each replica, flat; the first eight elements never have one, and late ones are large: frozen rates fall."""
     generator = torch.Generator().manual_seed(100 + step)
     made = torch.randn(REPLICAS, sum(SIZES), generator=generator) * torch.linspace(0.1, 2.0, sum(SIZES))
@@ -42,12 +44,16 @@ def gradients(step):
     return made * 10 if step >= 11 else made
 
 
-def trained(name, steps=STEPS):
+def trained(
+    name: str, steps: int = STEPS
+) -> list[tuple[torch.Tensor, list[torch.Tensor], list[bool], torch.optim.Optimizer, int]]:
     """Of each replica: weights, momenta and whether it compressed by step, the optimizer, bytes sent."""
 
-    def run(transport):
+    def run(
+        transport: ThreadTransport,
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[bool], torch.optim.Optimizer, int]:
         parameters = [nn.Parameter(value.clone()) for value in start()]
-        settings = {"lr": LR, "betas": list(BETAS), "eps": EPS, "weight_decay": DECAY, **KINDS[name]}
+        settings: dict[str, Any] = {"lr": LR, "betas": list(BETAS), "eps": EPS, "weight_decay": DECAY, **KINDS[name]}
         optimizer = build_optimizer(OptimizerConfig(name=name, **settings), parameters)
         exchange = ReplicaExchange(transport, tuple(range(REPLICAS)))
         optimizer.attach(exchange)
@@ -56,7 +62,7 @@ def trained(name, steps=STEPS):
             compressed.append(optimizer.compresses)
             given = gradients(step)
             own = given[transport.rank] / REPLICAS if optimizer.compresses else given.mean(dim=0)
-            for parameter, part in zip(parameters, own.split(SIZES), strict=True):
+            for parameter, part in zip(parameters, own.split(SIZES), strict=True):  # type: ignore[no-untyped-call]  # the library's
                 parameter.grad = part.view_as(parameter).clone()
             optimizer.step()
             momenta.append(torch.cat([optimizer.state[p]["exp_avg"].flatten() for p in parameters]))
@@ -69,13 +75,13 @@ def trained(name, steps=STEPS):
 class Plain:
     """Both replicas' in one loop over flat vectors, whose chunks are halves."""
 
-    def __init__(self, full):
+    def __init__(self, full: set[int]) -> None:
         self.full, self.weights = full, torch.cat([value.flatten() for value in start()])
         self.m, self.v, self.fresh, self.server = (torch.zeros(sum(SIZES)) for _ in range(4))
         self.worker = [torch.zeros(sum(SIZES)) for _ in range(REPLICAS)]
         self.rate, self.factor = [0.0] * len(SIZES), [1.0] * len(SIZES)
 
-    def signs(self, z):
+    def signs(self, z: torch.Tensor) -> torch.Tensor:
         made, mask = torch.zeros_like(z), self.v > 0
         for a, b in ((0, 48), (48, 64), (64, 96)):
             for low, high in ((a, min(b, HALF)), (max(a, HALF), b)):
@@ -84,7 +90,7 @@ class Plain:
                     made[low:high] = torch.where(z[low:high] >= 0, 1.0, -1.0) * z[low:high].abs().sum() / counted
         return made * mask
 
-    def momentum(self, given, step):
+    def momentum(self, given: torch.Tensor, step: int) -> None:
         if step in self.full:
             mean = given.mean(dim=0)
             self.m = BETAS[0] * self.m + (1 - BETAS[0]) * mean
@@ -101,12 +107,12 @@ class Plain:
         self.server = z - self.m
         self.fresh = BETAS[1] * self.fresh + (1 - BETAS[1]) * ((self.m - BETAS[0] * before) / (1 - BETAS[0])) ** 2
 
-    def adam(self, step):
+    def adam(self, step: int) -> None:
         self.weights = self.weights - LR * (self.m / (self.v.sqrt() + EPS) + DECAY * self.weights)
 
-    def lamb(self, step):
+    def lamb(self, step: Any) -> None:
         moved = []
-        parts = [value.split(SIZES) for value in (self.weights, self.m, self.v, self.fresh)]
+        parts = [value.split(SIZES) for value in (self.weights, self.m, self.v, self.fresh)]  # type: ignore[no-untyped-call]  # the library's
         for number, (w, m, v, fresh) in enumerate(zip(*parts, strict=True)):
             adam = m / (v.sqrt() + EPS)
             update = adam + DECAY * w
@@ -124,7 +130,7 @@ class Plain:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_two_replicas_are_the_plain_loop(name):
+def test_two_replicas_are_the_plain_loop(name: str) -> None:
     plain = Plain(FULL[name])
     for step in range(STEPS):
         plain.momentum(gradients(step), step)
@@ -140,7 +146,7 @@ def test_two_replicas_are_the_plain_loop(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_errors_telescope_over_compressed_steps_and_full_ones_leave_them(name):
+def test_errors_telescope_over_compressed_steps_and_full_ones_leave_them(name: str) -> None:
     found = trained(name)
     came = torch.zeros(sum(SIZES), dtype=torch.float64)
     went, momentum = came.clone(), came.clone()
@@ -159,7 +165,7 @@ def test_errors_telescope_over_compressed_steps_and_full_ones_leave_them(name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_sends_bits_at_compressed_steps_and_keeps_what_the_plan_says(name):
+def test_it_sends_bits_at_compressed_steps_and_keeps_what_the_plan_says(name: str) -> None:
     for *_, optimizer, sent in trained(name):
         rounds = STEPS - len(FULL[name])
         scales = 2 * 4  # bytes; a half holds parts of two tensors

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -15,11 +18,11 @@ from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import build_optimizer, observed_state_ratio
 from runner.optim.learning_rate import build_scheduler
 
-SETTINGS = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1}
+SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1}
 STEPS = 20
 
 
-def trained(make, steps=STEPS):
+def trained(make: Callable[..., Any], steps: int = STEPS) -> tuple[list[torch.Tensor], Any]:
     """Weights after training a small model; the largest of its tensors has 8192 elements, the smallest 64."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
@@ -32,27 +35,27 @@ def trained(make, steps=STEPS):
     return [parameter.detach().clone() for parameter in model.parameters()], optimizer
 
 
-def ours(name, **more):
+def ours(name: str, **more: Any) -> Callable[..., Any]:
     config = OptimizerConfig(name=name, **(SETTINGS | more))
     return lambda parameters: build_optimizer(config, parameters)
 
 
-def torchs(kind, **more):
-    settings = {**SETTINGS, "betas": tuple(SETTINGS["betas"])}
+def torchs(kind: type[Any], **more: Any) -> Callable[..., Any]:
+    settings: dict[str, Any] = {**SETTINGS, "betas": tuple(SETTINGS["betas"])}
     return lambda parameters: kind(parameters, **settings, **more)
 
 
-def farthest(one, other):
+def farthest(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
-def test_adam_decays_weights_as_told():
+def test_adam_decays_weights_as_told() -> None:
     assert farthest(trained(ours("adam"))[0], trained(torchs(torch.optim.Adam))[0]) == 0
     decoupled = trained(ours("adam", decoupled_weight_decay=True))[0]
     assert farthest(decoupled, trained(torchs(torch.optim.AdamW))[0]) == 0
 
 
-def test_adam8bit_is_near_adamw_and_keeps_a_byte_per_moment():
+def test_adam8bit_is_near_adamw_and_keeps_a_byte_per_moment() -> None:
     """The deviation of its 8-bit blocks from fp32 moments: a few hundredths, as published for 200 steps."""
     weights, optimizer = trained(ours("adam8bit"))
     expected, start = trained(torchs(torch.optim.AdamW))[0], trained(torchs(torch.optim.AdamW), steps=0)[0]
@@ -65,7 +68,9 @@ def test_adam8bit_is_near_adamw_and_keeps_a_byte_per_moment():
 
 
 @pytest.mark.parametrize(("name", "library", "most"), [("adam4bit", "AdamW4bit", 0.3), ("adam_fp8", "AdamWFp8", 0.1)])
-def test_few_bits_are_torchaos_and_near_adamw(name, library, most, monkeypatch):
+def test_few_bits_are_torchaos_and_near_adamw(
+    name: str, library: str, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torchao.optim
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
@@ -80,16 +85,16 @@ def test_few_bits_are_torchaos_and_near_adamw(name, library, most, monkeypatch):
         assert found == OPTIMIZERS[name].state_bytes(parameter.numel())
 
 
-def adam_without_bias_correction(parameters):
+def adam_without_bias_correction(parameters: list[nn.Parameter]) -> Any:
     """The textbook's, in the plainest form."""
 
     class Plain:
-        def __init__(self):
+        def __init__(self) -> None:
             self.first = [torch.zeros_like(p) for p in parameters]
             self.second = [torch.zeros_like(p) for p in parameters]
 
         @torch.no_grad()
-        def step(self):
+        def step(self) -> None:
             beta1, beta2 = SETTINGS["betas"]
             for p, m, v in zip(parameters, self.first, self.second, strict=True):
                 m.copy_(beta1 * m + (1 - beta1) * p.grad)
@@ -99,7 +104,7 @@ def adam_without_bias_correction(parameters):
     return Plain()
 
 
-def test_onebit_adam_warms_up_as_adam_without_bias_correction():
+def test_onebit_adam_warms_up_as_adam_without_bias_correction() -> None:
     weights, optimizer = trained(ours("onebit_adam", freeze_step=STEPS))
     assert farthest(weights, trained(adam_without_bias_correction)[0]) < 1e-6
     assert float(optimizer.compression.worker_error.abs().max()) == 0
@@ -107,7 +112,7 @@ def test_onebit_adam_warms_up_as_adam_without_bias_correction():
     assert farthest(weights, frozen) > 1e-5  # the last step was compressed
 
 
-def test_onebit_adam_leaves_weights_alone_that_had_no_gradient_until_it_froze():
+def test_onebit_adam_leaves_weights_alone_that_had_no_gradient_until_it_froze() -> None:
     torch.manual_seed(0)
     table = nn.Embedding(8, 4)
     start = table.weight.detach().clone()
@@ -123,7 +128,7 @@ def test_onebit_adam_leaves_weights_alone_that_had_no_gradient_until_it_froze():
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["fused_adam", "cpu_adam"])
-def test_deepspeeds_adam_is_adamw_to_rounding(name):
+def test_deepspeeds_adam_is_adamw_to_rounding(name: str) -> None:
     """Its operators are compiled at their first use, which takes minutes."""
     assert farthest(trained(ours(name))[0], trained(torchs(torch.optim.AdamW))[0]) < 1e-5
     coupled = trained(ours(name, decoupled_weight_decay=False))[0]
@@ -168,32 +173,34 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("overrides", "path", "why"), REFUSED)
-def test_what_cannot_be_is_refused_with_its_reason(overrides, path, why):
+def test_what_cannot_be_is_refused_with_its_reason(overrides: str, path: str, why: str) -> None:
     found = rules(resolve(["model=mlp", "parallelism.data=2", *overrides.split()]))
     (problem,) = [problem for problem in found if problem.path == path]
     assert why in problem.why
     assert problem.fix
 
 
-def test_cpu_adam_brings_its_offload():
+def test_cpu_adam_brings_its_offload() -> None:
     config = resolve(["model=mlp", "parallelism.data=2", "optimizer=cpu_adam", "zero.stage=2"])
     assert config.offload.optimizer == "cpu"
     assert rules(config) == []
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs.importlib.util, "find_spec", lambda name: None)
     (problem,) = needs.optimizer_needs(resolve(["model=mlp", "optimizer=adam8bit"]))
     assert "pip install 'runner[optimizers]'" in problem.why
     assert list(needs.optimizer_needs(resolve(["model=mlp", "optimizer=adamw"]))) == []
 
 
-def lars_in_ten_lines(parameters, momentum=0.9, decay=0.1, lr=0.5):
+def lars_in_ten_lines(
+    parameters: list[nn.Parameter], momentum: float = 0.9, decay: float = 0.1, lr: float = 0.5
+) -> Any:
     held = [torch.zeros_like(p) for p in parameters]
 
     class Plain:
         @torch.no_grad()
-        def step(self):
+        def step(self) -> None:
             for p, v in zip(parameters, held, strict=True):
                 gradient = p.grad
                 if p.dim() > 1:
@@ -205,7 +212,7 @@ def lars_in_ten_lines(parameters, momentum=0.9, decay=0.1, lr=0.5):
     return Plain()
 
 
-def lamb_in_ten_lines(parameters):
+def lamb_in_ten_lines(parameters: list[nn.Parameter]) -> Any:
     beta1, beta2 = SETTINGS["betas"]
     first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
 
@@ -213,7 +220,7 @@ def lamb_in_ten_lines(parameters):
         steps = 0
 
         @torch.no_grad()
-        def step(self):
+        def step(self) -> None:
             self.steps += 1
             for p, m, v in zip(parameters, first, second, strict=True):
                 m.copy_(beta1 * m + (1 - beta1) * p.grad)
@@ -225,16 +232,16 @@ def lamb_in_ten_lines(parameters):
     return Plain()
 
 
-def test_lars_is_the_papers():
-    lars = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8}
+def test_lars_is_the_papers() -> None:
+    lars: dict[str, Any] = {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.1, "betas": [0.9, 0.999], "eps": 1e-8}
     assert farthest(trained(ours("lars", **lars))[0], trained(lars_in_ten_lines)[0]) < 1e-6
 
 
-def test_lamb_is_the_papers_with_the_librarys_bias_correction():
+def test_lamb_is_the_papers_with_the_librarys_bias_correction() -> None:
     assert farthest(trained(ours("lamb"))[0], trained(lamb_in_ten_lines)[0]) < 1e-5
 
 
-def test_lamb_goes_on_by_parameter_as_if_it_had_not_stopped():
+def test_lamb_goes_on_by_parameter_as_if_it_had_not_stopped() -> None:
     whole, first = trained(ours("lamb"))[0], trained(ours("lamb"), steps=STEPS // 2)
     parameters = [nn.Parameter(value.clone()) for value in first[0]]
     another = ours("lamb")(parameters)
@@ -253,17 +260,17 @@ def test_lamb_goes_on_by_parameter_as_if_it_had_not_stopped():
     assert farthest(whole, [parameter.detach() for parameter in parameters]) == 0
 
 
-def half_sgd(parameters, lr, momentum=0.0):
+def half_sgd(parameters: list[nn.Parameter], lr: float, momentum: float = 0.0) -> torch.optim.Optimizer:
     """A user's own."""
     return torch.optim.SGD(parameters, lr=lr / 2, momentum=momentum)
 
 
-def not_an_optimizer(parameters, lr):
+def not_an_optimizer(parameters: list[nn.Parameter], lr: float) -> float:
     return lr
 
 
-def test_custom_calls_the_users_function_and_sees_what_it_keeps():
-    named = {"target": f"{__name__}:half_sgd", "weight_decay": 0.0}
+def test_custom_calls_the_users_function_and_sees_what_it_keeps() -> None:
+    named: dict[str, Any] = {"target": f"{__name__}:half_sgd", "weight_decay": 0.0}
     weights = trained(ours("custom", **named, kwargs={"momentum": 0.5}))[0]
     expected = trained(lambda given: torch.optim.SGD(given, lr=SETTINGS["lr"] / 2, momentum=0.5))[0]
     assert farthest(weights, expected) == 0
@@ -276,7 +283,7 @@ def test_custom_calls_the_users_function_and_sees_what_it_keeps():
         build_optimizer(config, [nn.Parameter(torch.zeros(2))])
 
 
-def test_the_rate_goes_with_the_batch_where_it_was_said_for_another_one():
+def test_the_rate_goes_with_the_batch_where_it_was_said_for_another_one() -> None:
     words = ["model=mlp", "data.batch_size=64", "optimizer.lr=0.1", "lr_scheduler=linear", "trainer.max_steps=10"]
     for more, peak in (([], 0.1), (["lr_scheduler.base_batch=16"], 0.4)):
         config = resolve([*words, *more])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +13,15 @@ from reference import accumulate, microbatches, train
 from torch import nn
 
 from runner.config.schema import OptimizerConfig
-from runner.engine.transport.threads import run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.replicas import ReplicaExchange
 from runner.errors import RequestError
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import build_optimizer
 from runner.strategy.compressed import attach_compression
 
-LAYOUT = {"schedule": "1f1b", "pipeline": 2, "count": 2}
-COMMON = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-4, "weight_decay": 0.1}
+LAYOUT: dict[str, Any] = {"schedule": "1f1b", "pipeline": 2, "count": 2}
+COMMON: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-4, "weight_decay": 0.1}
 STEPS, FREEZE = 13, 10
 OWN = {
     "sgd": {"momentum": 0.9},
@@ -34,35 +36,35 @@ COMPILED = [pytest.param(name, marks=pytest.mark.full) for name in ("cpu_adam", 
 NAMES = [name for name in OPTIMIZERS if name not in ("auto", "cpu_adam", "fused_adam", "kfac")]  # kfac: of one process
 
 
-def half_sgd(parameters, lr, momentum):
+def half_sgd(parameters: Any, lr: Any, momentum: Any) -> Any:
     """A user's own."""
     return torch.optim.SGD(parameters, lr=lr / 2, momentum=momentum)
 
 
-def made_by(name):
+def made_by(name: str) -> Callable[..., Any]:
     config = OptimizerConfig(name=name, **{**COMMON, **OWN.get(name, {})})
     return lambda parameters: build_optimizer(config, parameters)
 
 
-def make_model():
+def make_model() -> nn.Sequential:
     """The first stage has a tensor of 4096 elements, so that adam8bit keeps blocks of it."""
     torch.manual_seed(5)
     return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 24), nn.Tanh())
 
 
-def half_square(output, target):
+def half_square(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, float]:
     return (output - target).pow(2).mean(dim=1).sum() / 2, float(len(output))
 
 
 @cache
-def make_batches():
+def make_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(6)
     return [(torch.randn(8, 64, generator=generator), torch.randn(8, 24, generator=generator)) for _ in range(STEPS)]
 
 
 @pytest.mark.parametrize("name", [*NAMES, *COMPILED])
 @pytest.mark.timeout(1800)
-def test_two_stages_are_one_process(name):
+def test_two_stages_are_one_process(name: str) -> None:
     model = make_model()
     expected = train(model, half_square, make_batches(), count=2, optimizer=made_by(name))
     losses, weights = train_in_threads(
@@ -73,17 +75,17 @@ def test_two_stages_are_one_process(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(COMPRESSED)))
-def test_two_stages_of_two_replicas_are_one_process(name):
+def test_two_stages_of_two_replicas_are_one_process(name: str) -> None:
     model = make_model()
     train(model, half_square, make_batches(), replicas=2, count=2, by_replica=True, optimizer=made_by(name))
     _, weights = train_in_threads(make_model, half_square, make_batches(), data=2, optimizer=made_by(name), **LAYOUT)
     assert [key for key, value in model.state_dict().items() if not torch.equal(weights[key], value)] == []
 
 
-def replicas_by_hand(name):
+def replicas_by_hand(name: str) -> dict[str, torch.Tensor]:
     """Of two replicas, whole models whose stages have an optimizer each, which is given gradients by hand."""
 
-    def run(transport):
+    def run(transport: ThreadTransport) -> Any:
         model = models[transport.rank]
         halves = [list(model[:2].parameters()), list(model[2:].parameters())]
         optimizers = [made_by(name)(half) for half in halves]
@@ -102,19 +104,21 @@ def replicas_by_hand(name):
         return model.state_dict()
 
     models = [make_model() for _ in range(2)]  # here, because threads share the random generator
-    return run_ranks(2, run)[0]
+    made: dict[str, torch.Tensor] = run_ranks(2, run)[0]
+    return made
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_replicas_of_a_stage_exchange_bits_among_themselves(name):
+def test_replicas_of_a_stage_exchange_bits_among_themselves(name: str) -> None:
     models = [make_model() for _ in range(4)]
 
-    def run(transport):
+    def run(transport: ThreadTransport) -> Any:
         kept = []
 
-        def keep(parameters):
+        def keep(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             kept.append(made_by(name)(parameters))
-            return kept[0]
+            made: torch.optim.Optimizer = kept[0]
+            return made
 
         engine = make_engine(models[transport.rank], half_square, transport, data=2, optimizer=keep, **LAYOUT)
         exchange = attach_compression(kept[0], engine, [])
@@ -130,7 +134,7 @@ def test_replicas_of_a_stage_exchange_bits_among_themselves(name):
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_weights_that_stages_share_are_refused_in_bits(name):
+def test_weights_that_stages_share_are_refused_in_bits(name: str) -> None:
     optimizer = made_by(name)([nn.Parameter(torch.zeros(2))])
     with pytest.raises(RequestError, match=f"{name}: must exchange whole gradients .*embedding.weight"):
         attach_compression(optimizer, None, ["embedding.weight"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,8 @@ def test_free_blocks_of_two_segments_do_not_make_a_large_one() -> None:
 
 
 def test_whatever_comes_and_goes_all_of_it_is_free_in_the_end() -> None:
-    rng, memory, held = random.Random(0), CachingAllocator(), []
+    rng, memory = random.Random(0), CachingAllocator()
+    held: list[Any] = []
     for name in range(3000):
         if held and rng.random() < 0.5:
             memory.release(held.pop(rng.randrange(len(held))))

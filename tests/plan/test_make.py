@@ -85,7 +85,7 @@ def test_profiles_are_read_for_the_largest_microbatch() -> None:
 
 def test_a_plan_that_does_not_fit_names_rank_part_and_overrides_that_make_it_fit() -> None:
     profile = model([layer(saved_bytes=1000)] * 8)
-    overrides = PIPELINE | {"schedule": "gpipe", "data__batch_size": 32}
+    overrides: dict[str, Any] = PIPELINE | {"schedule": "gpipe", "data__batch_size": 32}
     plan = planned(profile, **overrides, memory_limit="40kB")
     assert not plan.fits
     (problem,) = plan.problems
@@ -170,7 +170,12 @@ def test_measured_stages_replace_the_layers_seconds() -> None:
 def test_profile_partition_respects_memory_by_position() -> None:
     # Stage 0 keeps two micro-batches in flight, so under a tight limit it gets fewer of the equal layers.
     layers = [layer(saved_bytes=1000, output_bytes=0)] * 8
-    overrides = {"parallelism__pipeline": 2, "schedule__microbatches": 4, "data__batch_size": 4, "partition": "profile"}
+    overrides: dict[str, Any] = {
+        "parallelism__pipeline": 2,
+        "schedule__microbatches": 4,
+        "data__batch_size": 4,
+        "partition": "profile",
+    }
     assert planned(model(layers), **overrides).partition == ((0, 3), (4, 7))
     tight = planned(model(layers), **overrides, memory_limit="7500")
     assert tight.partition == ((0, 2), (3, 7))
@@ -209,7 +214,7 @@ def test_the_table_shows_stages_parts_and_verdict() -> None:
 
 @pytest.mark.parametrize(("pipeline", "data"), [(16, 64), (1, 1024), (256, 4)])
 def test_a_thousand_ranks_are_planned_as_one_replica(pipeline: int, data: int) -> None:
-    overrides = {"parallelism__pipeline": pipeline, "parallelism__data": data, "data__batch_size": 4096}
+    overrides: dict[str, Any] = {"parallelism__pipeline": pipeline, "parallelism__data": data, "data__batch_size": 4096}
     plan = planned(model([layer()] * 260), **overrides, schedule__microbatches=8)
     assert plan.topology.world_size == 1024
     assert len(plan.peak_memory_bytes) == 1024
@@ -243,7 +248,7 @@ def test_running_statistics_have_no_twins() -> None:
         planned(layers, **TWINS)
     assert "must be a schedule of one pipeline with running statistics (norm)" in str(caught.value)
     assert planned(**TWINS).schedule.name == "chimera"
-    asked = {"parallelism__pipeline": 2, "schedule__microbatches": 4, "data__batch_size": 4}
+    asked: dict[str, Any] = {"parallelism__pipeline": 2, "schedule__microbatches": 4, "data__batch_size": 4}
     assert len(planned(layers, schedule="auto", **asked).schedule.placement) == 1
 
 
@@ -257,14 +262,14 @@ def test_running_statistics_have_no_twins() -> None:
     ],
 )
 def test_what_does_not_go_with_activations_on_other_ranks(changes: dict[str, Any], path: str) -> None:
-    asked = PIPELINE | {"schedule__name": "bpipe"} | changes
+    asked: dict[str, Any] = PIPELINE | {"schedule__name": "bpipe"} | changes
     assert path in "\n".join(problem.line() for problem in plan_problems(request(**asked), 8))
     assert plan_problems(request(**PIPELINE, schedule__name="bpipe"), 8) == []
 
 
 @pytest.mark.parametrize(("schedule", "why"), [("zb_h1", "splits"), ("chimera", "twice"), ("bpipe", "another rank")])
 def test_kfac_takes_no_factors_of_parts(schedule: str, why: str) -> None:
-    asked = PIPELINE | {"optimizer__name": "kfac"}
+    asked: dict[str, Any] = PIPELINE | {"optimizer__name": "kfac"}
     (problem,) = plan_problems(request(**asked, schedule__name=schedule), 8)
     assert problem.path == "schedule.name"
     assert why in problem.why

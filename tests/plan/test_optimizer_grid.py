@@ -11,6 +11,7 @@ from plan_profiles import layer, model
 from runner.config.compose.resolve import resolve
 from runner.config.precision import PRECISIONS
 from runner.config.rules.sections import rules
+from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.make import make_plan
 
@@ -20,11 +21,11 @@ TARGET = {"custom": ["optimizer.target=torch.optim:SGD"]}
 
 
 @cache
-def resolved(*overrides):
+def resolved(*overrides: str) -> RunConfig:
     return resolve(["model=mlp", "parallelism.data=2", *overrides])
 
 
-def asked(name, precision, stage):
+def asked(name: str, precision: str, stage: int | None) -> RunConfig:
     """Sections of two requests and a number put together, because to resolve hundreds of requests takes minutes."""
     config = deepcopy(resolved(f"optimizer={name}", *TARGET.get(name, [])))
     config.precision = resolved(f"precision={precision}").precision
@@ -35,7 +36,7 @@ def asked(name, precision, stage):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_plan_or_a_refusal(name):
+def test_a_plan_or_a_refusal(name: str) -> None:
     for precision in PRECISIONS:
         for stage in STAGES:
             config = asked(name, precision, stage)

@@ -139,7 +139,7 @@ def test_no_partition_under_the_limit_is_said() -> None:
 @pytest.mark.parametrize("placement", [(0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 2, 1, 0)], ids=["v2", "looping2", "v3"])
 @given(seconds=st.lists(st.integers(1, 9), min_size=6, max_size=9))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_ranks_that_share_stages_are_balanced(placement, seconds):
+def test_ranks_that_share_stages_are_balanced(placement: tuple[int, ...], seconds: list[int]) -> None:
     """Never worse than the stages alone, and mostly the best there is."""
     profile = model([layer(forward_seconds=float(each), backward_seconds=0.0) for each in seconds])
     busiest = [max(rank_sums(seconds, cut, placement)) for cut in every_partition(len(seconds), len(placement))]
@@ -150,7 +150,7 @@ def test_ranks_that_share_stages_are_balanced(placement, seconds):
     assert found <= 1.34 * min(busiest)
 
 
-def test_a_v_of_equal_stages_would_be_uneven():
+def test_a_v_of_equal_stages_would_be_uneven() -> None:
     seconds = [4, 3, 7, 4, 4, 4]
     profile = model([layer(forward_seconds=float(each), backward_seconds=0.0) for each in seconds])
     assert partition("profile", profile, 4) == ((0, 1), (2, 2), (3, 4), (5, 5))  # 11 and 15
@@ -158,7 +158,7 @@ def test_a_v_of_equal_stages_would_be_uneven():
     assert sorted(rank_sums(seconds, together, (0, 1, 1, 0))) == [12, 14]
 
 
-def rank_sums(seconds, layers, placement):
+def rank_sums(seconds: list[int], layers: tuple[tuple[int, int], ...], placement: tuple[int, ...]) -> list[float]:
     sums = [0.0] * (max(placement) + 1)
     for rank, cost in zip(placement, stage_costs(seconds, layers), strict=True):
         sums[rank] += cost

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,8 +23,8 @@ from runner.schedule.simulation.clock import simulate
 def predicted(name: str, ranks: int, microbatches: int, profile: ModelProfile, **options: object) -> TimePrediction:
     schedule = registry.build(name, ranks=ranks, microbatches=microbatches)
     figures = stage_figures(profile, uniform(len(profile.layers), ranks))
-    given = {"mean_samples": float(profile.samples)} | options
-    return predict_time(lower(schedule), profile, figures, **given)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"mean_samples": float(profile.samples)} | options
+    return predict_time(lower(schedule), profile, figures, **given)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])

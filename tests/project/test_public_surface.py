@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import readme
@@ -37,7 +38,7 @@ def test_the_tables_flags_exist() -> None:
 
 
 @pytest.mark.parametrize("path", OPTION_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_option_says_what_it_is(path) -> None:
+def test_every_option_says_what_it_is(path: Path) -> None:
     comment = first_comment(path)
     assert len(comment.split()) >= 3, f"{path}: the first comment says what the option does, and its source"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ from runner.schedule.catalogue.registry import build
 SMALL = GptSize(layers=2, width=16, sequence_length=8, vocab_size=20, heads=2)
 
 
-def test_contestants_take_turns_and_the_first_rounds_do_not_count():
+def test_contestants_take_turns_and_the_first_rounds_do_not_count() -> None:
     calls: list[str] = []
     contestants = {name: partial(calls.append, name) for name in "ab"}
     seconds = take_turns(contestants, warm_rounds=1, rounds=2, steps=2, meet=lambda: calls.append("|"))
@@ -40,18 +41,18 @@ def test_contestants_take_turns_and_the_first_rounds_do_not_count():
     assert {name: len(values) for name, values in seconds.items()} == {"a": 2, "b": 2}
 
 
-def test_a_figure_is_judged_by_its_median():
+def test_a_figure_is_judged_by_its_median() -> None:
     assert figure("x", [0.9, 1.5, 1.0], target=1.0).verdict == "met"
     assert figure("x", [0.9, 1.5, 1.1], target=1.0).verdict == "missed"
     assert figure("x", [2.0]).verdict == ""
 
 
-def test_other_losses_are_no_comparison():
+def test_other_losses_are_no_comparison() -> None:
     with pytest.raises(RuntimeError, match="torch computes other losses"):
         two_stages.require_equal({"runner": [1.0, 2.0], "torch": [1.0, 2.1]})
 
 
-def test_the_result_names_hardware_versions_and_date(tmp_path: Path):
+def test_the_result_names_hardware_versions_and_date(tmp_path: Path) -> None:
     figures = two_stages.figures({"runner": [1.0, 3.0], "torch": [2.0, 2.0]})
     path = tmp_path / "new" / "two_stages.json"
     publish("two_stages", settings={}, seconds={"runner": [1.0]}, figures=figures, losses={}, path=path)
@@ -62,14 +63,14 @@ def test_the_result_names_hardware_versions_and_date(tmp_path: Path):
     }  # fmt: skip
 
 
-def test_time_above_compute():
+def test_time_above_compute() -> None:
     taken = {"runner 1f1b": [3.5], "torch Schedule1F1B": [3.75]}
     above, _, ratio = sleeping_stages.figures(taken, compute=2.5, schedules=["1f1b"], delayed=False)
     assert above.median == pytest.approx(0.4)
     assert ratio.median == pytest.approx(0.8)
 
 
-def test_chimeras_bubble_above_its_theory():
+def test_chimeras_bubble_above_its_theory() -> None:
     """One unit of doubled forwards on two ranks has no bubble; 1f1b has no closed form to compare here."""
     taken = {"runner 1f1b": [3.5], "runner chimera_doubling": [4.0]}
     (found,) = sleeping_stages.above_theory(taken, 3.0, ["1f1b", "chimera_doubling"], ranks=2, microbatches=4)
@@ -79,22 +80,22 @@ def test_chimeras_bubble_above_its_theory():
     assert found.median == pytest.approx(0.25 - 2 / 14)
 
 
-def test_auto_is_judged_by_the_shortest_of_the_others():
+def test_auto_is_judged_by_the_shortest_of_the_others() -> None:
     first, second = auto.figures({"auto": [1.0, 1.1], "gpipe": [3.0, 3.0], "1f1b": [1.0, 1.0]})
     assert (first.name, first.target, first.verdict) == ("auto / 1f1b", 1.0, "missed")
     assert (second.name, second.target) == ("auto / gpipe", None)
 
 
 @pytest.mark.slow
-def test_auto_and_the_others_compute_the_same():
-    schedules = {name: build(name, ranks=2, microbatches=4) for name in ("zb_v", "1f1b")}
-    schedules = {"auto": schedules.pop("zb_v"), **schedules}
+def test_auto_and_the_others_compute_the_same() -> None:
+    schedules: dict[str, Any] = {name: build(name, ranks=2, microbatches=4) for name in ("zb_v", "1f1b")}
+    schedules: dict[str, Any] = {"auto": schedules.pop("zb_v"), **schedules}
     measured = run_ranks(2, partial(auto.compare, SMALL, schedules, samples=8, rounds=1, steps=1))
     assert measured["seconds"].keys() == schedules.keys()
 
 
 @pytest.mark.slow
-def test_two_stages_over_processes():
+def test_two_stages_over_processes() -> None:
     run = partial(two_stages.compare, SMALL, microbatches=4, samples=8, rounds=2, steps=1, with_deepspeed=False)
     measured = run_ranks(2, run)
     assert measured["seconds"].keys() == measured["losses"].keys()
@@ -102,13 +103,13 @@ def test_two_stages_over_processes():
 
 
 @pytest.mark.slow
-def test_sleeping_stages_take_at_least_their_schedule():
-    settings = {"schedules": ["1f1b", "zb_h1"], "microbatches": 4, "rounds": 2, "delay_seconds": 0.0}
+def test_sleeping_stages_take_at_least_their_schedule() -> None:
+    settings: dict[str, Any] = {"schedules": ["1f1b", "zb_h1"], "microbatches": 4, "rounds": 2, "delay_seconds": 0.0}
     measured = run_ranks(2, partial(sleeping_stages.compare, 0.002, **settings))
     assert all(value >= 13 * 0.002 for values in measured["seconds"].values() for value in values)
 
 
-def test_simulated_steps_under_chance():
+def test_simulated_steps_under_chance() -> None:
     setting = jitter.Setting(ranks=4, microbatches=8, seconds=0.02, delay_seconds=0.02, amount=0.3)
     found = {one.name: one for one in jitter.figures("simulated", jitter.play(setting, 12))}
     assert found["simulated: varuna opportunistic / 1f1b recomputed, p90"].verdict == "met"
@@ -116,7 +117,7 @@ def test_simulated_steps_under_chance():
 
 
 @pytest.mark.full
-def test_steps_under_chance_of_all_contestants():
+def test_steps_under_chance_of_all_contestants() -> None:
     setting = jitter.Setting(ranks=2, microbatches=3, seconds=0.002, delay_seconds=0.001, amount=0.3)
     measured = run_ranks(2, jitter.measure, setting, 2)
     assert measured["seconds"].keys() == jitter.CONTESTANTS.keys()
@@ -124,7 +125,7 @@ def test_steps_under_chance_of_all_contestants():
 
 
 @pytest.mark.slow
-def test_steps_beside_a_save_are_told_from_those_without():
+def test_steps_beside_a_save_are_told_from_those_without() -> None:
     measured = checkpoints.measure(SMALL, samples=4, rounds=2, every=2, asynchronous=True)
     assert {name: len(values) for name, values in measured["seconds"].items()} == {"with a save": 2, "without": 2}
     assert len(measured["losses"]) == 16
@@ -133,15 +134,15 @@ def test_steps_beside_a_save_are_told_from_those_without():
 
 
 @pytest.mark.slow
-def test_one_process_takes_turns_with_the_command():
+def test_one_process_takes_turns_with_the_command() -> None:
     measured = one_process.measure(SMALL, samples=4, rounds=2, turn=2)
     two_stages.require_equal(measured["losses"])
     assert [len(values) for values in measured["seconds"].values()] == [2, 2]
 
 
 @pytest.mark.full
-def test_a_run_predicts_the_step_of_stages_that_sleep():
-    sizes = {"ranks": 2, "microbatches": 4, "steps": 3}
+def test_a_run_predicts_the_step_of_stages_that_sleep() -> None:
+    sizes: dict[str, Any] = {"ranks": 2, "microbatches": 4, "steps": 3}
     overrides = prediction.overrides_of("sleeping", **sizes, seconds=0.005)
     found = prediction.measure(overrides, "1f1b", **sizes)
     least = (4 + 1) * 3 * 0.005
@@ -151,14 +152,14 @@ def test_a_run_predicts_the_step_of_stages_that_sleep():
 
 
 @pytest.mark.full
-def test_zero_takes_turns_with_a_hand_written_loop(tmp_path: Path):
+def test_zero_takes_turns_with_a_hand_written_loop(tmp_path: Path) -> None:
     run = partial(zero.measure, SMALL, str(tmp_path), stage=2, samples=8, microbatches=2, rounds=2, turn=2)
     measured = run_ranks(2, run)
     two_stages.require_equal(measured["losses"])
     assert [len(values) for values in measured["seconds"].values()] == [2, 2]
 
 
-def test_pipefisher_prints_what_a_run_recorded():
+def test_pipefisher_prints_what_a_run_recorded() -> None:
     """Its contestants can be planned, and share all but the optimizer's and the schedule's keys."""
     shared = pipefisher.workload(pipefisher.GptSize(2, 16, 8, 20, 2), microbatches=2, steps=4)
     asked = pipefisher.contestants(3)

@@ -5,6 +5,7 @@ import logging
 import struct
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_second_call_reads_what_the_first_built(folder: data.EmojiFolder, emoji_
 def test_spec_needs_no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: data.EmojiFolder) -> None:
     inputs, targets = folder.datasets()[0][0]
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "none"))
-    shapes = data.build.spec()  # type: ignore[attr-defined]
+    shapes = data.build.spec()
     assert [(part.shape, part.dtype) for part in shapes] == [(part.shape, part.dtype) for part in (inputs, targets)]
     full = OmegaConf.load(CONF / "recipe/rudalle_malevich.yaml").data.kwargs
     assert data.spec(**full)[0].shape == (1151,)
@@ -165,7 +166,7 @@ def test_after_run_writes_pictures_and_figures(folder: data.EmojiFolder, tmp_pat
     result = baseline.train(steps=2, batch=4, layers=1, width=32)
     losses = [float(loss) for loss in result.losses]
     (tmp_path / "record.json").write_text(json.dumps({"loss": losses, "val_loss": [[2, 6.0]]}))
-    kwargs = dict(OmegaConf.load(CONF / "model/rudalle_tiny.yaml").kwargs) | {"layers": 1, "width": 32}
+    kwargs: dict[str, Any] = dict(OmegaConf.load(CONF / "model/rudalle_tiny.yaml").kwargs) | {"layers": 1, "width": 32}
     config = {"model": {"kwargs": kwargs}, "data": {"kwargs": dict(OmegaConf.load(CONF / "data/emoji.yaml").kwargs)}}
     found = report.after_run(tmp_path, result.model.state_dict(), config)
     assert set(found) == {"reconstructions", "samples", "curve", "baselines", "metrics"}

@@ -20,7 +20,7 @@ from runner.recipes.schedules.tables import markdown, replace_block, to_csv
 from runner.schedule.catalogue.registry import SPECS
 
 
-def test_variants_have_their_own_closed_forms():
+def test_variants_have_their_own_closed_forms() -> None:
     idle = {row.variant: row for row in ROWS if row.schedule == "chimera"}
     assert compute(idle["doubling"], 4, 16).formula == pytest.approx(2 / 26)
     assert compute(idle["halving"], 4, 16).formula == pytest.approx(2 / 50)
@@ -33,7 +33,7 @@ def row(name: str, chunks: int | None = None) -> Row:
     return next(row for row in ROWS if row.schedule == name and chunks in (None, row.chunks))
 
 
-def test_every_schedule_of_this_kind_is_a_row():
+def test_every_schedule_of_this_kind_is_a_row() -> None:
     flushed = {name for name, spec in SPECS.items() if not spec.by_plan and spec.kind == "synchronous"}
     ours = flushed - {"from_file", "pipefisher"}
     assert {row.schedule for row in ROWS} == ours
@@ -42,7 +42,7 @@ def test_every_schedule_of_this_kind_is_a_row():
 
 @pytest.mark.parametrize("ranks", [4, 8])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
-def test_the_simulation_agrees_with_the_closed_form(row: Row, ranks: int):
+def test_the_simulation_agrees_with_the_closed_form(row: Row, ranks: int) -> None:
     known = compute(row, ranks, 16)
     assert (known.formula is None) == (SPECS[row.schedule].formulas is None)
     if known.formula is not None:
@@ -51,7 +51,7 @@ def test_the_simulation_agrees_with_the_closed_form(row: Row, ranks: int):
     assert known.simulated_in_a_row <= known.simulated + 1e-9
 
 
-def test_what_the_specification_prints_for_four_ranks_and_eight_microbatches():
+def test_what_the_specification_prints_for_four_ranks_and_eight_microbatches() -> None:
     printed = {"naive": 0.75, "gpipe": 0.273, "interleaved_1f1b": 0.158, "zb_h1": 0.111, "zb_v": 0.059, "v_half": 0.2}
     for name, ratio in printed.items():
         assert compute(row(name), 4, 8).simulated == pytest.approx(ratio, abs=5e-4)
@@ -59,12 +59,12 @@ def test_what_the_specification_prints_for_four_ranks_and_eight_microbatches():
     assert compute(row("zb_h1"), 4, 8).simulated_in_a_row == pytest.approx(1 / 9)
 
 
-def test_a_formula_stands_only_where_its_condition_holds():
+def test_a_formula_stands_only_where_its_condition_holds() -> None:
     assert compute(row("zb_v"), 4, 6).formula is None
     assert compute(row("zb_v"), 4, 7).formula is not None
 
 
-def test_the_predicted_bytes_are_the_formulas_and_what_is_under_way():
+def test_the_predicted_bytes_are_the_formulas_and_what_is_under_way() -> None:
     one = memory.predict(row("1f1b"), 4, 16)
     assert one["formula"] == [count * share for count, share in zip((4, 3, 2, 1), one["share"], strict=True)]
     for part, formula, share in zip(one["predicted"], one["formula"], one["share"], strict=True):
@@ -74,7 +74,7 @@ def test_the_predicted_bytes_are_the_formulas_and_what_is_under_way():
     assert sum(rank["activations"] for rank in half) < 0.8 * sum(rank["activations"] for rank in whole)
 
 
-def test_tables_figures_and_files(tmp_path: Path):
+def test_tables_figures_and_files(tmp_path: Path) -> None:
     content = document(ranks=[4], microbatches=8, seconds=0.02, rounds=1, measures=False)
     write(content, tmp_path)
     assert json.loads((tmp_path / "schedules.json").read_text(encoding="utf-8")) == json.loads(json.dumps(content))
@@ -88,7 +88,7 @@ def test_tables_figures_and_files(tmp_path: Path):
     assert all(f"- `{row.label}`: " in text for row in ROWS)
 
 
-def test_each_tick_of_the_survey_has_its_verdict(tmp_path: Path):
+def test_each_tick_of_the_survey_has_its_verdict(tmp_path: Path) -> None:
     content = document(ranks=[4], microbatches=8, seconds=0.02, rounds=1, measures=False)
     for line in content["memory"]:
         line["measured"] = [{"weights": 10, "activations": 1, "flops": 7, "sent": 100}] * 4
@@ -102,13 +102,13 @@ def test_each_tick_of_the_survey_has_its_verdict(tmp_path: Path):
     assert {line["label"] for line in content["memory"] if line["ticks"]} == {row.label for row in ROWS if row.ticks}
 
 
-def test_figures_show_their_schedules(tmp_path: Path):
+def test_figures_show_their_schedules(tmp_path: Path) -> None:
     for path, names in zip(draw(tmp_path), FIGURES.values(), strict=True):
         texts = {text.text or "" for text in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")}
         assert all(any(text.startswith(name) for text in texts) for name in names)
 
 
-def test_a_block_of_the_readme_is_replaced_and_nothing_else(tmp_path: Path):
+def test_a_block_of_the_readme_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("above\n<!-- tables -->\nold\n<!-- /tables -->\nbelow\n", encoding="utf-8")
     for content in ("first", "second"):
@@ -119,7 +119,7 @@ def test_a_block_of_the_readme_is_replaced_and_nothing_else(tmp_path: Path):
         replace_block(readme, "peers", "")
 
 
-def test_the_peers_table():
+def test_the_peers_table() -> None:
     taken = {"1f1b": [3.3, 3.4], "Schedule1F1B": [3.6, 3.4]}
     pair = peers.Pair("1f1b", "Schedule1F1B")
     text = peers.markdown(taken, [pair], ranks=4, microbatches=8, seconds=0.1)
@@ -129,7 +129,7 @@ def test_the_peers_table():
 
 
 @pytest.mark.slow
-def test_sleeping_stages_take_at_least_their_schedule():
+def test_sleeping_stages_take_at_least_their_schedule() -> None:
     rows = [row("gpipe"), row("zb_h2"), row("zb_v")]
     taken = measured.measure(2, microbatches=4, seconds=0.005, rounds=1, rows=rows)
     assert {name: set(kinds) for name, kinds in taken.items()} == {
@@ -141,7 +141,7 @@ def test_sleeping_stages_take_at_least_their_schedule():
 
 
 @pytest.mark.slow
-def test_measured_bytes_are_the_predicted_ones():
+def test_measured_bytes_are_the_predicted_ones() -> None:
     rows = [row("1f1b"), row("zb_v"), row("varuna"), row("gems")]
     held = memory.measure(2, 4, rows)
     for one in rows:
@@ -155,7 +155,7 @@ def test_measured_bytes_are_the_predicted_ones():
 
 
 @pytest.mark.full
-def test_every_engine_computes_the_same():
+def test_every_engine_computes_the_same() -> None:
     """Unequal losses are an error."""
     pairs = [pair for pair in peers.PAIRS if pair.other != "deepspeed"]
     taken = peers.measure_sleeping(2, microbatches=4, seconds=0.002, rounds=1, pairs=pairs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from runner.report.write import tables
 JOBS = resolve_sweep(["recipe=rudalle_table5"])
 
 
-def test_the_papers_fifteen_cells_run_and_its_dashes_have_reasons():
+def test_the_papers_fifteen_cells_run_and_its_dashes_have_reasons() -> None:
     """CPU Adam at ZeRO 1 would run here; the recipe leaves it out, as the paper does."""
     found = {}
     for job in JOBS:
@@ -30,13 +32,13 @@ def test_the_papers_fifteen_cells_run_and_its_dashes_have_reasons():
     assert [entry.partition(": ")[0] for entry in config.sweep_without] == ["optimizer=cpu_adam zero.stage=1"]
 
 
-def test_what_the_command_names_is_not_swept():
+def test_what_the_command_names_is_not_swept() -> None:
     jobs = resolve_sweep(["recipe=rudalle_table5", "optimizer=adam,sgd", "zero.stage=1"])
     assert jobs == [["recipe=rudalle_table5", f"optimizer={name}", "zero.stage=1"] for name in ("adam", "sgd")]
 
 
 @pytest.fixture
-def swept(tmp_path):
+def swept(tmp_path: Path) -> Path:
     """Records with the published figures; a cell that failed and one that is not there yet."""
     for number, job in enumerate(JOBS):
         key = tuple(word.partition("=")[2] for word in job[1:])
@@ -67,7 +69,7 @@ def swept(tmp_path):
     return tmp_path
 
 
-def test_the_papers_own_figures_give_the_papers_ratios_and_orderings(swept):
+def test_the_papers_own_figures_give_the_papers_ratios_and_orderings(swept: Path) -> None:
     shown = tables(read_report(swept))
     grid = shown["table5"]
     rows = {row[0] or above[0]: row for above, row in zip(grid.rows, grid.rows[1:], strict=False) if row[1] == "here"}
@@ -83,7 +85,7 @@ def test_the_papers_own_figures_give_the_papers_ratios_and_orderings(swept):
         assert here in (paper, "-") or "first 50" in claim, claim
 
 
-def test_it_is_written_as_markdown_csv_and_a_figure(swept):
+def test_it_is_written_as_markdown_csv_and_a_figure(swept: Path) -> None:
     report(swept)
     place = swept / "report"
     text = (place / "report.md").read_text(encoding="utf-8")
@@ -97,7 +99,7 @@ def test_it_is_written_as_markdown_csv_and_a_figure(swept):
     assert cells[0]["paper_memory_gb"] == "69.7"
 
 
-def cells(**changed):
+def cells(**changed: Any) -> dict[tuple[str, int], Cell]:
     """A sweep of which every assertion holds, but for what is changed."""
     states = {"adam": (16.0, 12.1, 10.1, 8.1), "adam8bit": (10.0, 9.1, 7.1, 5.1)}
     states |= {"fused_adam": states["adam"], "cpu_adam": (0, 0, 6.0, 5.0), "onebit_adam": (22.0, 0, 0, 0)}
@@ -106,14 +108,15 @@ def cells(**changed):
         size = states[key[0]][key[1]]
         ran = Cell("ok", state_bytes=size, predicted_bytes=size, loss=1.0, losses=(2.0,) * 60)
         found[key] = ran if key in PUBLISHED else Cell("unsupported", f"no {key}")
-    return found | changed.get("cells", {})
+    made: dict[tuple[str, int], Cell] = found | changed.get("cells", {})
+    return made
 
 
-def failing(found):
+def failing(found: dict[tuple[str, int], Cell]) -> list[str]:
     return [name for name, holds, _ in check(found) if not holds]
 
 
-def test_every_assertion_holds_of_such_a_sweep():
+def test_every_assertion_holds_of_such_a_sweep() -> None:
     assert failing(cells()) == []
     assert len(check(cells())) == 13
 
@@ -133,13 +136,13 @@ def test_every_assertion_holds_of_such_a_sweep():
         (("onebit_adam", 0), {"status": "failed"}, "15 cells"),
     ],
 )
-def test_an_assertion_that_does_not_hold_is_told(key, changed, broken):
+def test_an_assertion_that_does_not_hold_is_told(key: tuple[str, int], changed: dict[str, Any], broken: str) -> None:
     found = cells()
     found[key] = replace(found[key], **changed)
     assert any(broken in name for name in failing(found))
 
 
-def test_the_command_says_what_is_missing(swept, capsys):
+def test_the_command_says_what_is_missing(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(str(swept)) == 1
     assert (
         "FAILS   the paper's 15 cells have numbers, every other one has them or a reason: 14 and 5"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -17,18 +18,18 @@ from runner.recipes.rudalle.table5_claims import ordering_rows
 from runner.recipes.rudalle.table5_full import errors, plan_report
 
 
-def cell(optimizer, stage):
+def cell(optimizer: Any, stage: Any) -> Any:
     return resolve(["recipe=rudalle_table5_full", f"optimizer={optimizer}", f"zero.stage={stage}"])
 
 
 @pytest.fixture(scope="module")
-def trace():
+def trace() -> Any:
     config = cell("adam", 0)
     return trace_of(config, *example_batch(config.data, 3))
 
 
 @pytest.fixture(scope="module")
-def reserved(trace):
+def reserved(trace: Any) -> Any:
     return {
         key: predict_reserved(cell(*key), trace, temporaries=OPTIMIZERS[key[0]].temporaries) or 0 for key in PUBLISHED
     }
@@ -37,20 +38,20 @@ def reserved(trace):
 pytestmark = pytest.mark.slow
 
 
-def test_the_trace_is_of_the_whole_model(trace):
+def test_the_trace_is_of_the_whole_model(trace: Any) -> None:
     assert sum(trace.parameters) == 1_310_410_880
     assert sorted(number for kind, number, _ in trace.events if kind == "layer") == list(range(26))
     assert len([1 for kind, *_ in trace.events if kind == "gradient"]) == len(trace.parameters)
 
 
-def test_reserved_memory_is_the_papers_within_a_tenth_in_the_median_and_a_fifth_at_most(reserved):
+def test_reserved_memory_is_the_papers_within_a_tenth_in_the_median_and_a_fifth_at_most(reserved: Any) -> None:
     sizes = sorted(map(abs, errors(reserved, 0, 1e9).values()))
     assert len(sizes) == 15
     assert median(sizes) <= 0.10
     assert sizes[-1] <= 0.20
 
 
-def test_orderings_of_the_papers_memory_are_predicted(reserved):
+def test_orderings_of_the_papers_memory_are_predicted(reserved: Any) -> None:
     """All but one: buckets that are copied while activations are held put stage 2 a little above stage 1."""
     wrong = {"Adam: memory falls with the stage", "Fused Adam: memory falls with the stage"}
     found = {name: (paper, predicted) for name, paper, predicted, _ in ordering_rows("memory", reserved)}
@@ -60,16 +61,16 @@ def test_orderings_of_the_papers_memory_are_predicted(reserved):
         assert reserved[name, 0] > reserved[name, 1] > reserved[name, 3]
 
 
-def test_with_little_buckets_less_is_reserved(trace):
+def test_with_little_buckets_less_is_reserved(trace: Any) -> None:
     config = cell("adam", 2)
     little = replace(config, zero=replace(config.zero, bucket_elements=50_000_000))
     many, few = (predict_reserved(one, trace, temporaries=2) or 0 for one in (config, little))
     assert 1.5 * 4 * 450_000_000 < many - few < 3 * 4 * 450_000_000
 
 
-def test_the_report_says_of_each_cell_how_far_it_is_off():
-    plan = {"peak_memory_bytes": [60e9], "reserved_memory_bytes": 66.215e9, "step_seconds": 0.475}
-    refused = {"problems": ["zero.stage = 1: no"]}
+def test_the_report_says_of_each_cell_how_far_it_is_off() -> None:
+    plan: dict[str, Any] = {"peak_memory_bytes": [60e9], "reserved_memory_bytes": 66.215e9, "step_seconds": 0.475}
+    refused: dict[str, Any] = {"problems": ["zero.stage = 1: no"]}
     made = plan_report(
         [
             {"overrides": ["recipe=x", "optimizer=adam", "zero.stage=0"], **plan},

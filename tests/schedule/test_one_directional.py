@@ -222,7 +222,7 @@ def test_what_is_refused_names_what_is_not(spec: ScheduleSpec) -> None:
         legal = legal and spec.ranks.holds(ranks, ranks)
         assert (problems == []) is legal
         for problem in problems:
-            fixed = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
+            fixed: dict[str, Any] = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
             path, value = problem.fix.split("=")
             fixed["ranks" if path == "parallelism.pipeline" else path.removeprefix("schedule.")] = int(value)
             assert problem.path not in {each.path for each in problems_of(spec.name, **fixed)}
@@ -252,7 +252,7 @@ def test_recomputation_waits_for_its_forward_and_the_backward_for_it() -> None:
 def test_list_scheduling_keeps_its_limit_and_is_no_worse(ranks: int, costs: Costs) -> None:
     """Never longer than the hand-written order that keeps as many activations."""
     for microbatches, limit in itertools.product((1, ranks, 4 * ranks), (1, 2, ranks, 2 * ranks - 1, 2 * ranks)):
-        asked = {"ranks": ranks, "microbatches": microbatches}
+        asked: dict[str, Any] = {"ranks": ranks, "microbatches": microbatches}
         schedule = build("zb_auto", **asked, memory_limit=limit, costs=costs)
         _runs(schedule)
         found = simulate(schedule, costs)

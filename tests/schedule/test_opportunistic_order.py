@@ -41,7 +41,9 @@ def p90(values: list[float]) -> float:
 
 
 @pytest.mark.parametrize(("ranks", "microbatches", "limit"), [(2, 5, None), (4, 8, None), (4, 9, 3), (6, 6, 2)])
-def test_what_chance_makes_of_the_order_is_valid_and_within_what_is_planned(ranks, microbatches, limit):
+def test_what_chance_makes_of_the_order_is_valid_and_within_what_is_planned(
+    ranks: int, microbatches: int, limit: int | None
+) -> None:
     schedule = opportunistic(ranks, microbatches, limit)
     profile = model([layer() for _ in range(ranks)])
     figures = stage_figures(profile, [(s, s) for s in range(ranks)])
@@ -67,7 +69,7 @@ def test_what_chance_makes_of_the_order_is_valid_and_within_what_is_planned(rank
     assert len(orders) > 1
 
 
-def test_the_order_that_holds_most_runs_all_forwards_first():
+def test_the_order_that_holds_most_runs_all_forwards_first() -> None:
     rows = hurried(opportunistic(3, 4))
     assert [str(action) for action in rows[0]][:6] == ["0F0", "0F1", "0F2", "0F3", "0R0", "0B0"]
     assert rows[2] == opportunistic(3, 4).actions[2], "the last rank waits for no gradient"
@@ -76,14 +78,14 @@ def test_the_order_that_holds_most_runs_all_forwards_first():
     assert realised(static, Costs(comm=1)) is static
 
 
-def test_late_messages_reorder_without_chance_and_save_time():
+def test_late_messages_reorder_without_chance_and_save_time() -> None:
     schedule = opportunistic(4, 16)
     slow = Costs(comm=1.0)
     assert simulate(realised(schedule, slow), slow).makespan < simulate(schedule, slow).makespan
 
 
 @pytest.mark.parametrize("comm", [0.0, 1.0])
-def test_p90_of_a_step_is_below_1f1bs_that_keeps_as_little(comm):
+def test_p90_of_a_step_is_below_1f1bs_that_keeps_as_little(comm: float) -> None:
     """1F1B with every layer recomputed in its backward, which then takes 3; with messages of a forward's time also
     plain 1F1B, which keeps all it saved."""
     schedule = opportunistic(4, 16)
@@ -101,7 +103,7 @@ def test_p90_of_a_step_is_below_1f1bs_that_keeps_as_little(comm):
         assert p90(ours) < 0.95 * p90(plain)
 
 
-def test_chance_is_a_function_of_the_seed_and_the_action_alone():
+def test_chance_is_a_function_of_the_seed_and_the_action_alone() -> None:
     action = build("1f1b", ranks=2, microbatches=1).actions[0][0]
     factors = [Jitter(0.5, seed).factor(action) for seed in range(2000)]
     assert Jitter(0.5, 7).factor(action) == factors[7]
@@ -110,7 +112,7 @@ def test_chance_is_a_function_of_the_seed_and_the_action_alone():
     assert Jitter(0.5, 7).factor(action, message=True) != factors[7]
 
 
-def test_refusals():
+def test_refusals() -> None:
     (problem,) = problems_of("1f1b", ranks=2, microbatches=2, opportunistic=True)
     assert problem.line() == (
         "schedule.opportunistic = true: applies to schedule=varuna only. The other schedules are run in their order. "

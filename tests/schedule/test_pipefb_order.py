@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from plan_profiles import layer, model
@@ -28,7 +29,7 @@ r3b  |~.........aa~bb~cc~.....dd~ee~ff~gg~hh
 """
 
 
-def test_the_grid():
+def test_the_grid() -> None:
     schedule = build("pipefb", ranks=4, microbatches=8)
     assert to_text(schedule, Costs()).startswith(GRID.strip() + "\n")
     assert versions_held(schedule) == (2, 2, 2, 1)
@@ -41,7 +42,7 @@ def test_the_grid():
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("microbatches", [1, 2, 6, 13])
-def test_every_size_is_valid_and_moves_every_backward_but_the_last_stages(ranks, microbatches):
+def test_every_size_is_valid_and_moves_every_backward_but_the_last_stages(ranks: int, microbatches: int) -> None:
     schedule = build("pipefb", ranks=ranks, microbatches=microbatches)
     assert check(schedule) == []
     assert check_program(lower(schedule)) == []
@@ -57,7 +58,7 @@ def test_every_size_is_valid_and_moves_every_backward_but_the_last_stages(ranks,
     assert played.makespan <= 4 * microbatches + 4 * (ranks - 1) + microbatches
 
 
-def test_a_stage_sends_its_output_to_both_ranks_of_the_next():
+def test_a_stage_sends_its_output_to_both_ranks_of_the_next() -> None:
     program = lower(build("pipefb", ranks=4, microbatches=1))
     sends = [str(action) for row in program.actions for action in row if action.op is Op.SEND]
     assert sends == [
@@ -67,7 +68,7 @@ def test_a_stage_sends_its_output_to_both_ranks_of_the_next():
     assert [str(action) for action in inputs] == ["0SEND_R0>2", "1RECV_R0<0"]
 
 
-def test_a_missing_recomputation_or_input_is_found():
+def test_a_missing_recomputation_or_input_is_found() -> None:
     from dataclasses import replace
 
     schedule = build("pipefb", ranks=3, microbatches=2)
@@ -78,12 +79,12 @@ def test_a_missing_recomputation_or_input_is_found():
     assert "rank 2: 1RECV_R1<0 is missing" in check_program(replace(four, actions=rows))
 
 
-def test_what_is_planned_of_memory():
+def test_what_is_planned_of_memory() -> None:
     """Weights of both stages; of activations one micro-batch's, and inputs, however many micro-batches there are."""
     profile = model([layer() for _ in range(4)])
     figures = stage_figures(profile, [(s, s) for s in range(4)])
 
-    def parts(microbatches):
+    def parts(microbatches: int) -> Any:
         program = lower(build("pipefb", ranks=4, microbatches=microbatches))
         return predict_memory(program, profile, figures, batch_samples=1).parts
 
@@ -96,7 +97,7 @@ def test_what_is_planned_of_memory():
     assert all(few.activations < many.activations for few, many in zip(parts(12), gpipe, strict=True))
 
 
-def test_refusals():
+def test_refusals() -> None:
     (problem,) = problems_of("pipefb", ranks=1, microbatches=2)
     assert problem.line().startswith("parallelism.pipeline = 1: must be at least 2 for schedule=pipefb.")
     (problem,) = problems_of("pipefb", ranks=2, microbatches=2, chunks=2)

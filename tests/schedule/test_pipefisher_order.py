@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -125,7 +126,7 @@ def _requests(draw: st.DrawFn) -> tuple[Schedule, Schedule, StageCosts]:
         curvature=(draw(each), draw(each)),
         inversion=(draw(each), draw(each)),
     )
-    asked = {"ranks": ranks, "microbatches": microbatches}
+    asked: dict[str, Any] = {"ranks": ranks, "microbatches": microbatches}
     base = draw(st.sampled_from(["1f1b", "gpipe"]))
     return build(base, **asked), build("pipefisher", **asked, base=base, costs=costs), costs
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from orders import assert_figures
 
@@ -38,7 +40,7 @@ def test_grid(name: str, microbatches: int) -> None:
     assert drawn[:4] == GRIDS[name, microbatches].strip().splitlines()
 
 
-def _closed(formula: str, **values: float) -> float:
+def _closed(formula: str, **values: Any) -> float:
     return float(eval(formula, {"min": min}, values))
 
 
@@ -50,7 +52,7 @@ def test_closed_forms(name: str, costs: Costs) -> None:
     for ranks, microbatches in ALL_SIZES:
         schedule = build(name, ranks=ranks, microbatches=microbatches)
         found = simulate(schedule, costs)
-        values = {"D": ranks, "T": microbatches, "F": costs.F, "B": costs.B}
+        values: dict[str, Any] = {"D": ranks, "T": microbatches, "F": costs.F, "B": costs.B}
         assert found.makespan == _closed(formulas.span, **values), (ranks, microbatches)
         assert found.bubble_ratio == pytest.approx(_closed(formulas.bubble_ratio, **values)), (ranks, microbatches)
         if ranks > 1:

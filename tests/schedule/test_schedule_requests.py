@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_alias() -> None:
     ],
 )
 def test_refusals(request_: dict[str, object], path: str, says: str) -> None:
-    asked = {"ranks": 4, "microbatches": 8, **request_}
+    asked: dict[str, Any] = {"ranks": 4, "microbatches": 8, **request_}
     name = asked.pop("name")
     problems = problems_of(name, **asked)
     assert [problem.path for problem in problems] == [path]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,41 +13,45 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from lightning.pytorch.loggers import CSVLogger
 from lightning_runs import Losses, fit, weights_of
 from reference import accumulate, clip, microbatches, train
+from torch import nn
+
+from runner.engine.window import StepBatch
+from runner.training.module import LayersModule
 
 PEAK = 2.0**-7  # a power of two: the schedule's factors are then exact
 WARMUP, STEPS = 2, 7
 SCHEDULE = ("lr_scheduler=linear", f"lr_scheduler.warmup_steps={WARMUP}", f"optimizer.lr={PEAK}")
 
 
-def expected_rate(step):
+def expected_rate(step: int) -> float:
     return PEAK * ((step + 1) / WARMUP if step < WARMUP else (STEPS - step) / (STEPS - WARMUP))
 
 
 class ScheduledAdamW:
     """An optimizer whose rate follows the schedule, by hand."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.optimizer = torch.optim.AdamW(parameters, lr=PEAK, weight_decay=0.1)
         self.number = 0
 
-    def step(self):
+    def step(self) -> None:
         self.optimizer.param_groups[0]["lr"] = expected_rate(self.number)
         self.optimizer.step()
         self.number += 1
 
 
-def plain_batches(steps, samples=24, size=8):
+def plain_batches(steps: int, samples: int = 24, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
     inputs, targets = user_code.points(samples)[0].tensors
     order = [range(start, min(start + size, samples)) for start in range(0, samples, size)]
     return [(inputs[list(part)], targets[list(part)]) for part in (order * steps)[:steps]]
 
 
-def plain_model(**kwargs):
+def plain_model(**kwargs: Any) -> nn.Sequential:
     torch.manual_seed(0)
     return user_code.model(**kwargs)
 
 
-def assert_same_weights(found, expected):
+def assert_same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
@@ -53,7 +59,7 @@ def assert_same_weights(found, expected):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("count", [1, 3])
-def test_losses_and_weights_are_the_plain_loops(precision, clip_norm, count):
+def test_losses_and_weights_are_the_plain_loops(precision: str, clip_norm: float | None, count: int) -> None:
     samples = 21  # the last step of an epoch is short
     overrides = (*SCHEDULE, "optimizer.weight_decay=0.1", f"schedule.microbatches={count}", f"precision={precision}")
     clipping = () if clip_norm is None else (f"trainer.grad_clip_norm={clip_norm}",)
@@ -73,16 +79,18 @@ def test_losses_and_weights_are_the_plain_loops(precision, clip_norm, count):
     assert_same_weights(weights_of(trainer), model.state_dict())
 
 
-def test_a_users_callback_sees_the_steps_loss():
+def test_a_users_callback_sees_the_steps_loss() -> None:
     seen = Losses()
     _, _, losses = fit("trainer.max_steps=4", callbacks=[seen])
     assert seen.seen == pytest.approx(losses, rel=1e-6)
     assert seen.steps == [1, 2, 3, 4]
 
 
-def test_before_the_update_gradients_are_final():
+def test_before_the_update_gradients_are_final() -> None:
     class Gradients(Callback):
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        def on_before_optimizer_step(
+            self, trainer: Any, pl_module: LayersModule, optimizer: torch.optim.Optimizer
+        ) -> None:
             self.found = [p.grad.clone() for p in pl_module.parameters()]
 
     callback = Gradients()
@@ -101,16 +109,16 @@ def test_before_the_update_gradients_are_final():
     assert all(torch.equal(found, p.grad) for found, p in zip(callback.found, parameters, strict=True))
 
 
-def test_gradients_that_others_clear_are_claimed_again():
+def test_gradients_that_others_clear_are_claimed_again() -> None:
     class Clears(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        def on_train_batch_start(self, trainer: Any, pl_module: LayersModule, batch: StepBatch, batch_idx: int) -> None:
             pl_module.zero_grad(set_to_none=True)
 
     assert fit("trainer.max_steps=4", callbacks=[Clears()])[2] == fit("trainer.max_steps=4")[2]
     assert len(set(fit("trainer.max_steps=4", "+data.kwargs.samples=8")[2])) == 4, "the same samples give other losses"
 
 
-def test_a_checkpoint_continues_the_run(tmp_path):
+def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
     """Dropout too: it follows the step's number."""
     overrides = (*SCHEDULE, "+model.kwargs.dropout=0.5", "schedule.microbatches=2", "lr_scheduler.total_steps=7")
     whole_trainer, _, whole = fit(*overrides, "trainer.max_steps=6")
@@ -125,13 +133,13 @@ def test_a_checkpoint_continues_the_run(tmp_path):
     user_code.model().load_state_dict(saved["state_dict"], strict=True)
 
 
-def test_the_best_checkpoint_is_chosen_by_val_loss(tmp_path):
+def test_the_best_checkpoint_is_chosen_by_val_loss(tmp_path: Path) -> None:
     saver = ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=1)
     _, module, _ = fit("trainer.max_steps=6", callbacks=[saver], limit_val_batches=1.0, val_check_interval=2)
     assert float(saver.best_model_score) == pytest.approx(min(value for _, value in module.val_losses))
 
 
-def test_validation_is_the_plain_mean_over_its_samples():
+def test_validation_is_the_plain_mean_over_its_samples() -> None:
     trainer, module, _ = fit(
         "trainer.max_steps=4", "schedule.microbatches=3", limit_val_batches=1.0, val_check_interval=2
     )
@@ -144,14 +152,14 @@ def test_validation_is_the_plain_mean_over_its_samples():
     assert module.val_losses[-1][1] == pytest.approx(expected, rel=1e-6)
 
 
-def test_early_stopping_on_val_loss():
+def test_early_stopping_on_val_loss() -> None:
     stopper = EarlyStopping("val_loss", patience=0, min_delta=100.0)
     trainer, module, _ = fit("trainer.max_steps=20", callbacks=[stopper], limit_val_batches=1.0, val_check_interval=2)
     assert trainer.global_step == 4
     assert [step for step, _ in module.val_losses] == [2, 4]
 
 
-def test_the_learning_rate_is_logged_as_it_was_used(tmp_path):
+def test_the_learning_rate_is_logged_as_it_was_used(tmp_path: Path) -> None:
     logger = CSVLogger(str(tmp_path), name="", version="csv")
     monitor = LearningRateMonitor(logging_interval="step")
     fit(*SCHEDULE, f"trainer.max_steps={STEPS}", callbacks=[monitor], logger=logger)
@@ -160,7 +168,7 @@ def test_the_learning_rate_is_logged_as_it_was_used(tmp_path):
     assert rows == [expected_rate(step) for step in range(STEPS)]
 
 
-def test_validation_is_no_part_of_a_training_steps_times():
+def test_validation_is_no_part_of_a_training_steps_times() -> None:
     trainer, _, _ = fit("trainer.max_steps=4", limit_val_batches=1.0, val_check_interval=1)
     for step in trainer.strategy.engine.timeline.steps:
         assert step.compute <= step.last_compute - step.first_compute

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ def test_an_optimizer_goes_on_from_the_steps_of_another_kind(saved: int | torch.
     weight = torch.nn.Parameter(torch.ones(2))
     counted = as_counted(DeepSpeedCPUAdam([weight]), {"step": saved})["step"]
     assert (counted, type(counted)) == (3, int)
-    moments = {"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+    moments: dict[str, Any] = {"exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
     adam = torch.optim.AdamW([weight])
     adam.state[weight] = as_counted(adam, {"step": saved, **moments})
     weight.grad = torch.ones(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
 
 def make_engine(
     model: nn.Module | list[LayerSource],
-    loss: Callable,
+    loss: Callable[..., Any],
     transport: Transport,
     *,
     schedule: str | Schedule,
@@ -52,7 +53,7 @@ def make_engine(
     prepare: Callable[[StageModule, int], None] | None = None,
     masters: bool = False,
     shared: bool = False,
-    **options: object,
+    **options: Any,
 ) -> Engine:
     """The engine of one rank; rank = position * data + replica.
 
@@ -79,7 +80,7 @@ def make_engine(
         stages=stages,
         loss=loss,
         transport=transport,
-        options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, **options),  # type: ignore[arg-type]
+        options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, **options),
         tied=tied,
     )
     parameters = list(dict.fromkeys(parameter for stage in stages.values() for parameter in stage.parameters()))
@@ -120,20 +121,20 @@ def part_of(
 
 def train_in_threads(
     make_model: Callable[[], nn.Module],
-    loss: Callable,
+    loss: Callable[..., Any],
     batches: Sequence[tuple[Tensor, Tensor]],
     *,
     schedule: str | Schedule,
     pipeline: int,
     data: int,
-    **options: object,
+    **options: Any,
 ) -> tuple[list[list[float]], dict[str, Tensor]]:
     """Losses by rank, and the weights by global name."""
     models = [make_model() for _ in range(pipeline * data)]  # here, because threads share the random generator
 
     def run(transport: ThreadTransport) -> tuple[list[float], dict[str, Tensor]]:
-        layout = {"schedule": schedule, "pipeline": pipeline, "data": data}
-        engine = make_engine(models[transport.rank], loss, transport, **layout, **options)  # type: ignore[arg-type]
+        layout: dict[str, Any] = {"schedule": schedule, "pipeline": pipeline, "data": data}
+        engine = make_engine(models[transport.rank], loss, transport, **layout, **options)
         losses = []
         for batch in batches:
             losses += [step.loss for step in engine.submit(part_of(batch, transport, pipeline, data, schedule))]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from runner.config.compose.resolve import resolve
 from runner.engine.engine import EngineOptions
+from runner.engine.window import StepBatch
 from runner.model.data import load_datasets, load_loss
 from runner.model.layers import load_layers
 from runner.plan.make import make_plan
+from runner.profile import ModelProfile
 from runner.profiling.model import dtype_of, profile_model
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.data.loading import make_loader
@@ -23,16 +28,20 @@ USER = ("model.target=user_code:model", "data.target=user_code:points", "loss.ta
 class Losses(Callback):
     """What a user's callback sees of each step."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seen: list[float] = []
         self.steps: list[int] = []
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LayersModule, outputs: dict[str, torch.Tensor], batch: StepBatch, batch_idx: int
+    ) -> None:
         self.seen.append(outputs["loss"].item())
         self.steps.append(trainer.global_step)
 
 
-def fit(*overrides, callbacks=(), ckpt_path=None, **trainer_options):
+def fit(
+    *overrides: str, callbacks: list[Any] | tuple[Any, ...] = (), ckpt_path: Path | None = None, **trainer_options: Any
+) -> tuple[Any, LayersModule, list[float]]:
     """Train; returns the trainer, the module and the strategy's loss of each step."""
     config = resolve([*USER, "logger=none", "data.batch_size=8", "data.shuffle=false", "device=cpu", *overrides])
     plan = make_plan(config, _profile())
@@ -44,7 +53,7 @@ def fit(*overrides, callbacks=(), ckpt_path=None, **trainer_options):
     )
     strategy = EngineStrategy(plan, options)
     data = load_datasets(config.data)
-    common = {"batch_size": 8, "data": 1, "replica": 0, "inputs": True, "targets": True, "seed": 0}
+    common: dict[str, Any] = {"batch_size": 8, "data": 1, "replica": 0, "inputs": True, "targets": True, "seed": 0}
     loaders = [make_loader(d, len(d), shuffle=False, **common) for d in (data.train, data.validation)]
     module = LayersModule(load_layers(config.model, config.seed), load_loss(config.loss), config)
     exact = _Exact()
@@ -74,18 +83,21 @@ def fit(*overrides, callbacks=(), ckpt_path=None, **trainer_options):
 
 
 @cache
-def _profile():
+def _profile() -> ModelProfile:
     """Of the user's model at its defaults: on one rank the plan is the same for every batch and precision."""
     return profile_model(resolve([*USER, "data.batch_size=8", "device=cpu"]))
 
 
 class _Exact(Callback):
-    def __init__(self):
+    def __init__(self) -> None:
         self.losses: list[float] = []
 
-    def on_train_batch_end(self, trainer, pl_module, *args):
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: LayersModule, *args: StepBatch | dict[str, torch.Tensor] | int
+    ) -> None:
         self.losses.append(trainer.strategy.last_step.loss)
 
 
-def weights_of(trainer):
-    return trainer.strategy.lightning_module_state_dict()
+def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
+    made: dict[str, torch.Tensor] = trainer.strategy.lightning_module_state_dict()
+    return made

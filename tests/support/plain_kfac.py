@@ -7,7 +7,13 @@ from torch import nn
 from torch.nn import functional
 
 
-def plain_kfac(model, batches, settings, interval, inverted=None):
+def plain_kfac(
+    model: nn.Sequential,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    settings: dict[str, float],
+    interval: int,
+    inverted: dict[tuple[int, str], int] | None = None,
+) -> list[float]:
     """Losses. No hooks, inverses by their definition: of the batch of an interval's first step, used from a step of it
     on.
 
@@ -28,7 +34,7 @@ def plain_kfac(model, batches, settings, interval, inverted=None):
         losses.append(loss.item())
         model.zero_grad()
         slopes = torch.autograd.grad(len(x) * loss, [outputs[each] for each in linears], retain_graph=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # the library's
         for number, (linear, slope) in enumerate(zip(linears, slopes, strict=True)):
             a, g = inputs[linear].detach().flatten(0, -2), slope.flatten(0, -2)
             if linear.bias is not None:

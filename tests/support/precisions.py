@@ -53,7 +53,7 @@ def _is_pieces(value: Any) -> bool:
     return isinstance(value, tuple) and all(isinstance(each, Tensor) for each in value)
 
 
-def loss_of(plain: Plain, model: nn.Module, loss: Callable, value: Any, target: Tensor) -> Tensor:
+def loss_of(plain: Plain, model: nn.Module, loss: Callable[..., Any], value: Any, target: Tensor) -> Tensor:
     """The sum over a micro-batch's samples of what ``loss`` means over, in fp32."""
     value = tree_map(lambda t: t.to(plain.weights) if t.is_floating_point() else t, value)
     with torch.autocast("cpu", plain.autocast, enabled=plain.autocast is not None):
@@ -62,13 +62,14 @@ def loss_of(plain: Plain, model: nn.Module, loss: Callable, value: Any, target: 
         else:
             output = model(*value) if isinstance(value, tuple) else model(value)
     output = tree_map(lambda t: t.float() if isinstance(t, Tensor) and t.is_floating_point() else t, output)
-    return loss(output, target) * len(target)
+    made: Tensor = loss(output, target) * len(target)
+    return made
 
 
 def train(
     plain: Plain,
     model: nn.Module,
-    loss: Callable,
+    loss: Callable[..., Any],
     batches: Sequence[tuple[Any, Tensor]],
     *,
     count: int,
@@ -96,7 +97,7 @@ def train(
                 continue
             seed(step, number)
             part = loss_of(plain, model, loss, value, target)
-            (part * factor if plain.scaled else part).backward()
+            (part * factor if plain.scaled else part).backward()  # type: ignore[no-untyped-call]  # the library's
             total += float(part.detach().double())
             weight += len(target)
         _update(plain, trained, updated, stepper, weight * factor, clip_value)
@@ -104,7 +105,14 @@ def train(
     return losses
 
 
-def _update(plain, trained, updated, stepper, divisor: float, clip_value: float | None) -> None:
+def _update(
+    plain: Plain,
+    trained: list[nn.Parameter],
+    updated: list[nn.Parameter],
+    stepper: torch.optim.Optimizer,
+    divisor: float,
+    clip_value: float | None,
+) -> None:
     for parameter, master in zip(trained, updated, strict=True):
         if parameter.grad is None:
             continue
@@ -117,7 +125,7 @@ def _update(plain, trained, updated, stepper, divisor: float, clip_value: float 
             parameter.data.copy_(master)
 
 
-def validate(plain: Plain, model: nn.Module, loss: Callable, batch: tuple[Any, Tensor], count: int) -> float:
+def validate(plain: Plain, model: nn.Module, loss: Callable[..., Any], batch: tuple[Any, Tensor], count: int) -> float:
     """Mean loss over the samples of ``batch``; leaves the model evaluating."""
     model.eval()
     with torch.no_grad():

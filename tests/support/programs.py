@@ -35,7 +35,8 @@ class Counted(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         self.calls[self.number] += 1
-        return self.linear(value).tanh()
+        made: Tensor = self.linear(value).tanh()
+        return made
 
 
 def count_forwards(num_layers: int, program: ChainProgram) -> Counter[int]:
@@ -75,8 +76,10 @@ def measured_and_predicted(
     ranks, samples = len(programs), len(batch[0])
     sources = layers_of(make(), 0)
     partition = uniform(len(sources), ranks)
-    part = (value[: samples // count] for value in batch)
-    profile = replace(profile_layers(sources, *part, loss, torch.float32), optimizer_bytes_per_gradient_byte=2.0)
+    inputs, targets = (value[: samples // count] for value in batch)
+    profile = replace(
+        profile_layers(sources, inputs, targets, loss, torch.float32), optimizer_bytes_per_gradient_byte=2.0
+    )
     figures = stage_figures(adjusted(profile, ActivationPlan(tuple(programs))), partition)
     lowered = lower(build(schedule, ranks=ranks, microbatches=count))
     predicted = predict_memory(lowered, profile, figures, batch_samples=samples).peak_bytes

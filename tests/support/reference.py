@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ def microbatches(batch: Tensor, replicas: int, count: int) -> list[Tensor]:
     return [part for replica in batch.tensor_split(replicas) for part in replica.clone().tensor_split(count)]
 
 
-def loss_and_weight(loss: Callable, output: Tensor, target: Tensor) -> tuple[Tensor, float]:
+def loss_and_weight(loss: Callable[..., Any], output: Tensor, target: Tensor) -> tuple[Tensor, float]:
     made = loss(output, target)
     if isinstance(made, tuple):
         return made[0], float(made[1])
@@ -37,12 +38,14 @@ def clip(parameters: Sequence[Tensor], most: float) -> None:
                 parameter.grad.mul_(factor)
 
 
-def in_fp32(output):
+def in_fp32(output: Any) -> Any:
     """A model's output (a tensor or a tuple of them) as the loss gets it."""
     return tuple(map(in_fp32, output)) if isinstance(output, tuple) else output.float()
 
 
-def accumulate(model: nn.Module, loss: Callable, pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype):
+def accumulate(
+    model: nn.Module, loss: Callable[..., Any], pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype
+) -> tuple[float, float, list[Tensor | None]]:
     """``(loss sum, weight, gradients)`` over some micro-batches in order."""
     model.zero_grad()
     total, weight = 0.0, 0.0
@@ -52,7 +55,7 @@ def accumulate(model: nn.Module, loss: Callable, pairs: Sequence[tuple[Tensor, T
         if x.is_floating_point():
             x = x.to(dtype)
         part, part_weight = loss_and_weight(loss, in_fp32(model(x)), y)
-        part.backward()
+        part.backward()  # type: ignore[no-untyped-call]  # the library's
         total += float(part.detach().double())
         weight += part_weight
     return total, weight, [None if p.grad is None else p.grad.clone() for p in model.parameters()]
@@ -60,7 +63,7 @@ def accumulate(model: nn.Module, loss: Callable, pairs: Sequence[tuple[Tensor, T
 
 def train(
     model: nn.Module,
-    loss: Callable,
+    loss: Callable[..., Any],
     batches: Sequence[tuple[Tensor, Tensor]],
     *,
     replicas: int = 1,

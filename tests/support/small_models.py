@@ -13,7 +13,7 @@ from torch.nn import functional
 WIDTH, TOKENS, LENGTH, CLASSES = 8, 13, 6, 5
 
 
-def token_loss(output, target):
+def token_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy over all tokens."""
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
@@ -25,7 +25,7 @@ class Unembed(nn.Module):
         super().__init__()
         self.weight = weight
 
-    def forward(self, hidden):
+    def forward(self, hidden: torch.Tensor) -> Any:
         return functional.linear(hidden, self.weight)
 
 
@@ -35,7 +35,7 @@ class Mlp(nn.Module):
         self.hidden = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.out = nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         for layer in self.hidden:
             x = functional.gelu(layer(x))
         return self.out(x)
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         self.query, self.both, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.dropout = dropout
 
-    def forward(self, x, memory=None, mask=None):
+    def forward(self, x: torch.Tensor, memory: Any = None, mask: torch.Tensor | None = None) -> Any:
         key, value = self.both(x if memory is None else memory).chunk(2, -1)
         split = [t.view(*t.shape[:2], 2, WIDTH // 2).transpose(1, 2) for t in (self.query(x), key, value)]
         rate = self.dropout if self.training else 0.0
@@ -65,7 +65,7 @@ class Block(nn.Module):
         if cross:
             self.cross_norm, self.cross = nn.LayerNorm(WIDTH), Attention(dropout)
 
-    def forward(self, x, memory=None, mask=None):
+    def forward(self, x: torch.Tensor, memory: Any = None, mask: torch.Tensor | None = None) -> Any:
         x = x + self.attention(self.norm(x), mask=mask)
         if memory is not None:
             x = x + self.cross(self.cross_norm(x), memory)
@@ -82,7 +82,7 @@ class TiedGpt(nn.Module):
         if tie:
             self.head.weight = self.tokens.weight
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> Any:
         length = ids.shape[1]
         x = self.drop(self.tokens(ids) + self.positions(torch.arange(length, device=ids.device)))
         mask = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
@@ -99,7 +99,7 @@ class UNet(nn.Module):
         self.up2, self.up1 = nn.Conv2d(16, 4, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
         self.out = nn.Conv2d(4, 1, 1)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         first = torch.relu(self.down1(x))
         second = torch.relu(self.down2(functional.max_pool2d(first, 2)))
         middle = torch.relu(self.middle(functional.max_pool2d(second, 2)))
@@ -117,7 +117,7 @@ class ResNet(nn.Module):
         self.act = nn.ReLU(inplace=True)
         self.head = nn.Linear(4, CLASSES)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.act(self.stem_norm(self.stem(x)))
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = self.act(norm(conv(x)) + x)
@@ -134,7 +134,7 @@ class EncoderDecoder(nn.Module):
         self.decoder = nn.ModuleList(Block(cross=True) for _ in range(2))
         self.head = nn.Linear(WIDTH, TOKENS)
 
-    def forward(self, source, target, mask=None):
+    def forward(self, source: Any, target: Any, mask: torch.Tensor | None = None) -> Any:
         memory, x = self.tokens(source), self.tokens(target)
         for block in self.encoder:
             memory = block(memory, mask=mask)
@@ -152,7 +152,7 @@ class Mixture(nn.Module):
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
         self.head = nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         x = torch.tanh(self.trunk(x))
         gate = self.gate(x).softmax(-1)
         mixed = (torch.stack([expert(x) for expert in self.experts], -1) * gate.unsqueeze(1)).sum(-1)
@@ -165,7 +165,7 @@ class SharedBlock(nn.Module):
         self.first, self.block, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
         self.between = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         x = torch.tanh(self.block(torch.tanh(self.first(x))))
         return self.last(torch.tanh(self.block(torch.tanh(self.between(x)))))
 
@@ -179,7 +179,7 @@ class FrozenBackbone(nn.Module):
         self.backbone.requires_grad_(False)
         self.neck, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         with torch.no_grad():
             x = self.backbone(x)
         return self.head(torch.relu(self.neck(x)))
@@ -194,7 +194,7 @@ class Bags(nn.Module):
         self.dense = nn.Linear(3, WIDTH)
         self.hidden, self.out = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, ids, features):
+    def forward(self, ids: torch.Tensor, features: Any) -> Any:
         x = torch.cat([self.bag(ids), torch.relu(self.dense(features))], 1)
         return self.out(torch.tanh(self.hidden(x)))
 
@@ -220,31 +220,31 @@ def bert() -> nn.Module:
 # Batches and losses
 
 
-def _tokens(samples, generator):
+def _tokens(samples: int, generator: Any) -> torch.Tensor:
     return torch.randint(0, TOKENS, (samples, LENGTH), generator=generator)
 
 
-def _classes(samples, generator):
+def _classes(samples: int, generator: Any) -> torch.Tensor:
     return torch.randint(0, CLASSES, (samples,), generator=generator)
 
 
-def _features(samples, generator):
+def _features(samples: int, generator: Any) -> torch.Tensor:
     return torch.randn(samples, WIDTH, generator=generator)
 
 
-def _images(samples, generator):
+def _images(samples: int, generator: Any) -> torch.Tensor:
     return torch.randn(samples, 2, 8, 8, generator=generator)
 
 
-def _pixels(samples, generator):
+def _pixels(samples: int, generator: Any) -> torch.Tensor:
     return torch.randn(samples, 1, 8, 8, generator=generator)
 
 
-def cross_entropy(output, target):
+def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
-def mixture_loss(output, target):
+def mixture_loss(output: dict[str, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
     balance = output["gate"].mean(0).pow(2).sum()
     return functional.cross_entropy(output["logits"], target) + 0.1 * balance
 
@@ -264,7 +264,7 @@ class Case:
     make: Callable[[], nn.Module]
     inputs: Callable[[int, torch.Generator], Any]
     targets: Callable[[int, torch.Generator], torch.Tensor]
-    loss: Callable = cross_entropy
+    loss: Callable[..., Any] = cross_entropy
     bitwise: bool = True
 
 

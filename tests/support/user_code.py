@@ -3,13 +3,18 @@
 Its text is also what the tests write into a user's own directory.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 
-def model(width=12, dropout=0.0, inplace=False):
+def model(width: int = 12, dropout: float = 0.0, inplace: bool = False) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(6, width),
         nn.ReLU(inplace=inplace),
@@ -24,16 +29,16 @@ def model(width=12, dropout=0.0, inplace=False):
 class Listed(nn.Module):
     """Its layers are modules of its own."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(6, 12)
         self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12), nn.GELU()) for _ in range(3))
         self.head = nn.Linear(12, 5)
 
-    def layers(self):
+    def layers(self) -> list[Callable[..., Any]]:
         return [self.embed, *self.blocks, self.head]
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         for layer in self.layers():
             x = layer(x)
         return x
@@ -42,19 +47,19 @@ class Listed(nn.Module):
 class Lazy(nn.Module):
     """Its layers are made by the rank that holds them."""
 
-    def layers(self):
+    def layers(self) -> list[Callable[..., Any]]:
         return [lambda: nn.Linear(6, 12), lambda: nn.GELU(), lambda: nn.Linear(12, 12), lambda: nn.Linear(12, 5)]
 
 
 class Breaks(nn.Module):
     """Works in a profile and in a rehearsal, and does ``what`` from the given training call on."""
 
-    def __init__(self, what, calls):
+    def __init__(self, what: str, calls: int) -> None:
         super().__init__()
         self.linear = nn.Linear(12, 12)
         self.what, self.calls = what, calls
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         self.calls -= int(self.training and torch.is_grad_enabled())
         if self.calls >= 0:
             return self.linear(x)
@@ -63,83 +68,83 @@ class Breaks(nn.Module):
         return {"none": None, "short": x[:, :7], "infinite": self.linear(x) * float("nan")}[self.what]
 
 
-def breaking(what, calls=30):
+def breaking(what: str, calls: int = 30) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 12), Breaks(what, calls), nn.Tanh(), nn.Linear(12, 5))
 
 
-def points(samples=24, validation=10):
+def points(samples: int = 24, validation: int = 10) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(samples + validation, 6, generator=generator)
     y = torch.randint(0, 5, (samples + validation,), generator=generator)
     return TensorDataset(x[:samples], y[:samples]), TensorDataset(x[samples:], y[samples:])
 
 
-class Raising(Dataset):
-    def __len__(self):
+class Raising(Dataset[Any]):
+    def __len__(self) -> Any:
         return 40
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         if index == 33:
             raise ValueError("sample 33 is broken")
         return torch.zeros(6), torch.tensor(1)
 
 
-def mean(output, target):
+def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target)
 
 
-def counted(output, target):
+def counted(output: Any, target: Any) -> Any:
     """Class 0 does not count."""
     counts = (target > 0).float()
     return (F.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
 
 
-def per_sample(output, target):
+def per_sample(output: Any, target: Any) -> Any:
     return F.cross_entropy(output, target, reduction="none")
 
 
-def lightning_data():
+def lightning_data() -> Any:
     """A LightningDataModule around the same samples; its own batch size does not count."""
     from lightning.pytorch import LightningDataModule
     from torch.utils.data import DataLoader
 
     class Points(LightningDataModule):
-        def setup(self, stage):
+        def setup(self, stage: Any) -> None:
             self.train, self.validation = points()
 
-        def train_dataloader(self):
+        def train_dataloader(self) -> Any:
             return DataLoader(self.train, batch_size=3)
 
-        def val_dataloader(self):
+        def val_dataloader(self) -> Any:
             return DataLoader(self.validation, batch_size=3)
 
     return Points()
 
 
-class Passing(IterableDataset):
+class Passing(IterableDataset[Any]):
     """The items of a list, in order; given workers, each would give a part."""
 
-    def __init__(self, items):
+    def __init__(self, items: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.items = items
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         info = get_worker_info()
         yield from self.items if info is None else self.items[info.id :: info.num_workers]
 
 
-def passing(samples=29, validation=10):
+def passing(samples: int = 29, validation: int = 10) -> Any:
     return tuple(Passing([data[i] for i in range(len(data))]) for data in points(samples, validation))
 
 
-class PassingOnce(IterableDataset):
-    def __iter__(self):
+class PassingOnce(IterableDataset[Any]):
+    def __iter__(self) -> Any:
         return self
 
-    def __next__(self):
+    def __next__(self) -> Any:
         return torch.zeros(6), torch.tensor(1)
 
 
-def sentences(count=29):
+def sentences(count: int = 29) -> list[dict[str, list[int]]]:
     """Dicts with a list of words of its own length, and what each word is followed by."""
     generator = torch.Generator().manual_seed(4)
     lengths = torch.randint(2, 9, (count,), generator=generator).tolist()
@@ -147,11 +152,11 @@ def sentences(count=29):
     return [{"words": line[:-1], "next": line[1:]} for line in words]
 
 
-def passing_sentences():
+def passing_sentences() -> Any:
     return Passing(sentences())
 
 
-def padded(samples):
+def padded(samples: list[dict[str, list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
     """To the longest of them; the padding of the targets is -100."""
     longest = max(len(sample["words"]) for sample in samples)
     words = torch.tensor([sample["words"] + [0] * (longest - len(sample["words"])) for sample in samples])
@@ -159,11 +164,11 @@ def padded(samples):
     return words, following
 
 
-def reader():
+def reader() -> Any:
     return nn.Sequential(nn.Embedding(20, 12), nn.LayerNorm(12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 20))
 
 
-def each_word(output, target):
+def each_word(output: Any, target: Any) -> Any:
     """Over the words that are there."""
     total = F.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=-100, reduction="sum")
     return total, (target != -100).sum()
@@ -172,77 +177,77 @@ def each_word(output, target):
 # What a user gets wrong
 
 
-def raising():
+def raising() -> None:
     raise ValueError("the vocabulary is not there")
 
 
-def leaving():
+def leaving() -> None:
     raise SystemExit(3)
 
 
-def nothing(*_):
+def nothing(*_: Any) -> None:
     return None
 
 
-def number():
+def number() -> Any:
     return 3
 
 
-def empty_sequential():
+def empty_sequential() -> Any:
     return nn.Sequential()
 
 
-def without_parameters():
+def without_parameters() -> Any:
     return nn.Sequential(nn.Tanh(), nn.Flatten())
 
 
-def frozen():
+def frozen() -> Any:
     return model().requires_grad_(False)
 
 
 class Gives(nn.Module):
     """Its output is what it was given, whatever its input."""
 
-    def __init__(self, output):
+    def __init__(self, output: Any) -> None:
         super().__init__()
         self.output = output
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         return self.output
 
 
-def giving_none():
+def giving_none() -> Any:
     return nn.Sequential(nn.Linear(6, 12), Gives(None))
 
 
-def giving_text():
+def giving_text() -> Any:
     return nn.Sequential(nn.Linear(6, 12), Gives("hello"), nn.Linear(12, 5))
 
 
-def giving_an_object():
+def giving_an_object() -> Any:
     return nn.Sequential(nn.Linear(6, 12), Gives(object()), nn.Linear(12, 5))
 
 
 class ListsNumbers(nn.Module):
-    def layers(self):
+    def layers(self) -> list[Callable[..., Any]]:
         return [nn.Linear(6, 5), 3]
 
 
 class ListsNothing(nn.Module):
-    def layers(self):
+    def layers(self) -> list[Callable[..., Any]]:
         return []
 
 
-class Items(Dataset):
+class Items(Dataset[Any]):
     """``count`` samples, all alike but for the one that is not."""
 
-    def __init__(self, count=40, wrong_at=-1, wrong=None):
+    def __init__(self, count: int = 40, wrong_at: Any = -1, wrong: Any = None) -> None:
         self.count, self.wrong_at, self.wrong = count, wrong_at, wrong
 
-    def __len__(self):
+    def __len__(self) -> Any:
         return self.count
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         if index != self.wrong_at:
             return torch.zeros(6), torch.tensor(1)
         if self.wrong == "raises":
@@ -254,81 +259,81 @@ class Items(Dataset):
         return {"text": "hello", "none": None, "short": (torch.zeros(5), torch.tensor(1))}[self.wrong]
 
 
-def triples():
+def triples() -> Any:
     return TensorDataset(torch.randn(24, 6), torch.randn(24, 6), torch.randn(24))
 
 
-def dicts():
+def dicts() -> Any:
     return [{"x": torch.zeros(6), "y": 1}] * 24
 
 
-def empty_stream():
+def empty_stream() -> Any:
     return Passing([])
 
 
-def texts():
+def texts() -> Any:
     return [("hello", 1)] * 24
 
 
-def loss_text(output, target):
+def loss_text(output: Any, target: Any) -> Any:
     return "hello"
 
 
-def loss_number(output, target):
+def loss_number(output: Any, target: Any) -> Any:
     return 1.0
 
 
-def loss_raising(output, target):
+def loss_raising(output: Any, target: Any) -> None:
     raise ValueError("the loss is broken")
 
 
-def loss_detached(output, target):
+def loss_detached(output: Any, target: Any) -> Any:
     return F.cross_entropy(output, target).detach()
 
 
-def loss_triple(output, target):
+def loss_triple(output: Any, target: Any) -> Any:
     return output.sum(), 1.0, 2.0
 
 
-def loss_nan(output, target):
+def loss_nan(output: Any, target: Any) -> Any:
     return F.cross_entropy(output, target) * float("nan")
 
 
-def collate_one(samples):
+def collate_one(samples: Any) -> Any:
     return torch.zeros(len(samples), 6)
 
 
-def collate_short(samples):
+def collate_short(samples: Any) -> Any:
     return torch.zeros(1, 6), torch.zeros(1)
 
 
-def collate_raising(samples):
+def collate_raising(samples: Any) -> None:
     raise KeyError("words")
 
 
-def report_raising(run_dir, weights, config):
+def report_raising(run_dir: Any, weights: Any, config: Any) -> None:
     raise ValueError("the report is broken")
 
 
-def sampled_data():
+def sampled_data() -> Any:
     """A LightningDataModule whose loader draws its samples by weights."""
     from lightning.pytorch import LightningDataModule
     from torch.utils.data import DataLoader, WeightedRandomSampler
 
     class Sampled(LightningDataModule):
-        def train_dataloader(self):
+        def train_dataloader(self) -> Any:
             return DataLoader(points()[0], sampler=WeightedRandomSampler([1.0] * 24, 24))
 
     return Sampled()
 
 
-def collated_data():
+def collated_data() -> Any:
     """A LightningDataModule without validation whose loader has a collate function."""
     from lightning.pytorch import LightningDataModule
     from torch.utils.data import DataLoader
 
     class Collated(LightningDataModule):
-        def train_dataloader(self):
+        def train_dataloader(self) -> Any:
             return DataLoader(sentences(), collate_fn=padded)
 
     return Collated()
@@ -337,24 +342,24 @@ def collated_data():
 class Waits(nn.Module):
     """On rank 1 it leaves a file ``waiting`` and stays where it is, once the run has come to a phase of its life."""
 
-    def __init__(self, phase):
+    def __init__(self, phase: Any) -> None:
         super().__init__()
         self.linear = nn.Linear(12, 12)
         self.phase, self.passes = phase, 0
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> Any:
         self.passes += self.training
         now = "validation" if not self.training else "rehearsal" if self.passes < 3 else "step"
         if now == self.phase and (now != "step" or self.passes > 30):
             self.wait()
         return self.linear(x)
 
-    def _save_to_state_dict(self, *args):
+    def _save_to_state_dict(self, *args: Any) -> None:
         if self.phase == "save":
             self.wait()
         super()._save_to_state_dict(*args)
 
-    def wait(self):
+    def wait(self) -> None:
         import os
         import pathlib
         import time
@@ -364,7 +369,7 @@ class Waits(nn.Module):
             time.sleep(600)
 
 
-def waiting(phase):
+def waiting(phase: Any) -> Any:
     layer = Waits(phase)
     if phase == "import":
         layer.wait()

@@ -1,5 +1,9 @@
 """LightningModules as a user writes them: nothing of the runner. Its text is also written into a user's directory."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import lightning.pytorch as pl
 import torch
 from torch import nn
@@ -9,40 +13,40 @@ from torch.nn import functional as F
 class Whole(pl.LightningModule):
     """Everything its own: steps, optimizer, scheduler, hooks; and, for a pipeline, its layers and loss."""
 
-    def __init__(self, dropout=0.0, epochs=False):
+    def __init__(self, dropout: float = 0.0, epochs: bool = False) -> None:
         super().__init__()
         self.net = nn.Sequential(
             nn.Linear(6, 12), nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 5)
         )
         self.unused = nn.Parameter(torch.ones(3), requires_grad=False)
         self.epochs = epochs
-        self.called = []
+        self.called: list[Any] = []
 
-    def layers(self):
+    def layers(self) -> Any:
         return list(self.net)
 
-    def loss(self, output, target):
+    def loss(self, output: Any, target: Any) -> Any:
         return F.cross_entropy(output, target)
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> Any:
         x, y = batch
         loss = F.cross_entropy(self.net(x), y)
         self.called.append(batch_idx)
         self.log("own_loss", loss, on_step=False, on_epoch=True)
         return {"loss": loss, "more": 3}
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
         x, y = batch
         self.log("val_loss", F.cross_entropy(self.net(x), y))
         self.log("accuracy", (self.net(x).argmax(-1) == y).float().mean())
 
-    def on_train_start(self):
+    def on_train_start(self) -> None:
         self.called.clear()
 
-    def on_train_batch_end(self, outputs, batch, batch_idx):
+    def on_train_batch_end(self, outputs: dict[str, torch.Tensor | int], batch: Any, batch_idx: int) -> None:
         self.called.append("end")
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         decayed = [p for p in self.parameters() if p.ndim > 1]
         others = [p for p in self.parameters() if p.ndim < 2 and p.requires_grad]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.02, "weight_decay": 0.0}]
@@ -55,38 +59,40 @@ class Whole(pl.LightningModule):
 class Bare(pl.LightningModule):
     """A training step, and an optimizer without a scheduler."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 5))
 
-    def training_step(self, batch):
+    def training_step(self, batch: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]) -> Any:
         return F.cross_entropy(self.net(batch[0]), batch[1])
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
 class Manual(Bare):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
 
 
 class Clips(Bare):
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
         pass
 
 
 class ReturnsNothing(Bare):
-    def training_step(self, batch):
+    def training_step(self, batch: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]) -> None:
         super().training_step(batch)
 
 
 class LineSearch(Bare):
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         return torch.optim.LBFGS(self.parameters())
 
 
 class TwoOptimizers(Bare):
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         return [torch.optim.SGD(part.parameters(), lr=0.05) for part in (self.net[0], self.net[2])]

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import user_code
+import warm
 from reference import train as train_plainly
 from safetensors.torch import load_file
 
@@ -39,20 +42,19 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
 def train(directory: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     quiet = () if any(word.startswith("logger=") for word in overrides) else ("logger=none",)
     command = [sys.executable, "-m", "runner", "train", *OVERRIDES, *quiet, *overrides]
-    return subprocess.run(
-        command, cwd=directory, env=environment(directory), capture_output=True, text=True, timeout=120, check=False
-    )
+    return warm.run(command, cwd=directory, env=environment(directory))
 
 
-def result(directory: Path, *overrides: str, run: str = "run") -> tuple[dict, dict[str, torch.Tensor]]:
+def result(directory: Path, *overrides: str, run: str = "run") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Train, which must end well: the record and the weights."""
     done = train(directory, *overrides, f"run_dir={run}")
     assert done.returncode == 0, done.stderr
     return record(directory / run), load_file(directory / run / "weights.safetensors")
 
 
-def record(run_dir: Path) -> dict:
-    return json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
+def record(run_dir: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((run_dir / "record.json").read_text(encoding="utf-8"))
+    return made
 
 
 def plain_batches(samples: int = 24, size: int = 8, steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -62,7 +64,13 @@ def plain_batches(samples: int = 24, size: int = 8, steps: int = STEPS) -> list[
     return (parts * steps)[:steps]
 
 
-def plain_result(model=user_code.model, loss=user_code.mean, samples: int = 24, steps: int = STEPS, **options):
+def plain_result(
+    model: Callable[..., Any] = user_code.model,
+    loss: Callable[..., Any] = user_code.mean,
+    samples: int = 24,
+    steps: int = STEPS,
+    **options: Any,
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of the plain loop."""
     torch.manual_seed(0)
     made = model()

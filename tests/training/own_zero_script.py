@@ -46,7 +46,7 @@ def fit(folder: Path, name: str, strategy: ZeroStrategy, epochs: int, start: Pat
 
 
 def main(folder: Path) -> None:
-    common = {"data": 2, "microbatches": 2}
+    common: dict[str, Any] = {"data": 2, "microbatches": 2}
     fit(folder, "one", ZeroStrategy(ZeroConfig(stage=1), **common), 2)
     half = fit(folder, "three", ZeroStrategy(ZeroConfig(stage=3), BOTH, **common), 1)
     fit(folder, "goes_on", ZeroStrategy(ZeroConfig(stage=2), OffloadConfig(optimizer="cpu"), **common), 2, half)

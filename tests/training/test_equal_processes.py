@@ -5,6 +5,9 @@ Replicas sum their own sums, so that the plain loop sums by replica there.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from user_project import assert_same_weights, make_directory, plain_result, result
@@ -39,7 +42,7 @@ LAYOUTS = [  # schedule, pipeline, data, micro-batches, clipping, precision
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["zb_v", pytest.param("zb_h2", marks=pytest.mark.full)])
-def test_post_validation_gives_the_same_bits(tmp_path, schedule):
+def test_post_validation_gives_the_same_bits(tmp_path: Path, schedule: str) -> None:
     """Some steps are clipped, and so are taken back; checkpoints lie between them."""
     overrides = [
         f"schedule={schedule}", "parallelism.pipeline=2", "schedule.microbatches=4", "data.kwargs.samples=21",
@@ -53,7 +56,7 @@ def test_post_validation_gives_the_same_bits(tmp_path, schedule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_pipelines_in_both_directions(tmp_path, ranks):
+def test_pipelines_in_both_directions(tmp_path: Path, ranks: int) -> None:
     """The bits of the plain loop that sums each direction first; a checkpoint holds one copy, and goes on as either."""
     overrides = [
         f"parallelism.pipeline={ranks}", "schedule.microbatches=4", "data.kwargs.samples=21", "data.batch_size=8",
@@ -61,7 +64,7 @@ def test_pipelines_in_both_directions(tmp_path, ranks):
     ]  # fmt: skip
     directory = make_directory(tmp_path)
     record, weights = result(directory, *overrides, "schedule=chimera")
-    options = {"samples": 21, "count": 4, "clip_norm": 0.05, "dtype": torch.float32}
+    options: dict[str, Any] = {"samples": 21, "count": 4, "clip_norm": 0.05, "dtype": torch.float32}
     losses, state = plain_result(pipelines=2, **options)
     assert record["loss"] == losses
     assert_same_weights(weights, state)
@@ -74,7 +77,9 @@ def test_pipelines_in_both_directions(tmp_path, ranks):
 
 
 @pytest.mark.parametrize(("schedule", "pipeline", "data", "count", "clip_norm", "precision"), LAYOUTS)
-def test_equal(tmp_path, schedule, pipeline, data, count, clip_norm, precision):
+def test_equal(
+    tmp_path: Path, schedule: str, pipeline: int, data: int, count: int, clip_norm: float | None, precision: str
+) -> None:
     overrides = [
         f"schedule={schedule}", f"parallelism.pipeline={pipeline}", f"parallelism.data={data}",
         f"schedule.microbatches={count}", f"precision={precision}", "data.kwargs.samples=21", "data.batch_size=8",

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from processes import left_behind
+from processes import working_in
 from user_project import OVERRIDES, environment, make_directory, plain_result, record, train
+from warm import Warm
 
 PIPELINE = ("parallelism.pipeline=2", "schedule.microbatches=4", "partition=uniform")
 pytestmark = pytest.mark.slow
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.slow
          "layer 3 (Linear) must take what comes before it. Given (2, 7) float32, it raised RuntimeError"),
     ],
 )  # fmt: skip
-def test_wrong_requests(tmp_path, overrides, said):
+def test_wrong_requests(tmp_path: Path, overrides: tuple[str, ...], said: str) -> None:
     done = train(make_directory(tmp_path), *PIPELINE, *overrides)
     assert done.returncode == 2
     assert said in done.stderr
@@ -39,7 +41,7 @@ def test_wrong_requests(tmp_path, overrides, said):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_layer_that_fails_is_shown_in_the_schedule(tmp_path):
+def test_a_layer_that_fails_is_shown_in_the_schedule(tmp_path: Path) -> None:
     done = train(make_directory(tmp_path), *PIPELINE, "model.target=mine:breaking", "model.kwargs.what=raises")
     assert done.returncode == 1
     assert "0F2 failed on rank 0 (stage 0, layers 0..1): ValueError: the layer is broken (mine.py:" in done.stderr
@@ -51,7 +53,7 @@ def test_a_layer_that_fails_is_shown_in_the_schedule(tmp_path):
     assert made["steps"] == len(made["loss"]) == 3
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_the_losses_before_it_stay(tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run_and_the_losses_before_it_stay(tmp_path: Path) -> None:
     broken = ("model.target=mine:breaking", "model.kwargs.what=infinite")
     done = train(make_directory(tmp_path), *PIPELINE, *broken)
     assert done.returncode == 1
@@ -63,7 +65,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_losses_before_it_stay(tm
 
 
 @pytest.mark.full
-def test_a_dataset_that_raises(tmp_path):
+def test_a_dataset_that_raises(tmp_path: Path) -> None:
     done = train(make_directory(tmp_path), *PIPELINE, "data.target=mine:Raising", "trainer.max_steps=8")
     assert done.returncode == 1
     assert "ValueError: sample 33 is broken (mine.py:" in done.stderr
@@ -72,14 +74,14 @@ def test_a_dataset_that_raises(tmp_path):
 
 
 @pytest.mark.full
-def test_a_killed_rank_ends_the_run_within_seconds(tmp_path):
+def test_a_killed_rank_ends_the_run_within_seconds(tmp_path: Path) -> None:
     """In the middle of training: the others wait for its messages."""
     directory = make_directory(tmp_path)
     command = [sys.executable, "-m", "runner", "train", *OVERRIDES, *PIPELINE, "trainer.max_steps=1000000"]
-    started = subprocess.Popen(command, cwd=directory, env=environment(directory), stderr=subprocess.PIPE, text=True)
+    started = Warm(command, cwd=directory, env=environment(directory), stderr=subprocess.PIPE, text=True)
     steps = directory / "run" / "steps.jsonl"
     _wait_until(lambda: steps.exists() and steps.stat().st_size > 0)
-    ranks = _ranks(directory / "run")
+    ranks = _ranks(directory)
     os.kill(ranks[1], signal.SIGKILL)
     killed_at = time.monotonic()
     _, err = started.communicate(timeout=60)
@@ -92,7 +94,7 @@ def test_a_killed_rank_ends_the_run_within_seconds(tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
 
 
-def test_torchrun_gives_the_same(tmp_path):
+def test_torchrun_gives_the_same(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -110,13 +112,13 @@ def test_torchrun_gives_the_same(tmp_path):
     assert made["loss"] == plain_result(count=4)[0]
 
 
-def _ranks(run_dir: Path) -> dict[int, int]:
-    """Rank to process id, by the names of the processes that were given this run's directory."""
-    names = {pid: Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").split() for pid in left_behind(run_dir)}
+def _ranks(directory: Path) -> dict[int, int]:
+    """Rank to process id, by the names of the processes that work in this directory."""
+    names = {pid: Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").split() for pid in working_in(directory)}
     return {int(name[1]): pid for pid, name in names.items() if name[0] == "rank"}
 
 
-def _wait_until(ready, timeout: float = 60.0) -> None:
+def _wait_until(ready: Any, timeout: float = 60.0) -> None:
     end = time.monotonic() + timeout
     while not ready():
         assert time.monotonic() < end, "it never came"

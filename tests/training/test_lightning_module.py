@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 import user_code
 import user_lightning
+import warm
 from covering import sampled
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
@@ -33,7 +35,7 @@ BASE = (
 )  # fmt: skip
 
 
-def run(run_dir: Path, *overrides: str) -> tuple[dict, dict[str, torch.Tensor]]:
+def run(run_dir: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """In this process, as its one rank: the record and the weights."""
     quiet = () if any(word.startswith("logger=") for word in overrides) else ("logger=none",)
     config = resolve([*BASE, *quiet, *overrides, f"run_dir={run_dir}"])
@@ -67,7 +69,7 @@ def plain_loop(count: int, replicas: int = 1, *, epochs: bool = False) -> tuple[
             for xs, ys in zip(x.clone().tensor_split(count), y.clone().tensor_split(count), strict=True):
                 if len(xs):
                     loss = torch.nn.functional.cross_entropy(model.net(xs), ys) * len(xs)
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]  # the library's
                     part += float(loss.detach().double())
             total += part
             gradients.append([p.grad for p in trained])
@@ -197,9 +199,7 @@ def test_two_ranks_are_the_plain_loop_too(tmp_path: Path, layout: str) -> None:
         shutil.copy(source.__file__, tmp_path)
     layout = (f"parallelism.{layout}=2", "schedule.microbatches=3", "partition=uniform", "logger=none", "run_dir=run")
     command = [sys.executable, "-m", "runner", "train", *BASE, *layout]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False
-    )
+    done = warm.run(command, cwd=tmp_path, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
     losses, state = plain_loop(3, replicas=2 if "data" in layout[0] else 1)
     made = record(tmp_path / "run")
@@ -219,5 +219,6 @@ def test_it_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     layout = ("model.target=user_lightning:Bare", "parallelism.data=2", "schedule.microbatches=2")
     path = (str(Path(user_code.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setattr(subprocess, "Popen", warm.Warm)
     assert main(["verify", "--json", *BASE, *layout]) == 0
     assert json.loads(capsys.readouterr().out)["bitwise"]

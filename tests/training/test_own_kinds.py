@@ -137,7 +137,7 @@ def test_a_users_compressor_is_refused_where_it_cannot_work(project: Path, monke
     asked = ("compression=halves", "parallelism.data=2")
     assert told(project, *asked) == []
     assert told(project, *asked, "+compression.kwargs.keep=false") == []
-    refused = {
+    refused: dict[tuple[str, ...], str] = {
         ("parallelism.data=1",): "compression.name",
         ("zero.stage=1",): "zero.stage",
         ("zero.stage=0",): "zero.stage",
@@ -151,8 +151,8 @@ def test_a_users_compressor_is_refused_where_it_cannot_work(project: Path, monke
     (problem,) = told(project, "compression.target=halves:KIND", "parallelism.data=2")
     assert problem.path == "compression.target"
     for name in ("chimera", "pipefb"):
-        more = (f"schedule={name}", "parallelism.pipeline=2", "schedule.microbatches=4")
-        config = resolve(["model=mlp", *asked, *more], working_directory=project)
+        layout = (f"schedule={name}", "parallelism.pipeline=2", "schedule.microbatches=4")
+        config = resolve(["model=mlp", *asked, *layout], working_directory=project)
         (problem,) = order_problems(config, executed_schedule(config), 8, ())
         assert (problem.path, problem.fix) == ("schedule.name", "schedule=1f1b")
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.
     # A threshold of 10 calls every epoch a plateau, whatever the validation gives.
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=10.0)
     samples = data(29, 1)
-    sampler = DistributedSampler(samples, num_replicas=1, rank=0, shuffle=True, seed=0)
+    sampler: Any = DistributedSampler(samples, num_replicas=1, rank=0, shuffle=True, seed=0)
     averages = {name: value.clone() for name, value in model.state_dict().items()}
     losses, rates = [], []
     for epoch in range(3):
@@ -36,7 +37,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.
             total = 0.0
             for part, target in zip(x.tensor_split(4), y.tensor_split(4), strict=True):
                 loss = model.loss(model.net(part), target) * len(part)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]  # the library's
                 total += float(loss.detach().double())
             for parameter in model.parameters():
                 parameter.grad /= len(x)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -24,7 +25,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], float]:
     """Losses and weights of two epochs over what two replicas load; the validation's loss at the end."""
     model, samples = Model(), data(32, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    samplers = [DistributedSampler(samples, num_replicas=2, rank=rank, shuffle=True, seed=0) for rank in (0, 1)]
+    samplers: Any = [DistributedSampler(samples, num_replicas=2, rank=rank, shuffle=True, seed=0) for rank in (0, 1)]
     losses = []
     for epoch in range(2):
         for sampler in samplers:
@@ -37,7 +38,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], float]:
                 x, y = samples[order[start : start + 4]]
                 for part, target in zip(x.tensor_split(2), y.tensor_split(2), strict=True):
                     loss = model.loss(model.net(part), target) * len(part)
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]  # the library's
                     total += float(loss.detach())
             for parameter in model.parameters():
                 parameter.grad /= 8
@@ -78,9 +79,16 @@ def test_every_stage_is_the_plain_loop_and_goes_on_from_anothers_checkpoint(tmp_
         ({"stage": 1}, {}, {"stages": 2, "schedule": "zb_h1", "microbatches": 4}, {}, "schedule.name"),
     ],
 )
-def test_refused_before_anything_starts(zero, offload, layout, trainer, path) -> None:
+def test_refused_before_anything_starts(
+    zero: dict[str, Any], offload: dict[str, Any], layout: dict[str, Any], trainer: dict[str, Any], path: str
+) -> None:
     strategy = ZeroStrategy(ZeroConfig(**zero), OffloadConfig(**offload), **layout)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "barebones": False}
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "barebones": False,
+    }
     fitting = pl.Trainer(strategy=strategy, devices=1, accelerator="cpu", max_epochs=1, **quiet, **trainer)
     with pytest.raises(RequestError) as refused:
         strategy.require_possible(fitting)

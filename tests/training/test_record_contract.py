@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from user_project import STEPS, make_directory, result
 
@@ -12,7 +15,7 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_the_contracts_keys_and_a_validation_at_the_end(tmp_path):
+def test_the_contracts_keys_and_a_validation_at_the_end(tmp_path: Path) -> None:
     """Two validations: after step 3, and after the last, which 3 does not divide."""
     directory = make_directory(tmp_path)
     made, _ = result(directory, "parallelism.pipeline=2", "schedule.microbatches=4", "trainer.val_every=3",
@@ -38,5 +41,5 @@ def test_the_contracts_keys_and_a_validation_at_the_end(tmp_path):
     assert {"weights", "steps", "checkpoint", "csv", "timeline"} <= made["artifacts"].keys()
 
 
-def _bytes_over_the_cut(made: dict) -> tuple[float, float]:
+def _bytes_over_the_cut(made: dict[str, Any]) -> tuple[float, float]:
     return made["bytes_moved"]["activations"], made["bytes_moved"]["activation_gradients"]

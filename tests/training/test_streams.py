@@ -20,7 +20,15 @@ ITEMS = [points(29)[0][i] for i in range(29)]
 
 
 def loader(dataset: Any, length: int | None, **changed: Any) -> Any:
-    options = {"batch_size": 8, "data": 1, "replica": 0, "inputs": True, "targets": True, "shuffle": False, "seed": 5}
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "data": 1,
+        "replica": 0,
+        "inputs": True,
+        "targets": True,
+        "shuffle": False,
+        "seed": 5,
+    }
     return make_loader(dataset, length, **{**options, **changed})
 
 
@@ -38,7 +46,7 @@ def assert_same(found: list[StepBatch], expected: list[StepBatch]) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("data", "replica"), [(1, 0), (2, 0), (2, 1), (6, 5)])
 def test_two_epochs_of_uneven_steps(workers: int, data: int, replica: int) -> None:
-    share = {"data": data, "replica": replica}
+    share: dict[str, Any] = {"data": data, "replica": replica}
     numbered = loader(ITEMS, 29, **share)
     assert_same(some(loader(Passing(ITEMS), None, workers=workers, **share), 8), [*numbered, *numbered])
 
@@ -59,7 +67,7 @@ def test_it_goes_on_after_a_number_of_steps(workers: int) -> None:
     assert_same(some(resumed, 4), some(whole, 10)[6:])
 
 
-class Noisy(IterableDataset):
+class Noisy(IterableDataset[Any]):
     def __init__(self) -> None:
         self.epochs: list[int] = []
 
@@ -82,7 +90,7 @@ def test_random_samples_depend_on_seed_epoch_and_place_alone() -> None:
 
 
 def test_a_dataset_that_gives_nothing_the_second_time_is_told() -> None:
-    class Used(IterableDataset):
+    class Used(IterableDataset[Any]):
         def __init__(self) -> None:
             self.items = iter(ITEMS)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import user_code
@@ -22,7 +25,7 @@ WORDS = (
 SENTENCES = {"map": "data.target=mine:sentences", "iterable": "data.target=mine:passing_sentences"}
 
 
-def plain(model, loss, samples, collate, *, replicas=1, count=3):
+def plain(model: Any, loss: Any, samples: Any, collate: Any, *, replicas: int = 1, count: int = 3) -> Any:
     """Two epochs of a plain loop: each replica's samples of a step are collated on their own, then cut in ``count``."""
     torch.manual_seed(0)
     made = model()
@@ -54,7 +57,7 @@ def plain(model, loss, samples, collate, *, replicas=1, count=3):
         pytest.param("iterable", "pipeline2", 0, marks=pytest.mark.full),
     ],
 )
-def test_29_samples_in_batches_of_8_over_two_epochs(tmp_path, kind, layout, workers):
+def test_29_samples_in_batches_of_8_over_two_epochs(tmp_path: Path, kind: str, layout: str, workers: int) -> None:
     made, weights = result(
         make_directory(tmp_path), *POINTS[kind], *PIPELINES[layout], "schedule.microbatches=3",
         f"trainer.max_steps={STEPS}", f"data.workers={workers}",
@@ -71,7 +74,7 @@ def test_29_samples_in_batches_of_8_over_two_epochs(tmp_path, kind, layout, work
 @pytest.mark.parametrize(
     ("kind", "layout"), [pytest.param("map", "data2", marks=pytest.mark.full), ("iterable", "pipeline3")]
 )
-def test_lengths_that_change_with_every_batch(tmp_path, kind, layout):
+def test_lengths_that_change_with_every_batch(tmp_path: Path, kind: str, layout: str) -> None:
     made, weights = result(
         make_directory(tmp_path), *WORDS, SENTENCES[kind], *PIPELINES[layout], "schedule.microbatches=3",
         f"trainer.max_steps={STEPS}",
@@ -83,7 +86,7 @@ def test_lengths_that_change_with_every_batch(tmp_path, kind, layout):
     assert_same_weights(weights, expected)
 
 
-def test_validation_of_an_iterable_set_is_the_mean_over_it(tmp_path):
+def test_validation_of_an_iterable_set_is_the_mean_over_it(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     common = ("parallelism.pipeline=3", "schedule.microbatches=3", "trainer.val_every=2")
     passing, _ = result(directory, *POINTS["iterable"], *common, run="iterable")
@@ -92,7 +95,7 @@ def test_validation_of_an_iterable_set_is_the_mean_over_it(tmp_path):
     assert [step for step, _ in passing["val_loss"]] == [2, 4]
 
 
-def test_an_iterable_run_goes_on_where_it_was_cut(tmp_path):
+def test_an_iterable_run_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     common = (*POINTS["iterable"], "parallelism.pipeline=2", "schedule.microbatches=3", "data.workers=2")
     whole, expected = result(directory, *common, "trainer.max_steps=7", run="whole")

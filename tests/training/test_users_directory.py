@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,14 +20,14 @@ def tied():
 """
 
 
-def test_nothing_of_the_runner_is_imported(tmp_path):
+def test_nothing_of_the_runner_is_imported(tmp_path: Path) -> None:
     text = (make_directory(tmp_path) / "mine.py").read_text(encoding="utf-8")
     assert not re.search(r"^\s*(from|import) runner", text, re.MULTILINE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["model", pytest.param("Listed", marks=pytest.mark.full)])
-def test_the_same_losses_in_one_process_and_in_a_pipeline_of_four(tmp_path, model):
+def test_the_same_losses_in_one_process_and_in_a_pipeline_of_four(tmp_path: Path, model: str) -> None:
     """Micro-batches as asked for, samples in the plain order."""
     directory = make_directory(tmp_path)
     losses, state = plain_result(getattr(user_code, model), count=4)
@@ -40,7 +41,7 @@ def test_the_same_losses_in_one_process_and_in_a_pipeline_of_four(tmp_path, mode
 
 
 @pytest.mark.slow
-def test_layers_that_each_rank_builds_itself_and_shuffled_samples(tmp_path):
+def test_layers_that_each_rank_builds_itself_and_shuffled_samples(tmp_path: Path) -> None:
     """Weights are seeded by layer and samples by epoch: neither depends on the layout."""
     directory = make_directory(tmp_path)
     overrides = ("model.target=mine:Lazy", "data.shuffle=true", "schedule.microbatches=2")
@@ -54,7 +55,7 @@ def test_layers_that_each_rank_builds_itself_and_shuffled_samples(tmp_path):
 
 
 @pytest.mark.slow
-def test_dropout_does_not_depend_on_the_layout(tmp_path):
+def test_dropout_does_not_depend_on_the_layout(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     overrides = ("model.kwargs.dropout=0.5", "model.kwargs.inplace=true", "schedule.microbatches=2")
     (one, weights), (two, same) = (
@@ -68,7 +69,7 @@ def test_dropout_does_not_depend_on_the_layout(tmp_path):
 
 
 @pytest.mark.slow
-def test_sums_with_weights_own_options_and_a_data_module(tmp_path):
+def test_sums_with_weights_own_options_and_a_data_module(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     (directory / "conf" / "optimizer").mkdir(parents=True)
     (directory / "conf" / "optimizer" / "mine.yaml").write_text("name: sgd\nlr: 0.5\nmomentum: 0.0\n")
@@ -86,7 +87,7 @@ def test_sums_with_weights_own_options_and_a_data_module(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_last_step_with_fewer_samples_than_replicas(tmp_path):
+def test_a_last_step_with_fewer_samples_than_replicas(tmp_path: Path) -> None:
     """17 samples: the third step has one, and the second replica none of it."""
     made, weights = result(
         make_directory(tmp_path), "data.kwargs.samples=17", "parallelism.data=2", "schedule.microbatches=2"
@@ -97,14 +98,14 @@ def test_a_last_step_with_fewer_samples_than_replicas(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_weights_load_into_the_users_module(tmp_path):
+def test_the_weights_load_into_the_users_module(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     result(directory, "model.target=mine:Listed", "parallelism.pipeline=2")
     user_code.Listed().load_state_dict(load_file(directory / "run" / "weights.safetensors"), strict=True)
 
 
 @pytest.mark.slow
-def test_layers_of_two_stages_may_share_a_weight(tmp_path):
+def test_layers_of_two_stages_may_share_a_weight(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     with (directory / "mine.py").open("a", encoding="utf-8") as file:
         file.write(_TIED)

@@ -49,9 +49,9 @@ def _watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **times: float) ->
     monkeypatch.setattr(os, "_exit", lambda status: (ends.append(status), watchdog.stop()))
     engine = SimpleNamespace(actions_begun=0, place=lambda: ("in step 1, last at 0F0 (stage 0, layers 0..1)", "a grid"))
     strategy = EngineStrategy.__new__(EngineStrategy)
-    strategy.engine = engine  # type: ignore[assignment]
+    strategy.engine = engine
     watchdog = Watchdog(tmp_path, 0, 1, **times)
-    watchdog.on_train_start(SimpleNamespace(strategy=strategy), None)  # type: ignore[arg-type]
+    watchdog.on_train_start(SimpleNamespace(strategy=strategy), None)
     return watchdog, ends, engine
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from runner.config.compose.resolve import resolve
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.rules.sections import rules
 from runner.config.rules.zero_table import ROWS
+from runner.errors import Problem
 from runner.plan.make import plan_problems
 
 BASE = ["model=mlp", "parallelism.data=2"]
@@ -61,19 +63,19 @@ REFUSED = [  # overrides, the key that is refused, what its source must name
 ]  # fmt: skip
 
 
-def problems(overrides):
+def problems(overrides: list[str] | tuple[str, ...]) -> list[Problem]:
     return rules(resolve([*BASE, *overrides]))
 
 
 @pytest.mark.parametrize(("overrides", "path", "source"), REFUSED)
-def test_refused_with_its_source(overrides, path, source):
+def test_refused_with_its_source(overrides: list[str], path: str, source: str) -> None:
     found = [problem for problem in problems(overrides) if problem.path == path]
     assert len(found) == 1
     assert source in found[0].why
     assert found[0].fix
 
 
-def test_every_row_has_a_request_that_breaks_it():
+def test_every_row_has_a_request_that_breaks_it() -> None:
     """A row that nothing breaks would be a rule about nothing."""
     broken = set()
     for overrides, *_ in REFUSED:
@@ -95,11 +97,11 @@ def test_every_row_has_a_request_that_breaks_it():
         ["zero.stage=2", "parallelism.pipeline=2", "schedule.microbatches=4", "activation_checkpoint=full"],
     ],
 )
-def test_what_works_is_not_refused(overrides):
+def test_what_works_is_not_refused(overrides: list[str]) -> None:
     assert problems(overrides) == []
 
 
-def test_schedules_that_split_the_backward_share_out_states_alone(tmp_path):
+def test_schedules_that_split_the_backward_share_out_states_alone(tmp_path: Path) -> None:
     """DeepSpeed's hooks count those of whole backwards: the runner does it, and what it cannot is refused."""
     rows = ["0F0,0F1,0I0,0W0,0I1,0W1", "1F0,1I0,1W0,1F1,1I1,1W1"]
     (tmp_path / "split.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -120,10 +122,10 @@ def test_schedules_that_split_the_backward_share_out_states_alone(tmp_path):
 
 
 class TestTheDeepSpeedConfiguration:
-    def settings(self, *overrides, accelerated=False):
+    def settings(self, *overrides: str, accelerated: bool = False) -> dict[str, Any]:
         return deepspeed_settings(resolve([*BASE, *overrides]), accelerated=accelerated)
 
-    def test_the_runner_accumulates_scales_and_logs(self):
+    def test_the_runner_accumulates_scales_and_logs(self) -> None:
         made = self.settings("zero.stage=2", "schedule.microbatches=4", "trainer.grad_clip_norm=0.5")
         assert made["gradient_accumulation_steps"] == 1
         assert made["gradient_clipping"] == 0.5
@@ -139,22 +141,22 @@ class TestTheDeepSpeedConfiguration:
             ("bf16_master", {"enabled": True, "bf16_master_weights_and_grads": False, "bf16_optimizer_states": False}),
         ],
     )
-    def test_precision(self, precision, expected):
+    def test_precision(self, precision: str, expected: dict[str, bool]) -> None:
         made = self.settings("zero.stage=1", f"precision={precision}").get("bf16", {})
         assert {key: value for key, value in made.items() if key != "check_grad_overflow"} == expected
 
-    def test_offload(self):
+    def test_offload(self) -> None:
         asked = ("zero.stage=3", "offload.optimizer=nvme", "offload.nvme_path=/drive", "offload.parameters=cpu")
         zero = self.settings(*asked, accelerated=True)["zero_optimization"]
         assert zero["offload_optimizer"] == {"device": "nvme", "pin_memory": True, "nvme_path": "/drive"}
         assert zero["offload_param"] == {"device": "cpu", "pin_memory": True}
 
-    def written(self, tmp_path, document):
+    def written(self, tmp_path: Path, document: dict[str, Any]) -> str:
         path = tmp_path / "ds.json"
         path.write_text(json.dumps(document), encoding="utf-8")
         return f"zero.config={path}"
 
-    def test_a_file_that_agrees_is_taken_over(self, tmp_path):
+    def test_a_file_that_agrees_is_taken_over(self, tmp_path: Path) -> None:
         asked = self.written(
             tmp_path,
             {
@@ -187,23 +189,25 @@ class TestTheDeepSpeedConfiguration:
             ),
         ],
     )
-    def test_a_contradiction_names_both_paths(self, tmp_path, document, key, own):
+    def test_a_contradiction_names_both_paths(
+        self, tmp_path: Path, document: dict[str, Any], key: str, own: str
+    ) -> None:
         (problem,) = problems(["zero.stage=2", self.written(tmp_path, document)])
         assert problem.path.endswith(f"ds.json:{key}")
         assert own in problem.rule
 
-    def test_keys_that_nobody_knows_and_schedulers_are_refused(self, tmp_path):
+    def test_keys_that_nobody_knows_and_schedulers_are_refused(self, tmp_path: Path) -> None:
         document = {"gradient_cliping": 1.0, "scheduler": {"type": "WarmupLR"}}
         first, second = problems(["zero.stage=2", self.written(tmp_path, document)])
         assert "gradient_clipping" in first.fix
         assert "lr_scheduler" in second.rule
 
-    def test_a_file_that_is_not_there(self):
+    def test_a_file_that_is_not_there(self) -> None:
         (problem,) = problems(["zero.stage=2", "zero.config=nowhere.json"])
         assert problem.path == "zero.config"
 
 
-def test_the_documents_table_is_the_table():
+def test_the_documents_table_is_the_table() -> None:
     text = (Path(__file__).parents[2] / "docs" / "zero.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| `") and "=" not in line.split(" | ")[0]]
     rows = [row for row in rows if row.count(" | ") == 3]

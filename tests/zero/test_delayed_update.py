@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from user_project import plain_result
@@ -13,12 +17,12 @@ from runner.optim.states.delayed import DelayedUpdate
 class Explicitly:
     """``w[i+1] = w[i] - update(g[i-1])`` from step ``first`` on; nothing is updated at that step."""
 
-    def __init__(self, parameters, make, first):
+    def __init__(self, parameters: Iterator[Any], make: Callable[..., Any], first: int) -> None:
         self.parameters = list(parameters)
         self.optimizer = make(self.parameters)
         self.first, self.number, self.kept = first, 0, None
 
-    def step(self):
+    def step(self) -> None:
         now = [parameter.grad.clone() for parameter in self.parameters]
         used = now if self.number < self.first else self.kept
         if used is not None:
@@ -37,7 +41,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_wrapper_is_the_recursion(name, first):
+def test_the_wrapper_is_the_recursion(name: str, first: int) -> None:
     results = []
     for wrap in (
         lambda parameters: Explicitly(parameters, MAKERS[name], first),
@@ -56,7 +60,7 @@ def test_the_wrapper_is_the_recursion(name, first):
 
 
 @pytest.mark.slow
-def test_under_zero_it_is_the_recursion(tmp_path):
+def test_under_zero_it_is_the_recursion(tmp_path: Path) -> None:
     runs = {
         f"delayed_{stage}": [
             "parallelism.data=2", f"zero.stage={stage}", "offload.optimizer=cpu", "offload.delay_from=1",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,12 +44,12 @@ print("loaded", PinMemoryBuilder().load().pin_handle())
         (["zero.stage=3", "offload.parameters=nvme", "offload.nvme_path=/drive"], ("async_io",)),
     ],
 )
-def test_a_drive_needs_async_io_and_nothing_else_needs_any(overrides, expected):
+def test_a_drive_needs_async_io_and_nothing_else_needs_any(overrides: list[str], expected: tuple[str, ...]) -> None:
     settings = deepspeed_settings(resolve(["model=gpt", *overrides]), accelerated=False)
     assert needed_operators(settings) == expected
 
 
-def test_a_failed_build_is_a_refusal_with_the_compilers_words(tmp_path, monkeypatch):
+def test_a_failed_build_is_a_refusal_with_the_compilers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "/no/such/compiler")
     with pytest.raises(RequestError) as refusal:
@@ -62,7 +63,7 @@ def test_a_failed_build_is_a_refusal_with_the_compilers_words(tmp_path, monkeypa
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_one_process_compiles_and_what_a_killed_one_left_stops_nobody(tmp_path):
+def test_one_process_compiles_and_what_a_killed_one_left_stops_nobody(tmp_path: Path) -> None:
     log = tmp_path / "killed.log"
     killed = start(tmp_path, log)
     until(lambda: list(tmp_path.glob("runner/pin_memory-*-unfinished-*/pin_memory/lock")), killed)  # torch's
@@ -87,13 +88,13 @@ def start(folder: Path, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def until(found, process: subprocess.Popen[bytes]) -> None:
+def until(found: Any, process: subprocess.Popen[bytes]) -> None:
     while not found():
         assert process.poll() is None, "it ended before it compiled"
         time.sleep(0.05)
 
 
-def test_the_parts_are_built_by_classes_that_deepspeed_has():
+def test_the_parts_are_built_by_classes_that_deepspeed_has() -> None:
     from deepspeed.ops import op_builder as builders
 
     for parts in operators._PARTS.values():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from layouts import train_in_threads
+from torch import nn
 
 from runner.optim.states.shared import SharedStates
 from runner.schedule.catalogue.registry import build
@@ -17,19 +20,19 @@ SHAPES = [(3, 5), (7,), (1,), (4, 2)]  # 31 elements: no number of replicas divi
 class Together:
     """Replicas in threads, which meet at every gathering."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.parts, self.barrier = [None] * size, threading.Barrier(size, timeout=20)
 
-    def of(self, rank):
+    def of(self, rank: int) -> Any:
         together = self
 
         class OfRank:
             size = len(together.parts)
 
-            def __init__(self):
+            def __init__(self) -> None:
                 self.rank = rank
 
-            def all_gather(self, tensor):
+            def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
                 together.barrier.wait()
                 together.parts[rank] = tensor.clone()
                 together.barrier.wait()
@@ -38,28 +41,28 @@ class Together:
         return OfRank()
 
 
-def weights():
+def weights() -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(0)  # its own: replicas in threads draw at the same time
     return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
 
 
-def set_gradients(parameters, step):
+def set_gradients(parameters: list[nn.Parameter], step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for number, parameter in enumerate(parameters):
         parameter.grad = None if number == step == 1 else torch.randn(parameter.shape, generator=generator)
 
 
-def train(parameters, step_once, steps):
+def train(parameters: list[nn.Parameter], step_once: Callable[..., Any], steps: tuple[int, ...]) -> None:
     for step in steps:
         set_gradients(parameters, step)
         step_once()
 
 
-def by_replica(size, work):
+def by_replica(size: int, work: Callable[..., Any]) -> list[tuple[list[nn.Parameter], int]]:
     results, threads = [None] * size, []
     for rank in range(size):
 
-        def run(rank=rank):
+        def run(rank: int = rank) -> None:
             results[rank] = work(rank)
 
         threads.append(threading.Thread(target=run))
@@ -70,18 +73,18 @@ def by_replica(size, work):
     return results
 
 
-def adamw(parameters):
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_it_is_the_unshared_update_and_goes_on_from_its_states(size):
+def test_it_is_the_unshared_update_and_goes_on_from_its_states(size: int) -> None:
     expected = weights()
     plain = adamw(expected)
     train(expected, plain.step, (0, 2, 3, 4))
     first, second = Together(size), Together(size)
 
-    def work(rank):
+    def work(rank: int) -> tuple[list[nn.Parameter], int]:
         parameters = weights()
         shared = SharedStates(adamw(parameters), first.of(rank))
         train(parameters, shared.step, (0, 2))
@@ -101,25 +104,32 @@ def test_it_is_the_unshared_update_and_goes_on_from_its_states(size):
         assert elements == 2 * -(-31 // size)
 
 
-def model():
+def model() -> nn.Sequential:
     torch.manual_seed(1)
     middle = [torch.nn.Linear(7, 7) for _ in range(6)]
     return torch.nn.Sequential(torch.nn.Linear(3, 7), *middle, torch.nn.Linear(7, 2))
 
 
-def squares(output, target):
+def squares(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
     return (output - target).square().sum(), len(target)
 
 
 @pytest.mark.parametrize(
     "schedule", ["interleaved_1f1b", "looped_bfs", "zb_h1", "zb_v", "hanayo", "gems", "chimera", "dualpipe", "bitpipe"]
 )
-def test_under_any_schedule_the_run_is_the_unshared_one(schedule):
+def test_under_any_schedule_the_run_is_the_unshared_one(schedule: str) -> None:
     """Two replicas with unequal shares, clipped by the norm over all stages."""
     generator = torch.Generator().manual_seed(3)
     batches = [tuple(torch.randn(17, width, generator=generator) for width in (3, 2)) for _ in range(3)]
     order = build(schedule, ranks=2, microbatches=4)
-    layout = {"schedule": order, "pipeline": 2, "data": 2, "count": 4, "optimizer": adamw, "clip_norm": 0.05}
+    layout: dict[str, Any] = {
+        "schedule": order,
+        "pipeline": 2,
+        "data": 2,
+        "count": 4,
+        "optimizer": adamw,
+        "clip_norm": 0.05,
+    }
     losses, expected = train_in_threads(model, squares, batches, **layout)
     own_losses, found = train_in_threads(model, squares, batches, **layout, shared=True)
     for own, unshared in zip(own_losses, losses, strict=True):
@@ -128,7 +138,7 @@ def test_under_any_schedule_the_run_is_the_unshared_one(schedule):
         torch.testing.assert_close(found[name], weight, atol=2e-6, rtol=2e-6, msg=name)
 
 
-def test_a_weight_without_gradient_counts_as_zero():
+def test_a_weight_without_gradient_counts_as_zero() -> None:
     parameters = weights()
     shared = SharedStates(torch.optim.SGD(parameters, lr=1.0), Together(1).of(0))
     before = [parameter.detach().clone() for parameter in parameters]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,20 +25,22 @@ TWIN = ("zero.stage=3", "optimizer=cpu_adam", f"offload.ratio={RATIO}")
     ("sizes", "ratio", "stays"),
     [([1] * 10, 0.3, 7), ([1] * 10, 0.9, 1), ([8, 1, 1], 0.3, 0), ([1, 1, 8], 0.3, 2), ([4], 0.01, 0)],
 )
-def test_elements_are_counted_and_deepspeed_comes_to_the_same_number(sizes, ratio, stays):
+def test_elements_are_counted_and_deepspeed_comes_to_the_same_number(
+    sizes: list[int], ratio: float, stays: int
+) -> None:
     assert device_weights(sizes, ratio) == stays
     told = TwinFlow(sizes, ratio).ratio_of_groups
     assert int((1 - told) * len(sizes)) == stays  # as in stage3.py
     assert 0 < told <= 1
 
 
-def test_every_weight_is_a_sub_group():
+def test_every_weight_is_a_sub_group() -> None:
     made = deepspeed_settings(resolve(["model=mlp", *TWIN]), accelerated=False)["zero_optimization"]
     assert made["sub_group_size"] == 1
     assert made["offload_optimizer"]["ratio"] == RATIO
 
 
-def test_both_sides_share_states_and_settings_and_keep_their_own_counters():
+def test_both_sides_share_states_and_settings_and_keep_their_own_counters() -> None:
     flats = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
     host, device = (torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=lr) for lr in (0.1, 0.2))
     places = dict.fromkeys(range(3), "cpu")
@@ -57,10 +61,10 @@ def test_both_sides_share_states_and_settings_and_keep_their_own_counters():
 class Falling:
     """AdamW whose learning rate falls to zero in four steps."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters: Any) -> None:
         self.optimizer, self.steps = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.0), 0
 
-    def step(self):
+    def step(self) -> None:
         self.optimizer.param_groups[0]["lr"] = 1e-3 * (1 - self.steps / 4)
         self.optimizer.step()
         self.steps += 1
@@ -69,7 +73,7 @@ class Falling:
 @pytest.mark.full  # DeepSpeed's operator is compiled for it
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_equals_the_plain_loop_and_holds_the_asked_part(tmp_path):
+def test_it_equals_the_plain_loop_and_holds_the_asked_part(tmp_path: Path) -> None:
     kept = ("checkpoint.every=2", "checkpoint.keep=2")
     runs = {
         "twin": (*WIDE, *kept, *TWIN),

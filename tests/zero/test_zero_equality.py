@@ -6,6 +6,9 @@ sums have another order. What is offloaded changes no bit, as long as the optimi
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import user_code
@@ -33,13 +36,13 @@ PLACES = {
 class Masters:
     """AdamW over fp32 copies of 16-bit weights."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters: Any) -> None:
         self.parameters = parameters
         self.masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in parameters]
         self.optimizer = torch.optim.AdamW(self.masters, lr=1e-3, weight_decay=0.0)
 
     @torch.no_grad()
-    def step(self):
+    def step(self) -> None:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             master.grad = parameter.grad.float()
         self.optimizer.step()
@@ -47,7 +50,7 @@ class Masters:
             parameter.copy_(master)
 
 
-def overrides(stage, place, precision, count, samples=21, clip=None):
+def overrides(stage: Any, place: Any, precision: Any, count: Any, samples: int = 21, clip: Any = None) -> Any:
     adam = ["optimizer=cpu_adam"] if has_16_bit_states_elsewhere(place, precision) else []
     made = [
         "parallelism.data=2", f"zero.stage={stage}", *PLACES[place], f"precision={precision}", *adam,
@@ -56,15 +59,15 @@ def overrides(stage, place, precision, count, samples=21, clip=None):
     return made if clip is None else [*made, f"trainer.grad_clip_norm={clip}"]
 
 
-def expected(precision, count, samples=21, clip=None, loss=user_code.mean):
-    masters = {"optimizer": Masters} if precision == "bf16_master" else {}
+def expected(precision: Any, count: Any, samples: int = 21, clip: Any = None, loss: Any = user_code.mean) -> Any:
+    masters: dict[str, Any] = {"optimizer": Masters} if precision == "bf16_master" else {}
     return plain_result(
         loss=loss, samples=samples, replicas=2, by_replica=True, count=count, clip_norm=clip, dtype=DTYPES[precision],
         **masters,
     )  # fmt: skip
 
 
-def assert_close(result, losses, state, precision):
+def assert_close(result: Any, losses: Any, state: Any, precision: Any) -> None:
     assert result.loss == pytest.approx(losses, rel=1e-6 if precision == "fp32" else 2e-2)
     assert result.weights.keys() == state.keys()
     for name, weight in state.items():
@@ -73,20 +76,20 @@ def assert_close(result, losses, state, precision):
         )
 
 
-def has_16_bit_states_elsewhere(place, precision):
+def has_16_bit_states_elsewhere(place: Any, precision: Any) -> Any:
     return precision == "bf16" and place in ("optimizer_cpu", "both_cpu", "optimizer_nvme")
 
 
-def is_there(stage, place):
+def is_there(stage: Any, place: Any) -> Any:
     return stage == 3 or place == "device" or (stage > 0 and place == "optimizer_cpu")
 
 
-def is_allowed(stage, place, precision, count):
+def is_allowed(stage: Any, place: Any, precision: Any, count: Any) -> Any:
     """Of those that need no operator compiled."""
     return is_there(stage, place) and not has_16_bit_states_elsewhere(place, precision)
 
 
-FACTORS = {
+FACTORS: dict[str, list[Any]] = {
     "stage": [0, 1, 2, 3],
     "place": [place for place in PLACES if place != "optimizer_nvme" or has_libaio()],
     "precision": list(DTYPES),
@@ -97,7 +100,7 @@ ALL = [case.values for case in CELLS]
 SAMPLE = [case.values for case in CELLS if not case.marks]
 
 
-def check(directory, cells, seconds=280):
+def check(directory: Any, cells: Any, seconds: int = 280) -> Any:
     results = train_all(directory, {"-".join(map(str, cell)): overrides(*cell) for cell in cells}, seconds=seconds)
     for cell in cells:
         result = results["-".join(map(str, cell))]
@@ -108,7 +111,7 @@ def check(directory, cells, seconds=280):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_sample_equals_the_plain_loop(tmp_path):
+def test_a_sample_equals_the_plain_loop(tmp_path: Path) -> None:
     check(tmp_path, SAMPLE, seconds=600)
 
 
@@ -116,14 +119,14 @@ def test_a_sample_equals_the_plain_loop(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_all_equal_the_plain_loop(tmp_path, stage):
+def test_all_equal_the_plain_loop(tmp_path: Path, stage: int) -> None:
     check(tmp_path, [cell for cell in ALL if cell[0] == stage], seconds=1700)
 
 
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_16_bit_states_in_the_host_or_on_a_drive_equal_the_plain_loop(tmp_path):
+def test_16_bit_states_in_the_host_or_on_a_drive_equal_the_plain_loop(tmp_path: Path) -> None:
     """DeepSpeed's own optimizer holds them there; the plain loop's is torch's, to the format's rounding."""
     cells = [
         (stage, place, "bf16", count)
@@ -141,7 +144,7 @@ def test_16_bit_states_in_the_host_or_on_a_drive_equal_the_plain_loop(tmp_path):
 
 
 @pytest.mark.slow
-def test_stage_0_and_1_are_the_plain_loop_bit_by_bit_and_offload_changes_no_bit(tmp_path):
+def test_stage_0_and_1_are_the_plain_loop_bit_by_bit_and_offload_changes_no_bit(tmp_path: Path) -> None:
     """Clipped, uneven batches, with micro-batches that some or all replicas have no sample for."""
     runs = {
         "zero_0": overrides(0, "device", "fp32", 4, samples=17, clip=0.05),
@@ -169,7 +172,7 @@ def test_stage_0_and_1_are_the_plain_loop_bit_by_bit_and_offload_changes_no_bit(
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # on a fresh machine DeepSpeed's async_io is compiled first
 @pytest.mark.skipif(not has_libaio(), reason="offload to a drive needs libaio-dev")
-def test_states_on_a_drive_change_no_bit(tmp_path):
+def test_states_on_a_drive_change_no_bit(tmp_path: Path) -> None:
     common = overrides(3, "device", "fp32", 2)
     drive = ("offload.optimizer=nvme", f"offload.nvme_path={tmp_path / 'drive'}")
     runs = {

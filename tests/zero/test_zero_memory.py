@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from plan_profiles import layer, model
@@ -15,6 +17,7 @@ from runner.optim.kinds.build import state_bytes_per_gradient_byte
 from runner.plan.make import make_plan
 from runner.plan.memory.zero import sharing_of
 from runner.plan.stages.figures import stage_figures
+from runner.plan.values import RunPlan
 from runner.profiling.model import profile_model
 
 WIDE = ("model.target=zero_model:model", "parallelism.data=2", "schedule.microbatches=2")
@@ -32,7 +35,7 @@ RUNS = {
 }
 
 
-def predicted(overrides):
+def predicted(overrides: Any) -> Any:
     """Of one rank: between steps, and when gradients are there."""
     asked = ("data.target=user_code:points", "loss.target=user_code:mean")
     config = resolve([*asked, "data.batch_size=8", "device=cpu", *WIDE, *overrides])
@@ -46,11 +49,11 @@ def predicted(overrides):
     return held.device + held.host, held.device + held.host + gradients
 
 
-def planned(*overrides, parameters):
+def planned(*overrides: str, parameters: int) -> RunPlan:
     """The plan of a model of so many parameters, as 48 equal layers, on a machine of its own kind."""
     config = resolve(["model=mlp", "hardware=v100_32gb", "precision=fp16", "data.batch_size=1", *overrides])
     each = 2 * parameters // 48
-    sizes = {"weight_bytes": each, "gradient_bytes": each, "largest_parameter_bytes": each // 12}
+    sizes: dict[str, Any] = {"weight_bytes": each, "gradient_bytes": each, "largest_parameter_bytes": each // 12}
     profile = model([layer(**sizes, saved_bytes=4_000_000, output_bytes=4_000_000)] * 48)
     ratio = state_bytes_per_gradient_byte(config.optimizer, 2.0)
     profile = replace(profile, optimizer_bytes_per_gradient_byte=ratio, master_bytes_per_gradient_byte=2.0)
@@ -58,7 +61,7 @@ def planned(*overrides, parameters):
 
 
 @pytest.mark.parametrize("billions", [10, 13])
-def test_one_device_of_32_gb_trains_more_than_ten_billion_parameters_with_offload(billions):
+def test_one_device_of_32_gb_trains_more_than_ten_billion_parameters_with_offload(billions: int) -> None:
     refused = planned(parameters=billions * 10**9)
     assert not refused.fits
     assert not planned("zero.stage=0", parameters=billions * 10**9).fits
@@ -69,7 +72,7 @@ def test_one_device_of_32_gb_trains_more_than_ten_billion_parameters_with_offloa
     assert any("offload.optimizer=cpu" in problem.fix for problem in refused.problems)
 
 
-def test_a_host_without_room_for_what_is_offloaded_is_refused():
+def test_a_host_without_room_for_what_is_offloaded_is_refused() -> None:
     asked = ("zero.stage=2", "offload.optimizer=cpu", "hardware.host_memory_bytes=1e11")
     plan = planned(*asked, parameters=10**10)
     assert not plan.fits
@@ -79,7 +82,7 @@ def test_a_host_without_room_for_what_is_offloaded_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_live_and_moved_bytes_are_the_predicted_ones(tmp_path):
+def test_live_and_moved_bytes_are_the_predicted_ones(tmp_path: Path) -> None:
     trained = train_all(tmp_path, {name: [*WIDE, *overrides] for name, overrides in RUNS.items()})
     errors, peaks = {}, {}
     for name, overrides in RUNS.items():
@@ -95,7 +98,7 @@ def test_live_and_moved_bytes_are_the_predicted_ones(tmp_path):
     assert found == {name: between_ranks(name, trained[name].weights.values()) for name in RUNS}
 
 
-def between_ranks(name, weights):
+def between_ranks(name: Any, weights: Any) -> Any:
     """Weights and their gradients: an all-reduce sends 2 n, a gather or a scatter n, both ranks together.
 
     Each step has two micro-batches.

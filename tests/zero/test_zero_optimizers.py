@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import user_code
@@ -16,7 +19,7 @@ KEPT = ("checkpoint.every=2", "checkpoint.keep=2")
 BETAS, EPS, LR, FREEZE = (0.9, 0.98), 1e-3, 1e-3, 2
 
 
-def parts_of_step(model, batch):
+def parts_of_step(model: Any, batch: Any) -> Any:
     """Of each replica: its gradients, as parts of the mean over all samples."""
     inputs, targets = (microbatches(each, 2, 2) for each in batch)
     found = [
@@ -32,7 +35,7 @@ def parts_of_step(model, batch):
 class PlainOneBit:
     """Two replicas' 1-bit Adam over one flat vector, whose chunks are its halves; scales are of 1024 elements."""
 
-    def __init__(self, sizes):
+    def __init__(self, sizes: Any) -> None:
         total = sum(sizes)
         self.half = -(-total // 16) * 8
         self.m, self.v = torch.zeros(total), torch.zeros(total)
@@ -41,14 +44,14 @@ class PlainOneBit:
         parts = sorted({*ends, self.half})
         self.cuts = sorted({*parts, *(at for a, b in zip(parts, parts[1:], strict=False) for at in range(a, b, 1024))})
 
-    def signs(self, z):
+    def signs(self, z: Any) -> Any:
         made = torch.zeros_like(z)
         for a, b in zip(self.cuts, self.cuts[1:], strict=False):
             counted = (self.v[a:b] > 0).sum().clamp(min=1)
             made[a:b] = torch.where(z[a:b] >= 0, 1.0, -1.0) * (z[a:b].abs().sum() / counted)
         return made * (self.v > 0)
 
-    def update(self, parts, step):
+    def update(self, parts: Any, step: Any) -> Any:
         beta1, beta2 = BETAS
         if step < FREEZE:
             mean = parts[0] + parts[1]
@@ -70,7 +73,7 @@ ZERO_ONE = ("optimizer=zero_one_adam", "optimizer.freeze_step=4", "optimizer.var
 LAMB = ("optimizer=onebit_lamb", "optimizer.freeze_step=10", ONEBIT[-1], "trainer.max_steps=14")
 
 
-def plain_onebit():
+def plain_onebit() -> Any:
     torch.manual_seed(0)
     model = zero_model.model()
     parameters = list(model.parameters())
@@ -85,18 +88,18 @@ def plain_onebit():
     return losses, model.state_dict()
 
 
-def adam8bit(parameters):
+def adam8bit(parameters: Any) -> Any:
     import bitsandbytes
 
-    return bitsandbytes.optim.AdamW8bit(parameters, lr=LR, betas=BETAS, weight_decay=0.0)
+    return bitsandbytes.optim.AdamW8bit(parameters, lr=LR, betas=BETAS, weight_decay=0.0)  # type: ignore[no-untyped-call]  # the library's
 
 
-def assert_close(result, losses, state, most):
+def assert_close(result: Any, losses: Any, state: Any, most: Any) -> None:
     assert result.loss == pytest.approx(losses, rel=1e-5)
     assert max(float((result.weights[name] - state[name]).abs().max()) for name in state) < most
 
 
-def assert_states_as_predicted(result):
+def assert_states_as_predicted(result: Any) -> None:
     told = result.record["state_bytes"]
     for predicted, measured in zip(told["predicted"], told["measured"], strict=True):
         for part in predicted:
@@ -104,10 +107,10 @@ def assert_states_as_predicted(result):
 
 
 @pytest.mark.full
-def test_kinds_of_few_bits_go_on_bit_by_bit_and_their_bytes_are_counted(tmp_path):
+def test_kinds_of_few_bits_go_on_bit_by_bit_and_their_bytes_are_counted(tmp_path: Path) -> None:
     """0/1 Adam compresses one step of four: the third. LAMB is cut after its twelfth, the second of compressed ones."""
     cut = f"resume={tmp_path / 'lamb' / 'checkpoints' / 'step-12.ckpt'}"
-    few_bits = {"four": ("optimizer=adam4bit",), "fp8": ("optimizer=adam_fp8", "precision=bf16")}
+    few_bits: dict[str, Any] = {"four": ("optimizer=adam4bit",), "fp8": ("optimizer=adam_fp8", "precision=bf16")}
     runs = with_resumed(tmp_path, {"zero_one": ZERO_ONE, **few_bits})
     runs |= {"lamb": [*WIDE, *KEPT, "checkpoint.every=12", *LAMB], "lamb_resumed": [*WIDE, *LAMB, cut]}
     found = train_all(tmp_path, runs)
@@ -123,13 +126,13 @@ def test_kinds_of_few_bits_go_on_bit_by_bit_and_their_bytes_are_counted(tmp_path
         assert 0 < sent["optimizer_states"] < gradients * compressed / steps / 2 / 15
 
 
-def assert_goes_on(found, name):
+def assert_goes_on(found: Any, name: Any) -> None:
     whole, resumed = found[name], found[f"{name}_resumed"]
     assert whole.loss == resumed.loss
     assert [key for key in whole.weights if not torch.equal(whole.weights[key], resumed.weights[key])] == []
 
 
-def with_resumed(directory, runs):
+def with_resumed(directory: Any, runs: Any) -> Any:
     """Each run, and after it the same from its checkpoint of step 2 on."""
     return {
         key: value
@@ -142,7 +145,7 @@ def with_resumed(directory, runs):
 
 
 @pytest.mark.slow
-def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path):
+def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path: Path) -> None:
     runs = {
         "onebit": ONEBIT,
         "onebit_zero": (*ONEBIT, "zero.stage=0"),
@@ -172,12 +175,12 @@ def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path):
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_deepspeeds_adam_equals_the_plain_loop_and_goes_on_to_rounding(tmp_path):
+def test_deepspeeds_adam_equals_the_plain_loop_and_goes_on_to_rounding(tmp_path: Path) -> None:
     runs = {f"fused_{stage}": ("optimizer=fused_adam", f"zero.stage={stage}") for stage in (0, 1, 2, 3)}
     runs |= {f"host_{stage}": ("optimizer=cpu_adam", f"zero.stage={stage}") for stage in (2, 3)}
     found = train_all(tmp_path, with_resumed(tmp_path, runs))
 
-    def adamw(parameters):
+    def adamw(parameters: Any) -> Any:
         return torch.optim.AdamW(parameters, lr=LR, betas=BETAS, weight_decay=0.0)
 
     plain = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=adamw)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +18,13 @@ GRID = (
 CPU = "offload.optimizer=cpu"
 
 
-def state_elements(run_dir):
+def state_elements(run_dir: Any) -> Any:
     """Elements of optimizer state on rank 0."""
     return json.loads((run_dir / "live.json").read_text(encoding="utf-8"))["state elements"]
 
 
 @pytest.mark.slow
-def test_pipelines_with_zero_are_the_plain_loop(tmp_path):
+def test_pipelines_with_zero_are_the_plain_loop(tmp_path: Path) -> None:
     """Clipped by the norm of all stages, with short steps whose micro-batches some replicas have no sample for."""
     runs = {
         "bytes_ddp": GRID,
@@ -52,7 +54,7 @@ KINDS = {"split": "schedule=zb_h1", "v": "schedule=zb_v"}
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
-def test_states_shared_out_by_the_runner_are_halved_and_the_run_is_the_same(tmp_path):
+def test_states_shared_out_by_the_runner_are_halved_and_the_run_is_the_same(tmp_path: Path) -> None:
     """Several stages per rank, and backwards in two parts; checkpoints are whole, whoever shared out."""
     momentum = ("optimizer=sgd", "optimizer.momentum=0.9", "precision=bf16")
     after = f"resume={tmp_path / 'bytes_v_1' / 'checkpoints' / 'step-2.ckpt'}"
@@ -84,7 +86,7 @@ def test_states_shared_out_by_the_runner_are_halved_and_the_run_is_the_same(tmp_
         assert_as_predicted(found[f"bytes_{kind}_1"])
 
 
-def assert_as_predicted(result):
+def assert_as_predicted(result: Any) -> None:
     """States within 2 %, peaks within 5 %; weights are gathered once, from one replica to the other."""
     for told in zip(*result.record["state_bytes"].values(), strict=True):
         predicted, measured = told
@@ -97,12 +99,12 @@ def assert_as_predicted(result):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_under_another_stage_bit_by_bit(tmp_path):
+def test_a_run_goes_on_under_another_stage_bit_by_bit(tmp_path: Path) -> None:
     """Stage 1 sums as plain data parallelism does, so that where a run stops and goes on changes nothing."""
     start = ("parallelism.data=2", "data.kwargs.samples=24", "trainer.max_steps=2", "optimizer.weight_decay=0.1")
     go_on = ("parallelism.data=2", "data.kwargs.samples=24", "trainer.max_steps=4", "optimizer.weight_decay=0.1")
 
-    def after(name):
+    def after(name: Any) -> Any:
         return f"resume={tmp_path / name / 'checkpoints' / 'step-2.ckpt'}"
 
     masters = ("precision=bf16_master",)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import warm
 from user_project import environment
 
 pytestmark = pytest.mark.slow
@@ -28,11 +29,9 @@ pytestmark = pytest.mark.slow
         ),
     ],
 )
-def test_it_equals_one_process(tmp_path, overrides):
+def test_it_equals_one_process(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     words = ["model=mlp", "data.batch_size=8", "schedule.microbatches=4", "device=cpu", "--json", *overrides]
-    done = subprocess.run(
-        [sys.executable, "-m", "runner", "verify", *words],
-        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "runner", "verify", *words]
+    done = warm.run(command, cwd=tmp_path, env=environment(tmp_path), timeout=200, kind=warm.WarmZero)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["equal"] is True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from zero_ranks import ALWAYS, train_all
 
@@ -13,17 +16,17 @@ LIMIT = 8_000_000
 STAGES = (0, 1, 2, 3)
 
 
-def overrides(stage, width):
+def overrides(stage: Any, width: Any) -> Any:
     sizes = (f"model.kwargs.width={width}", "trainer.max_steps=3", f"memory_limit={LIMIT}")
     return ["model.target=zero_model:model", *sizes, "parallelism.data=2", f"zero.stage={stage}"]
 
 
-def fits(stage, width):
+def fits(stage: Any, width: Any) -> Any:
     config = resolve([*ALWAYS, *overrides(stage, width)])
     return make_plan(config, profile_model(config)).fits
 
 
-def largest_width(stage, low=64, high=512):
+def largest_width(stage: Any, low: int = 64, high: int = 512) -> Any:
     """By bisection: ``low`` fits, ``high`` does not."""
     assert fits(stage, low)
     assert not fits(stage, high)
@@ -35,7 +38,9 @@ def largest_width(stage, low=64, high=512):
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_the_largest_width_that_trains_is_the_plans_within_5_percent(tmp_path, monkeypatch):
+def test_the_largest_width_that_trains_is_the_plans_within_5_percent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "profiles"))
     planned = {stage: largest_width(stage) for stage in STAGES}
     assert planned[0] < planned[1]

@@ -1,8 +1,12 @@
 """A model of equal layers, none of which is most of it."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from torch import nn
 
 
-def model(width=128, depth=12):
+def model(width: int = 128, depth: int = 12) -> Any:
     middle = [nn.Linear(width, width) for _ in range(depth)]
     return nn.Sequential(nn.Linear(6, width), *middle, nn.Linear(width, 5))

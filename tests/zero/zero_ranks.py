@@ -19,11 +19,12 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
+from warm import WarmZero
 
 from runner.optim.operators import ready_operators
 
@@ -56,7 +57,7 @@ def train_groups(
         "TORCHELASTIC_RUN_ID": "test", "RUNNER_CACHE": str(directory / "cache"),
     }  # fmt: skip
     with (directory / "log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(
+        process = WarmZero(
             [sys.executable, str(HERE), str(file)],
             env=environment, cwd=directory, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
@@ -80,7 +81,8 @@ class Result:
 
     @property
     def loss(self) -> list[float]:
-        return self.record["loss"]
+        made: list[float] = self.record["loss"]
+        return made
 
 
 def live_bytes() -> int:
@@ -98,12 +100,12 @@ class LiveBytes(Callback):
 
     def __init__(self) -> None:
         self._earlier = live_bytes()  # DeepSpeed lets an engine of an earlier run go never
-        self.found = {}
+        self.found: dict[Any, Any] = {}
 
-    def on_before_optimizer_step(self, *args) -> None:
+    def on_before_optimizer_step(self, *args: Any) -> None:
         self.found["gradients are there"] = live_bytes() - self._earlier
 
-    def on_train_batch_end(self, trainer, *args) -> None:
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         self.found["between steps"] = live_bytes() - self._earlier
         tensors = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
         self.found["state elements"] = sum(tensor.numel() for tensor in tensors if tensor.dim())
@@ -173,7 +175,7 @@ def _meet() -> None:
         dist.barrier()
 
 
-def _written(run_dir: Path, overrides: Sequence[str]):
+def _written(run_dir: Path, overrides: Sequence[str]) -> Any:
     """The request, from the file that rank 0 makes: to compose it takes longer than to read it."""
     from runner.config.compose.resolve import load, resolve
     from runner.launch.run.prepare import CONFIG_FILE, prepare, write_request

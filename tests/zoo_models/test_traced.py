@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from small_models import ZOO, Case, TiedGpt, UNet
@@ -9,6 +12,7 @@ from torch import nn
 
 from runner.config.schema import DataConfig, LossConfig, ModelConfig, ParallelismConfig, RunConfig
 from runner.errors import RequestError
+from runner.model.layers import LayerSource
 from runner.model.load import model_layers, segments_of
 from runner.model.traced.cuts import crossing, good_cuts
 from runner.model.traced.operators import trace
@@ -18,17 +22,21 @@ from runner.profiling.model import profile_layers
 TOKENS = torch.zeros(3, 6, dtype=torch.int64)
 
 
-def chain(model: nn.Module, inputs, split_points=None):
+def chain(
+    model: nn.Module, inputs: torch.Tensor | tuple[torch.Tensor, int], split_points: list[str] | None = None
+) -> list[LayerSource]:
     return segments_of(model, trace(model, inputs, "m:f"), split_points, wanted=1)
 
 
-def run(layers, value):
+def run(
+    layers: list[LayerSource], value: torch.Tensor | list[torch.Tensor | int] | tuple[torch.Tensor | int, ...]
+) -> torch.Tensor:
     for layer in layers:
         value = layer.given(value)
     return value
 
 
-def test_automatic_cuts_lie_between_sub_layers_and_every_weight_is_there_once():
+def test_automatic_cuts_lie_between_sub_layers_and_every_weight_is_there_once() -> None:
     layers = chain(TiedGpt(), TOKENS)
     assert [layer.label for layer in layers if "blocks.1" in layer.label] == ["blocks.1", "blocks.1"]
     names = [name for layer in layers for name, _ in layer.given.named_parameters(remove_duplicate=False)]
@@ -36,14 +44,14 @@ def test_automatic_cuts_lie_between_sub_layers_and_every_weight_is_there_once():
     assert {name for name in names if names.count(name) > 1} == {"tokens.weight", "head.weight"}
 
 
-def test_skip_tensors_are_carried_through():
+def test_skip_tensors_are_carried_through() -> None:
     model = UNet()
     programs = trace(model, torch.randn(3, 2, 8, 8), "m:f")
     cuts = good_cuts(programs[True], programs[False], 1)
     assert max(len([n for n in crossed if "sym" not in n.name]) for crossed in crossing(programs[True], cuts)) >= 3
 
 
-def test_split_points_by_name():
+def test_split_points_by_name() -> None:
     model = TiedGpt()
     layers = chain(model, TOKENS, ["blocks.1", "head"])
     assert len(layers) == 3
@@ -60,23 +68,24 @@ def test_split_points_by_name():
         ("block.1", "blocks.1"),
     ],
 )
-def test_wrong_split_points_are_named(point, said):
+def test_wrong_split_points_are_named(point: str, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         chain(TiedGpt(), TOKENS, [point])
 
 
-def test_tensors_changed_in_place_stay_in_one_segment():
+def test_tensors_changed_in_place_stay_in_one_segment() -> None:
     class InPlace(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             kept = self.first(x)
             view = kept.view(-1, 4)
             y = self.second(torch.tanh(view))
             kept.add_(1.0)  # changes the view, which is used again
-            return self.third(y) + view
+            made: torch.Tensor = self.third(y) + view
+            return made
 
     model = InPlace()
     layers = chain(model, torch.randn(3, 4))
@@ -87,14 +96,15 @@ def test_tensors_changed_in_place_stay_in_one_segment():
         chain(model, torch.randn(3, 4), ["second"])
 
 
-def test_inputs_that_the_trace_does_not_cover_are_refused():
+def test_inputs_that_the_trace_does_not_cover_are_refused() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
 
-        def forward(self, x, scale):
-            return self.b(torch.tanh(self.a(x))) * scale
+        def forward(self, x: torch.Tensor, scale: int) -> torch.Tensor:
+            made: torch.Tensor = self.b(torch.tanh(self.a(x))) * scale
+            return made
 
     layers = chain(Scaled(), (torch.randn(3, 4), 2))
     assert run(layers, [torch.randn(2, 4), 2]).shape == (2, 4)
@@ -115,8 +125,9 @@ def untraceable() -> nn.Module:
             super().__init__()
             self.linear = nn.Linear(8, 5)
 
-        def forward(self, x):
-            return self.linear(x) if x.sum() > 0 else -self.linear(x)
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.linear(x) if x.sum() > 0 else -self.linear(x)
+            return made
 
     return Branches()
 
@@ -131,11 +142,11 @@ def traceable() -> nn.Module:
     return ZOO["mixture"].make()
 
 
-def samples():
+def samples() -> Any:
     return torch.utils.data.TensorDataset(torch.randn(6, 8), torch.zeros(6, dtype=torch.int64))
 
 
-def request(function, pipeline: int = 2, **model) -> RunConfig:
+def request(function: Callable[..., Any], pipeline: int = 2, **model: Any) -> RunConfig:
     return RunConfig(
         model=ModelConfig(target=f"{__name__}:{function.__name__}", **model),
         data=DataConfig(target=f"{__name__}:samples"),
@@ -144,7 +155,7 @@ def request(function, pipeline: int = 2, **model) -> RunConfig:
     )
 
 
-def test_what_cannot_be_traced_is_refused_with_torchs_reason_in_one_line():
+def test_what_cannot_be_traced_is_refused_with_torchs_reason_in_one_line() -> None:
     with pytest.raises(RequestError) as caught:
         model_layers(request(untraceable))
     (problem,) = caught.value.problems
@@ -154,21 +165,21 @@ def test_what_cannot_be_traced_is_refused_with_torchs_reason_in_one_line():
     assert len(model_layers(request(untraceable, pipeline=1))) == 1, "one process runs it as it is"
 
 
-def test_what_layers_cannot_share_is_refused():
+def test_what_layers_cannot_share_is_refused() -> None:
     with pytest.raises(RequestError, match="two parameters over one memory"):
         model_layers(request(two_parameters_over_one_memory))
     assert len(model_layers(request(two_parameters_over_one_memory, pipeline=1))) == 2
 
 
-def test_split_points_do_not_apply_to_listed_layers():
-    def refused():
+def test_split_points_do_not_apply_to_listed_layers() -> None:
+    def refused() -> Any:
         return model_layers(request(two_parameters_over_one_memory, split_points=["1"]))
 
     with pytest.raises(RequestError, match="applies to a module without layers"):
         refused()
 
 
-def test_a_traced_chain_is_profiled_on_fake_tensors():
+def test_a_traced_chain_is_profiled_on_fake_tensors() -> None:
     case: Case = ZOO["mixture"]
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -183,11 +194,11 @@ def test_a_traced_chain_is_profiled_on_fake_tensors():
     assert sum(row.num_parameters for row in fake.layers) == sum(p.numel() for p in case.make().parameters())
 
 
-def test_callables_that_share_a_weight_are_refused():
+def test_callables_that_share_a_weight_are_refused() -> None:
     shared = nn.Linear(8, 8)
 
     class Hidden(nn.Module):
-        def layers(self):
+        def layers(self) -> list[Any]:
             return [lambda: shared, nn.Tanh, lambda: shared]
 
     from runner.model.layers import layers_of
@@ -198,7 +209,7 @@ def test_callables_that_share_a_weight_are_refused():
 
 
 @pytest.mark.parametrize(("schedule", "chunks", "stages"), [("zb_v", None, 4), ("interleaved_1f1b", 3, 6)])
-def test_there_is_a_segment_for_every_stage(schedule, chunks, stages):
+def test_there_is_a_segment_for_every_stage(schedule: str, chunks: int | None, stages: int) -> None:
     config = request(traceable)
     config.schedule.name, config.schedule.chunks = schedule, chunks
     assert num_stages(config) == stages

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -26,13 +27,16 @@ from test_zoo_models import (
 )
 
 from runner.engine.measure.memory_meter import MemoryMeter
-from runner.engine.transport.threads import run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.policies import solve
-from runner.memory.solve.values import PolicyOptions
+from runner.memory.solve.values import ActivationPlan, PolicyOptions
+from runner.model.layers import StageModule
+from runner.model.traced.segments import Segment
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
+from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers
 from runner.schedule.catalogue.registry import build
 from runner.schedule.lowering.program import lower
@@ -45,7 +49,9 @@ POLICIES = {
 }
 
 
-def planned(name: str, policy: str, pipeline: int, samples: int, precision: str = "fp32"):
+def planned(
+    name: str, policy: str, pipeline: int, samples: int, precision: str = "fp32"
+) -> tuple[ModelProfile, list[tuple[int, int]], ActivationPlan]:
     """The chain's profile, its partition and the policy's plan."""
     case, dtype = ZOO[name], ENGINE[precision].get("dtype", torch.float32)
     chain = traced(case, dtype, pipeline)
@@ -67,12 +73,12 @@ def planned(name: str, policy: str, pipeline: int, samples: int, precision: str 
         ("mixture", "periodic", "fp16_mixed"),
     ],
 )
-def test_recomputed_segments_give_the_same_bits(name, policy, precision):
+def test_recomputed_segments_give_the_same_bits(name: str, policy: str, precision: str) -> None:
     case = ZOO[name]
     batches, validation = [batch_of(case, SAMPLES, seed) for seed in range(STEPS)], batch_of(case, 7, 50)
     _, _, plan = planned(name, policy, 2, 3, precision)
 
-    def prepare(stage, number):
+    def prepare(stage: StageModule, number: int) -> None:
         install(stage, plan.stages[number])
 
     check(case, precision, "1f1b", 2, batches, validation, prepare=prepare)
@@ -84,24 +90,29 @@ def test_recomputed_segments_give_the_same_bits(name, policy, precision):
 
 @pytest.mark.parametrize("policy", ["none", "full"])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_an_overflow_on_any_stage_of_a_tied_model_skips_the_step_on_every_rank(stage, policy):
-    case, armed = ZOO["tied_gpt"], []
+def test_an_overflow_on_any_stage_of_a_tied_model_skips_the_step_on_every_rank(stage: int, policy: str) -> None:
+    case = ZOO["tied_gpt"]
+    armed: list[Any] = []
     _, _, plan = planned("tied_gpt", policy, 3, 3, "fp16")
 
-    def overflow(module, given, output):
+    def overflow(
+        module: Segment,
+        given: tuple[dict[str, torch.Tensor | int], ...],
+        output: torch.Tensor | dict[str, torch.Tensor | int],
+    ) -> None:
         tensors = output.values() if isinstance(output, dict) else [output]
         wanted = next((t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad), None)
         if armed and wanted is not None:
-            wanted.register_hook(lambda gradient: gradient * math.inf)
+            wanted.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]  # the library's
 
-    def prepare(module, number):
+    def prepare(module: StageModule, number: int) -> None:
         if number == stage:
             module.layers[-1].register_forward_hook(overflow)
         install(module, plan.stages[number])
 
     chains = [copied(traced(case, torch.float16, 3)) for _ in range(3)]
 
-    def run(transport):
+    def run(transport: ThreadTransport) -> Any:
         engine = make_engine(
             chains[transport.rank], case.loss, transport, schedule="1f1b", pipeline=3, data=1, count=COUNT,
             optimizer=sgd, seed=SEED, prepare=prepare, **ENGINE["fp16"],
@@ -125,11 +136,12 @@ def test_an_overflow_on_any_stage_of_a_tied_model_skips_the_step_on_every_rank(s
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_one_more_forward_per_microbatch_of_a_segment(recomputes):
-    case, calls = ZOO["dropout"], Counter()
+def test_one_more_forward_per_microbatch_of_a_segment(recomputes: bool) -> None:
+    case = ZOO["dropout"]
+    calls: Counter[Any] = Counter()
     _, _, plan = planned("dropout", "full", 2, 3)
 
-    def prepare(stage, number):
+    def prepare(stage: StageModule, number: int) -> None:
         for at, layer in enumerate(stage.layers, stage.first_layer):
             layer.register_forward_pre_hook(lambda module, given, at=at: calls.update([at]))
         if recomputes:
@@ -137,7 +149,7 @@ def test_one_more_forward_per_microbatch_of_a_segment(recomputes):
 
     chains = [copied(traced(case, torch.float32, 2)) for _ in range(2)]
 
-    def run(transport):
+    def run(transport: ThreadTransport) -> None:
         engine = make_engine(
             chains[transport.rank], case.loss, transport, schedule="1f1b", pipeline=2, data=1, count=COUNT,
             optimizer=sgd, seed=SEED, prepare=prepare,
@@ -157,7 +169,7 @@ PEAKS = [
 
 
 @pytest.mark.parametrize(("name", "policy", "schedule"), PEAKS)
-def test_the_measured_peak_of_traced_models_is_the_predicted_one(name, policy, schedule):
+def test_the_measured_peak_of_traced_models_is_the_predicted_one(name: str, policy: str, schedule: str) -> None:
     case, pipeline, count, batch = ZOO[name], 2, 4, 32
     order = build(schedule, ranks=pipeline, microbatches=count)
     profile, partition, plan = planned(name, policy, order.stages, batch // count)
@@ -166,7 +178,7 @@ def test_the_measured_peak_of_traced_models_is_the_predicted_one(name, policy, s
     predicted = predict_memory(lower(order), profile, figures, batch_samples=batch).peak_bytes
     chains = [copied(traced(case, torch.float32, order.stages)) for _ in range(pipeline)]
 
-    def run(transport):
+    def run(transport: ThreadTransport) -> Any:
         engine = make_engine(
             chains[transport.rank], case.loss, transport, schedule=order, pipeline=pipeline, data=1, count=count,
             optimizer=partial(torch.optim.AdamW, foreach=False),

@@ -6,6 +6,7 @@ import math
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from covering import covering
 from layouts import make_engine, part_of
 from precisions import PLAIN, train, validate
 from small_models import ZOO, Case
+from torch import nn
 
-from runner.engine.transport.threads import run_ranks
+from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.loss_scale import LossScaling
-from runner.model.layers import mix_seed
+from runner.model.layers import LayerSource, mix_seed
 from runner.model.load import segments_of
 from runner.model.precision import cast_module, to_precision
 from runner.model.ties import find_ties, with_all_names
@@ -34,7 +36,7 @@ ENGINE: dict[str, dict[str, object]] = {
     "fp16": {"dtype": torch.float16, "masters": True, "scaling": SCALING},
     "fp16_mixed": {"autocast": torch.float16, "scaling": SCALING},
 }
-LAYOUTS = {"name": list(ZOO), "schedule": ["gpipe", "1f1b"], "pipeline": [2, 3]}
+LAYOUTS: dict[str, Any] = {"name": list(ZOO), "schedule": ["gpipe", "1f1b"], "pipeline": [2, 3]}
 CASES = [
     *covering({"precision": ["fp32"], **LAYOUTS}, strength=1, seed=0),
     *covering({"precision": [name for name in ENGINE if name != "fp32"], **LAYOUTS}, strength=1, seed=1),
@@ -50,17 +52,23 @@ TOLERANCE = {
 }
 
 
-def batch_of(case: Case, samples: int, seed: int):
+def batch_of(case: Case, samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return case.inputs(samples, generator), case.targets(samples, generator)
 
 
-def made(case: Case):
+def made(case: Case) -> nn.Module:
     torch.manual_seed(7)
     return case.make()
 
 
-def in_one_process(case: Case, batches, validation, precision: str, count: int = COUNT):
+def in_one_process(
+    case: Case,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    validation: tuple[torch.Tensor, torch.Tensor],
+    precision: str,
+    count: int = COUNT,
+) -> tuple[list[float], nn.Module, float]:
     """Losses, the trained model and its validation loss, by plain PyTorch and autograd."""
     model, plain = made(case), PLAIN[precision]
     losses = train(
@@ -71,14 +79,14 @@ def in_one_process(case: Case, batches, validation, precision: str, count: int =
 
 
 @cache
-def traced(case: Case, dtype: torch.dtype, pipeline: int):
+def traced(case: Case, dtype: torch.dtype, pipeline: int) -> list[LayerSource]:
     """The model's segments as a request of this precision has them."""
     model = made(case)
     programs = trace(cast_module(model, dtype), to_precision(batch_of(case, 3, 99)[0], dtype), "zoo")
     return segments_of(model, programs, None, wanted=pipeline - 1)
 
 
-def copied(chain):
+def copied(chain: list[LayerSource]) -> list[LayerSource]:
     """A rank's own copy of all layers; what is tied in the one is tied in the other."""
     modules = deepcopy([layer.given for layer in chain])
     return [
@@ -88,13 +96,20 @@ def copied(chain):
 
 
 def in_a_pipeline(
-    case: Case, batches, validation, precision: str, schedule: str, pipeline: int, count: int = COUNT, **options
-):
+    case: Case,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    validation: tuple[torch.Tensor, torch.Tensor],
+    precision: str,
+    schedule: str,
+    pipeline: int,
+    count: int = COUNT,
+    **options: Any,
+) -> tuple[list[list[float]], dict[str, torch.Tensor], float]:
     """Losses by rank, all weights under all their names, and the validation loss."""
     chain = traced(case, ENGINE[precision].get("dtype", torch.float32), pipeline)
     chains = [copied(chain) for _ in range(pipeline)]
 
-    def run(transport):
+    def run(transport: ThreadTransport) -> tuple[list[float], dict[str, torch.Tensor], float]:
         engine = make_engine(
             chains[transport.rank], case.loss, transport, schedule=schedule, pipeline=pipeline, data=1, count=count,
             optimizer=sgd, seed=SEED, **ENGINE[precision], **options,
@@ -112,7 +127,15 @@ def in_a_pipeline(
     return [losses for losses, _, _ in results], with_all_names(weights, find_ties(chains[0])), results[0][2]
 
 
-def check(case: Case, precision: str, schedule: str, pipeline: int, batches, validation, **options):
+def check(
+    case: Case,
+    precision: str,
+    schedule: str,
+    pipeline: int,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    validation: tuple[torch.Tensor, torch.Tensor],
+    **options: Any,
+) -> None:
     expected, model, expected_validation = in_one_process(case, batches, validation, precision)
     found = in_a_pipeline(case, batches, validation, precision, schedule, pipeline, **options)
     losses, weights, found_validation = found
@@ -135,13 +158,13 @@ def check(case: Case, precision: str, schedule: str, pipeline: int, batches, val
 
 
 @pytest.mark.parametrize(("precision", *LAYOUTS), CASES)
-def test_a_pipeline_equals_one_process(precision, name, schedule, pipeline):
+def test_a_pipeline_equals_one_process(precision: str, name: str, schedule: str, pipeline: int) -> None:
     case = ZOO[name]
     batches = [batch_of(case, SAMPLES, seed) for seed in range(STEPS)]
     check(case, precision, schedule, pipeline, batches, batch_of(case, 7, 50))
 
 
-def test_batches_and_lengths_that_change():
+def test_batches_and_lengths_that_change() -> None:
     """A last short batch, micro-batches of one sample or none, and another sequence length in every batch."""
     case = ZOO["dropout"]
     batches = []
