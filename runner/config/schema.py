@@ -104,6 +104,8 @@ class ScheduleConfig:
     base: str | None = None  # pipefisher: the schedule whose bubbles are filled: 1f1b, gpipe; null = 1f1b
     opportunistic: bool | None = None  # varuna: a forward may replace a backward whose gradient is late; null = false
     steps: int | None = None  # windows drawn by `runner schedule`
+    target: str | None = None  # your own: package.module:SPEC, or a function of ranks, microbatches and kwargs
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
 
     @property
     def computed_microbatches(self) -> int:

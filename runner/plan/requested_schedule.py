@@ -65,7 +65,7 @@ def schedule_problems(config: RunConfig) -> list[Problem]:
 
 
 def _is_asynchronous(config: RunConfig) -> bool:
-    spec = registry.SPECS.get(config.schedule.name)
+    spec = _spec(config)
     return spec is not None and spec.kind == "asynchronous"
 
 
@@ -97,8 +97,11 @@ def num_stages(config: RunConfig) -> int:
 
 
 def _spec(config: RunConfig) -> registry.ScheduleSpec | None:
-    name = config.schedule.name
-    return registry.SPECS.get(registry.ALIASES.get(name, name))
+    """The schedule's entry; None where there is none, or where it cannot be had."""
+    try:
+        return registry.find_spec(config.schedule.name, config.schedule.target)
+    except RequestError:
+        return None
 
 
 def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Schedule:
@@ -126,4 +129,6 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         pipes=asked.pipes,
         opportunistic=asked.opportunistic or None,
         base=asked.base,
+        target=asked.target,
+        kwargs=asked.kwargs,
     )

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "config.schema": {"errors", "memory.solve"},
     "optim.catalogue": {"errors", "targets", "config.schema"},
     "config": {"errors", "config.schema", "optim.catalogue", "memory.solve"},
-    "schedule": {"errors"},
+    "schedule": {"errors", "targets"},
     "memory.solve": {"errors", "targets", "profile"},
     "plan": _REQUEST | {"profile", "schedule", "memory.solve"},
     "report": {"errors", "config.schema", "config", "record"},

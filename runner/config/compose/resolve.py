@@ -31,10 +31,10 @@ __all__ = [
 DEFAULT_RECIPE = "rudalle_tiny"
 
 # If one of these keys is given, the group's option `custom` is chosen.
-_TARGETS = {"model.target": "model", "data.target": "data", "loss.target": "loss", "logger.target": "logger"}
+_TARGETS = {f"{group}.target": group for group in ("model", "data", "loss", "logger", "schedule")}
 
 # Groups whose options may be kinds of a user's own, which need no name but their file's.
-_OF_USERS = ("optimizer", "compression")
+_OF_USERS = ("optimizer", "compression", "schedule")
 
 
 def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) -> RunConfig:

@@ -112,8 +112,9 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[
 
 
 def _spec(config: RunConfig) -> registry.ScheduleSpec:
-    name = config.schedule.name
-    return registry.SPECS[registry.ALIASES.get(name, name)]
+    found = registry.find_spec(config.schedule.name, config.schedule.target)
+    assert found is not None  # the request has a plan
+    return found
 
 
 def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions: bool) -> Iterator[Overrides]:

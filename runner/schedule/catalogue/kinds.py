@@ -29,6 +29,7 @@ class ScheduleRequest:
             to which a rank takes a forward before its turn; None means all.
         base: of ``pipefisher``: the schedule whose bubbles are filled, ``1f1b``, which None means, or ``gpipe``.
         opportunistic: of ``varuna``: a forward in place of a backward whose gradient is late; None means not.
+        target, kwargs: a user's own schedule, as ``package.module:name``, and further arguments of a function.
         costs: of ``zb_auto`` and ``pipefisher``: the durations from which they find their order.
     """
 
@@ -42,6 +43,8 @@ class ScheduleRequest:
     pipes: int | None = None
     opportunistic: bool | None = None
     base: str | None = None
+    target: str | None = None
+    kwargs: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

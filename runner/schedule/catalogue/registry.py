@@ -8,9 +8,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
-from runner.errors import Problem, did_you_mean, raise_problems
+from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.schedule import generators
 from runner.schedule.catalogue.kinds import Formulas, Legal, ScheduleRequest, ScheduleSpec
+from runner.schedule.catalogue.own import own_spec
 from runner.schedule.values import Schedule
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ScheduleRequest",
     "ScheduleSpec",
     "build",
+    "find_spec",
     "generate",
     "not_available",
     "problems_of",
@@ -86,9 +88,25 @@ def _by_keys(
     return called
 
 
+def find_spec(name: str, target: str | None = None) -> ScheduleSpec | None:
+    """The entry of a schedule; None where there is none of that name.
+
+    Args:
+        name: or an alias.
+        target: names a user's own.
+
+    Raises:
+        RequestError: the target cannot be had.
+    """
+    return own_spec(name, target) if target is not None else SPECS.get(ALIASES.get(name, name))
+
+
 def request_problems(name: str, request: ScheduleRequest) -> list[Problem]:
     """Everything that is wrong with such a request. Never raises."""
-    spec = SPECS.get(ALIASES.get(name, name))
+    try:
+        spec = find_spec(name, request.target)
+    except RequestError as error:
+        return list(error.problems)
     ranges = [
         Problem(path, value, "must be at least 1", fix=f"{path}=1")
         for path, value in (
@@ -116,7 +134,9 @@ def generate(name: str, request: ScheduleRequest) -> Schedule:
         RequestError: with everything that :func:`request_problems` finds.
     """
     raise_problems(request_problems(name, request))
-    return SPECS[ALIASES.get(name, name)].generate(request)
+    spec = find_spec(name, request.target)
+    assert spec is not None  # it has no problems
+    return spec.generate(request)
 
 
 problems_of = _by_keys(request_problems, ScheduleRequest)

@@ -20,7 +20,7 @@ from runner.schedule.catalogue.kinds import Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.checking.schedule import check
 from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Schedule, parse_action
 
-__all__ = ["SPEC", "read_schedule"]
+__all__ = ["SPEC", "read_schedule", "schedule_of_rows"]
 
 _logger = logging.getLogger(__name__)
 _DERIVED = re.compile("[0-9]+(?:(?:SEND|RECV)_[FB][0-9]+|UNSHARD|RESHARD|REDUCE_GRAD)")
@@ -34,7 +34,22 @@ def read_schedule(file: str) -> Schedule | list[Problem]:
     cells = _cells(file)
     if cells and isinstance(cells[0], Problem):
         return [cell for cell in cells if isinstance(cell, Problem)]
-    written = [cell for cell in cells if not isinstance(cell, Problem)]
+    return _schedule(file, [cell for cell in cells if not isinstance(cell, Problem)], "from_file")
+
+
+def schedule_of_rows(rows: Sequence[Sequence[str]], name: str) -> Schedule | list[Problem]:
+    """The checked schedule of each rank's list of cells, or what is wrong with it.
+
+    Args:
+        rows: per rank, cells as a file has them.
+        name: of the schedule, also in messages.
+    """
+    cells = [(rank, column, cell.strip()) for rank, row in enumerate(rows) for column, cell in enumerate(row)]
+    empty = [(rank, 0, "") for rank, row in enumerate(rows) if not row]
+    return _schedule(name, sorted([*cells, *empty]), name)
+
+
+def _schedule(file: str, written: Sequence[_Cell], name: str) -> Schedule | list[Problem]:
     doubled, halved = (any(form.fullmatch(text) for _, _, text in written) for form in (_DOUBLED, _HALVED))
     rows = _rows(file, written, halved=halved)
     if rows and isinstance(rows[0], Problem):
@@ -49,7 +64,7 @@ def read_schedule(file: str) -> Schedule | list[Problem]:
     placement = [tuple(owner[stage] for stage in range(len(owner))) for owner in owners]
     microbatches = 1 + max(a.microbatch or 0 for row in actions for a in row)
     schedule = Schedule(
-        name="from_file",
+        name=name,
         placement=tuple(placement),
         pipeline_of_microbatch=tuple(_pipelines(actions, placement, microbatches)),
         actions=actions,

@@ -1,0 +1,199 @@
+"""A user's own schedule, optimizer, checkpointing policy and compressor together, from one folder of theirs.
+
+The folder has a module and four option files; nothing of the runner is changed, and the module imports nothing of it.
+docs/design.md says how each is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import warm
+from torch import nn
+from torch.nn import functional
+
+from runner.schedule import build, check, check_program, lower, problems_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MODULE = '''
+import torch
+
+
+def pairs(ranks, microbatches, size=2):
+    """Some micro-batches go forward, then back, then the next ones."""
+    rows = []
+    for rank in range(ranks):
+        row = []
+        for first in range(0, microbatches, size):
+            group = range(first, min(first + size, microbatches))
+            row += [f"{rank}F{m}" for m in group] + [f"{rank}B{m}" for m in group]
+        rows.append(row)
+    return rows
+
+
+def backwards_first(ranks, microbatches):
+    return [[f"{rank}B0", f"{rank}F0"] for rank in range(ranks)]
+
+
+class Signs(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(group["lr"] * parameter.grad.sign())
+
+
+def signs(parameters, lr):
+    return Signs(parameters, lr)
+
+
+def half(chain):
+    from runner.memory.solve.values import Segment
+
+    middle = (chain.first + chain.last) // 2
+    rest = [Segment(middle + 1, chain.last)] if middle < chain.last else []
+    return [Segment(chain.first, middle, recompute=True), *rest]
+
+
+class Sums:
+    """Plain sums, and a count of their bytes."""
+
+    def __init__(self, gradients):
+        self.bytes_sent = 0
+
+    def start(self, gradients, transport, group):
+        self.bytes_sent += gradients.num_bytes
+        return [transport.all_reduce(flat, group) for flat in gradients.flats]
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def sums(gradients):
+    return Sums(gradients)
+'''
+OPTIONS = {
+    "schedule": "target: toys:pairs\nkwargs:\n  size: 2\n",
+    "optimizer": "target: toys:signs\nlr: 0.01\n",
+    "activation_checkpoint": "target: toys:half\n",
+    "compression": "target: toys:sums\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with the module and an option ``toy`` of each group."""
+    (tmp_path / "toys.py").write_text(MODULE, encoding="utf-8")
+    for group, text in OPTIONS.items():
+        (tmp_path / "conf" / group).mkdir(parents=True)
+        (tmp_path / "conf" / group / "toy.yaml").write_text(f"# A toy of one's own.\n{text}", encoding="utf-8")
+    return tmp_path
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return warm.run([sys.executable, "-m", "runner", *words], cwd=folder, env=environment, timeout=250)
+
+
+def test_a_schedule_of_ones_own_is_drawn_and_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    schedule = build("mine", ranks=3, microbatches=5, target="toys:pairs", kwargs={"size": 2})
+    assert (schedule.name, schedule.ranks, schedule.microbatches) == ("mine", 3, 5)
+    assert check(schedule) == []
+    assert check_program(lower(schedule)) == []
+    assert [str(action) for action in schedule.actions[1][:4]] == ["1F0", "1F1", "1B0", "1B1"]
+
+
+@pytest.mark.parametrize(
+    ("target", "kwargs", "said"),
+    [
+        ("toys:backwards_first", {}, "rank 0, cell 0 (0B0): must come after 0F0 (cell 1)"),
+        ("toys:pairs", {"sise": 2}, "Calling it raised TypeError"),
+        ("toys:nothing", {}, "must name a function or ScheduleSpec of that module"),
+        ("toys:sums", {}, "must be callable with ranks, microbatches and schedule.kwargs"),
+        ("nowhere:pairs", {}, "must name a module that imports"),
+    ],
+)
+def test_a_wrong_schedule_of_ones_own_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, kwargs: dict[str, object], said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("toys", None)
+    problem = problems_of("mine", ranks=2, microbatches=1, target=target, kwargs=kwargs)[0]
+    assert problem.path == "schedule.target"
+    assert said in problem.line()
+
+
+def reference(steps: int) -> list[float]:
+    """Sign descent in one process over the same samples: the losses of the run below."""
+    from runner.zoo.data import random_regression
+    from runner.zoo.mlp import build as build_mlp
+
+    torch.manual_seed(0)
+    model: nn.Sequential = build_mlp(inputs=32, outputs=8, width=16, layers=4)
+    train, _ = random_regression(samples=64, val_samples=8, inputs=32, outputs=8, seed=0)
+    inputs, targets = (torch.stack(column) for column in zip(*(train[i] for i in range(16 * steps)), strict=True))
+    losses = []
+    for step in range(steps):
+        batch = slice(16 * step, 16 * (step + 1))
+        sums: list[Any] = []
+        for replica in range(2):
+            for given, wanted in zip(
+                inputs[batch][8 * replica : 8 * replica + 8].split(2),
+                targets[batch][8 * replica :][:8].split(2),
+                strict=True,
+            ):
+                loss = functional.mse_loss(model(given), wanted) * len(given)
+                loss.backward()
+                sums.append(loss.item())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(0.01 * parameter.grad.sign())
+                parameter.grad = None
+        losses.append(sum(sums) / 16)
+    return losses
+
+
+@pytest.mark.slow
+def test_all_four_run_together(folder: Path) -> None:
+    """Drawn, planned and trained: two stages, two replicas."""
+    layout = ["parallelism.pipeline=2", "schedule=toy", "schedule.microbatches=4"]
+    drawn = command(folder, "schedule", *layout)
+    assert drawn.returncode == 0, drawn.stderr
+    assert drawn.stdout.startswith("r0   |01...")
+    toys = [f"{group}=toy" for group in OPTIONS if group != "schedule"]
+    model = [
+        "model=mlp",
+        "model.kwargs.width=16",
+        "model.kwargs.layers=4",
+        "data.kwargs.samples=64",
+        "data.shuffle=false",
+    ]
+    asked = [*layout, *toys, *model, "parallelism.data=2", "data.batch_size=16", "data.kwargs.val_samples=8"]
+    planned = command(folder, "plan", *asked, "--json")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["fits"] is True
+    trained = command(folder, "train", *asked, "trainer.max_steps=4", "logger=none", "run_dir=run")
+    assert trained.returncode == 0, trained.stderr
+    record = json.loads((folder / "run" / "record.json").read_text(encoding="utf-8"))
+    assert record["status"] == "ok"
+    assert record["loss"] == pytest.approx(reference(4), rel=1e-5)
+    assert record["bytes_moved"]["weight_gradients"] > 0
