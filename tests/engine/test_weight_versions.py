@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.weights.store import WeightStore
+from runner.errors import RunFailedError
 from runner.model.layers import build_stage, layers_of
 from runner.schedule import build
 from runner.schedule.stream import streams_of
@@ -275,3 +276,52 @@ def test_a_step_that_a_validation_ends_is_told() -> None:
         return [step.step for step in [*found, *engine.drain()]]
 
     assert run_ranks(ranks, run) == [[0, 1, 2, 3]] * ranks
+
+
+@pytest.mark.parametrize(("asking", "at"), [(0, 2), (1, 1), (2, 3)])
+def test_all_ranks_stop_after_the_same_batch(asking: int, at: int) -> None:
+    """A rank that is asked to stop tells the others; whoever hears it first goes on until all have heard it."""
+    batches, ranks, count = make_batches(6, steps=12), 3, 4
+    schedule = build("pipedream_2bw", ranks=ranks, microbatches=count)
+    models = [make_model() for _ in range(ranks)]
+
+    def run(transport: ThreadTransport) -> tuple[int, list[int]]:
+        engine = make_engine(
+            models[transport.rank], functional.mse_loss, transport,
+            schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=SGD,
+        )  # fmt: skip
+        found, submitted = [], 0
+        for step, batch in enumerate(batches):
+            if transport.rank == asking and step == at:
+                engine.request_stop()
+            found += engine.submit(part_of(batch, transport, ranks, 1, schedule))
+            submitted += 1
+            if engine.stops:
+                break
+        return submitted, [step.step for step in [*found, *engine.drain()]]
+
+    results = run_ranks(ranks, run)
+    assert len({submitted for submitted, _ in results}) == 1
+    submitted = results[0][0]
+    assert at < submitted <= at + 3
+    assert all(steps == list(range(submitted)) for _, steps in results)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run() -> None:
+    """On the rank whose stage it is; the weights are those of the step before."""
+    batches, ranks, count = make_batches(4, steps=2), 2, 2
+    batches[1][0][0, 0] = torch.nan
+    schedule = build("pipedream_2bw", ranks=ranks, microbatches=count)
+    models = [make_model() for _ in range(ranks)]
+
+    def run(transport: ThreadTransport) -> None:
+        engine = make_engine(
+            models[transport.rank], functional.mse_loss, transport,
+            schedule=schedule, pipeline=ranks, data=1, count=count, optimizer=SGD,
+        )  # fmt: skip
+        for batch in batches:
+            engine.submit(part_of(batch, transport, ranks, 1, schedule))
+        engine.drain()
+
+    with pytest.raises(RunFailedError, match="step 1: the loss is nan; the weights are those of the step before"):
+        run_ranks(ranks, run)

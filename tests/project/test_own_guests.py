@@ -155,13 +155,12 @@ def reference(steps: int) -> list[float]:
         batch = slice(16 * step, 16 * (step + 1))
         sums: list[Any] = []
         for replica in range(2):
+            own = slice(8 * replica, 8 * replica + 8)
             for given, wanted in zip(
-                inputs[batch][8 * replica : 8 * replica + 8].split(2),
-                targets[batch][8 * replica :][:8].split(2),
-                strict=True,
+                inputs[batch][own].tensor_split(4), targets[batch][own].tensor_split(4), strict=True
             ):
                 loss = functional.mse_loss(model(given), wanted) * len(given)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 sums.append(loss.item())
         with torch.no_grad():
             for parameter in model.parameters():

@@ -8,7 +8,7 @@ last stage hold a whole step's inputs and targets.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -70,6 +70,7 @@ def predict_memory(
         held = [figures[stage] for stage in stages]
         if sharing is None:
             states = _states(held, profile, batch)
+            states = replace(states, weights=states.weights + _older_versions(schedule, figures, stages))
             step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
             step_bytes += _wide_gradients(held, profile)
             if states_over > 1:
@@ -176,6 +177,7 @@ class StageMemoryLimit:
     states_over: int = 1
     flattened: int = 0
     accelerated: bool = True
+    delays: tuple[int, ...] = ()
 
     @cached_property
     def _figures(self) -> Callable[[int, int], StageFigures]:
@@ -205,7 +207,7 @@ class StageMemoryLimit:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
                 parts[stage] = max(parts[stage], held // len(stages))
         kept = (tuple(limits), tuple(parts), temporaries, sharing, states_over, flattened, accelerated)
-        return cls(profile, held_microbatches(schedule), *kept)
+        return cls(profile, held_microbatches(schedule), *kept, delays=schedule.delays)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
@@ -228,12 +230,12 @@ class StageMemoryLimit:
         others = self._held(figures, stage) - figures.saved_bytes + figures.input_bytes
         forward = others + figures.forward_peak_bytes
         backward = others + figures.saved_bytes + figures.output_gradient_bytes + figures.backward_peak_bytes
-        return self._states(figures) + max(forward, backward, self._step(figures))
+        return self._states(figures, stage) + max(forward, backward, self._step(figures))
 
     def _own_floor(self, first: int, last: int, stage: int) -> int:
         figures = self._figures(first, last)
         least = max(held.saved * figures.saved_bytes for held in self.in_flight[stage])
-        return self._states(figures) + least
+        return self._states(figures, stage) + least
 
     def _held(self, figures: StageFigures, stage: int) -> int:
         """The bytes of the stage's micro-batches at the moment when these are most."""
@@ -250,10 +252,11 @@ class StageMemoryLimit:
         update = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
         return max(update, min(self.flattened, figures.gradient_bytes))
 
-    def _states(self, figures: StageFigures) -> int:
+    def _states(self, figures: StageFigures, stage: int) -> int:
         if self.sharing is not None:
             return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
-        return figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
+        older = self.delays[stage] * figures.gradient_bytes if self.delays else 0
+        return older + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
 
 
 def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
@@ -262,6 +265,13 @@ def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: 
     inputs = profile.input_bytes if 0 in stages else 0
     targets = profile.target_bytes if schedule.stages - 1 in stages else 0
     return -(-(inputs + targets) * samples // profile.samples)
+
+
+def _older_versions(schedule: Schedule, figures: Sequence[StageFigures], stages: Iterable[int]) -> int:
+    """Bytes of the trained weights besides the newest that later windows read; a gradient is as large as its weight."""
+    if not schedule.is_asynchronous:
+        return 0
+    return sum(schedule.delays[stage] * figures[stage].gradient_bytes for stage in stages)
 
 
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:
