@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,10 @@ import warm
 from torch import nn
 from torch.nn import functional
 
+from runner.config.compose.resolve import resolve
+from runner.plan.requested_schedule import schedule_of, schedule_problems
 from runner.schedule import build, check, check_program, lower, problems_of
+from runner.schedule.catalogue.kinds import ScheduleRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -196,3 +200,21 @@ def test_all_four_run_together(folder: Path) -> None:
     assert record["status"] == "ok"
     assert record["loss"] == pytest.approx(reference(4), rel=1e-5)
     assert record["bytes_moved"]["weight_gradients"] > 0
+
+
+def test_the_documents_own_schedule_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/design.md's module and option file, as a reader would copy them; and its generator as it stands there."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    module, option, *rest = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "mine.py").write_text(module, encoding="utf-8")
+    (tmp_path / "conf" / "schedule").mkdir(parents=True)
+    (tmp_path / "conf" / "schedule" / "pairs.yaml").write_text(option, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = resolve(["schedule=pairs", "parallelism.pipeline=3", "schedule.microbatches=6"])
+    assert schedule_problems(config) == []
+    own = schedule_of(config)
+    assert (own.name, own.ranks, own.microbatches) == ("pairs", 3, 6)
+    shipped: dict[str, Any] = {}
+    exec(rest[0], shipped)
+    assert shipped["SPEC"].generate(ScheduleRequest(ranks=3, microbatches=6)).actions == own.actions
