@@ -24,7 +24,13 @@ from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import StepClock
 from runner.training.checkpoints import Checkpoints
 from runner.training.lightning_module import TrainedModule
-from runner.training.measure.measures import RankMeasures, bubble_ratio, compute_seconds, seconds_of_median_step
+from runner.training.measure.measures import (
+    RankMeasures,
+    bubble_ratio,
+    compute_seconds,
+    seconds_of_median_step,
+    steady_bubble_ratio,
+)
 from runner.training.measure.timelines import draw_timelines
 
 __all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
@@ -130,7 +136,7 @@ def _measured(
         val_loss=module.val_losses,
         step_seconds=seconds | predicted,
         samples_per_second=config.data.batch_size / median if median else None,
-        bubble_ratio=record.bubble_ratio | {"measured": bubble_ratio(measures, timed, plan.schedule.windows)},
+        bubble_ratio=record.bubble_ratio | {"measured": _bubble_ratio(plan, measures, timed)},
         seconds=seconds_of_median_step(measures, timed, walls) or record.seconds,
         flops_per_step=flops,
         mfu=_mfu(config, plan, flops, median),
@@ -142,6 +148,12 @@ def _measured(
         | _slowest(measures, timed)
         | _states(record, plan, measures),
     )
+
+
+def _bubble_ratio(plan: RunPlan, measures: Sequence[RankMeasures], timed: Sequence[int]) -> float | None:
+    if plan.schedule.is_asynchronous:
+        return steady_bubble_ratio(measures, timed)
+    return bubble_ratio(measures, timed, plan.schedule.windows)
 
 
 def _took_steps(measures: Sequence[RankMeasures]) -> bool:

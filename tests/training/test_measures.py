@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.engine.measure.timeline import StepTimes
-from runner.training.measure.measures import RankMeasures, bubble_ratio, seconds_of_median_step
+from runner.training.measure.measures import RankMeasures, bubble_ratio, seconds_of_median_step, steady_bubble_ratio
 
 
 def test_waiting_at_step_for_a_later_rank_is_bubble_and_the_exchange_itself_is_not() -> None:
@@ -28,3 +28,19 @@ def test_a_bubble_is_that_of_an_interval_where_its_steps_are_not_alike() -> None
     assert bubble_ratio(ranks, range(5), interval=2) == pytest.approx(1 - 14 / 40)
     assert bubble_ratio(ranks, range(1), interval=2) == pytest.approx(1 - 9 / 20)
     assert bubble_ratio(ranks, [], interval=2) is None
+
+
+def test_the_bubble_of_windows_that_overlap_is_that_of_each_ranks_own_time() -> None:
+    """Two ranks, skewed by half a step: each computes 3 of 4 seconds from one batch to the next."""
+    ranks = [
+        RankMeasures(
+            tuple(
+                StepTimes(step, first_compute=4.0 * step + skew, last_compute=4.0 * step + skew + 3.5, compute=3.0)
+                for step in range(4)
+            ),
+            {}, 0, 0, {},
+        )
+        for skew in (0.0, 2.0)
+    ]  # fmt: skip
+    assert steady_bubble_ratio(ranks, range(4)) == pytest.approx(0.25)
+    assert steady_bubble_ratio(ranks, range(3, 4)) is None, "nothing follows the last one"

@@ -8,7 +8,14 @@ from statistics import fmean, median
 
 from runner.engine.measure.timeline import Event, StepTimes
 
-__all__ = ["RankMeasures", "bubble_ratio", "compute_seconds", "seconds_of_median_step", "timed_events"]
+__all__ = [
+    "steady_bubble_ratio",
+    "RankMeasures",
+    "bubble_ratio",
+    "compute_seconds",
+    "seconds_of_median_step",
+    "timed_events",
+]
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,22 @@ def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int], interval: 
             span = sum(max(s.last_compute for s in row) - min(s.first_compute for s in row) for row in steps)
             if span > 0:
                 ratios.append(1.0 - sum(s.compute for row in steps for s in row) / (len(pipeline) * span))
+    return median(ratios) if ratios else None
+
+
+def steady_bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> float | None:
+    """Idle / total rank time from one batch to the next where windows overlap; the median over steps.
+
+    A rank's share of a step begins with its first compute after the batch was submitted and ends where the next one's
+    begins. Ranks are skewed against each other, so that a step has no span of all ranks together.
+    """
+    ratios = []
+    for index in timed:
+        if all(index + 1 < len(rank.steps) for rank in ranks):
+            pairs = [(rank.steps[index], rank.steps[index + 1]) for rank in ranks]
+            total = sum(following.first_compute - step.first_compute for step, following in pairs)
+            if total > 0:
+                ratios.append(1.0 - sum(step.compute for step, _ in pairs) / total)
     return median(ratios) if ratios else None
 
 
