@@ -75,8 +75,7 @@ class RankStream:
         return self._placed(self._stream.drain(steps), since)
 
     def without_update(self) -> Sequence[Action]:
-        """The actions of a first step that change no weights, and no fills: an empty pipeline to an
-        empty one."""
+        """The actions of a first step that change no weights, and no fills: an empty pipeline to an empty one."""
         left_out = {Op.REDUCE, Op.STEP, Op.FILL}
         actions = self.training(0) if not self.overlap else [*self.training(0), *self.drain(1, 0)]
         return [action for action in actions if action.op not in left_out]

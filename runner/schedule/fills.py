@@ -7,10 +7,14 @@ parts of the house read what they need from there.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["FillKind", "Filling", "Shown"]
+__all__ = ["FILL_NAME", "FillKind", "Filling", "Shown"]
+
+FILL_NAME = re.compile("(?!(?:(?:SEND|RECV)_[FBRS]|OUT|IN|REDUCE|STEP|FILL|[FBIWR]+)(?![A-Z_]))[A-Z][A-Z_]*[A-Z]")
+"""The names that a kind may have: two capitals or more, and underscores between, but no name of an op."""
 
 
 class Shown(StrEnum):
@@ -34,6 +38,9 @@ class FillKind:
         shown_by: it is of a micro-batch, and waits for this; None: it is of a stage.
         follows: the kind, by name, of which all of its stage must be done before; None: it waits for no other kind.
         rule: what the checker says of one with a micro-batch that it must not have, or without one.
+
+    Raises:
+        ValueError: no action could print that name.
     """
 
     name: str
@@ -45,6 +52,10 @@ class FillKind:
     shown_by: Shown | None = None
     follows: str | None = None
     rule: str = "a fill is of a micro-batch of the first window, or of a stage alone, as its kind says"
+
+    def __post_init__(self) -> None:
+        if not FILL_NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name}: a kind's name is two capitals or more, and no op's")
 
     @property
     def of_microbatch(self) -> bool:
@@ -60,8 +71,8 @@ class Filling:
     each of them, each kind of a stage once.
 
     Args:
-        work: whose work it is, in sentences: ``K-FAC`` in "with K-FAC's work".
-        key: the same in documents: ``with_curvature`` of the key ``curvature``.
+        work: whose work it is, for sentences like "needs ..." and "with ...'s work".
+        key: the same in documents: the share of time ``with_<key>``; an optimizer names the work that it does by it.
         brings: what is new once all of it is done, in the plural.
         legend: what the time grid's characters mean.
         optimizer: the option that does the work, and that a request must choose.

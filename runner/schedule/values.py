@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from runner.schedule.fills import Filling
+from runner.schedule.fills import FILL_NAME, Filling
 
 __all__ = ["COMPUTE", "MOVES", "Action", "Op", "Payload", "Program", "Schedule", "parse_action", "shifted"]
 
@@ -54,8 +54,7 @@ _COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
 _MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FBRS]){_NUMBER}>{_NUMBER}|(RECV)_([FBRS]){_NUMBER}<{_NUMBER})")
 _WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?::([1-9][0-9]*))?(?:@([1-9][0-9]*))?")
 _MOVE_FORM = re.compile(f"{_NUMBER}(?:(OUT){_NUMBER}>{_NUMBER}|(IN){_NUMBER}<{_NUMBER})")
-_FILL_FORM = re.compile(f"{_NUMBER}([A-Z][A-Z_]*[A-Z]){_NUMBER}?(?:@([1-9][0-9]*))?")
-_NO_FILL = re.compile("(?:SEND|RECV)_[FBRS]|OUT|IN|REDUCE|STEP|FILL|[FBIWR]+")
+_FILL_FORM = re.compile(f"{_NUMBER}({FILL_NAME.pattern}){_NUMBER}?(?:@([1-9][0-9]*))?")
 
 
 class Action(NamedTuple):
@@ -133,7 +132,7 @@ def parse_action(text: str) -> Action:
     if found := _WINDOW_FORM.fullmatch(text):
         stage, op, copy, window = found.groups()
         return Action(Op(op), int(stage), window=int(window or 0), row=int(copy or 0))
-    if (found := _FILL_FORM.fullmatch(text)) and not _NO_FILL.fullmatch(found[2]):
+    if found := _FILL_FORM.fullmatch(text):
         stage, kind, number, window = found.groups()
         microbatch = None if number is None else int(number)
         return Action(Op.FILL, int(stage), microbatch, window=int(window or 0), fill=kind)

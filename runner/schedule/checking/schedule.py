@@ -18,7 +18,8 @@ def check(schedule: Schedule) -> list[str]:
     """All defects of a compute-only schedule; empty means that it is valid.
 
     Shape: rows and tables agree, every cell is compute of a stage that lives on this rank. Bijection: each stage
-    and micro-batch has exactly one F and exactly one of B, or I with W; all work of its filling is there once. Order: F before B or I before W; forwards that are one stand together. Versions: a rank starts no window
+    and micro-batch has exactly one F and exactly one of B, or I with W; all work of the schedule's filling is there
+    once. Order: F before B or I before W; forwards that are one stand together. Versions: a rank starts no window
     before it has ended the one before. Deadlock: all ranks reach their end.
     """
     defects = [*_shape(schedule)]

@@ -43,7 +43,7 @@ def fill_bubbles(base: Schedule, filling: Filling, costs: StageCosts, name: str)
         costs: durations of the compute of ``base`` and of the work.
         name: of the result.
     """
-    times, takes = simulate(base, costs), durations(costs, base)
+    times, takes = simulate(base, costs), durations(costs, replace(base, filling=filling))
     placed = [
         fill(row, gaps_of(times, rank), work_of(row, filling), lambda item: takes[item.work][item.stage], filling)
         for rank, row in enumerate(base.actions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.schedule.render.table import cells
-from runner.schedule.simulation.clock import Costs, Simulation, simulate
+from runner.schedule.simulation.clock import Costs, simulate
 from runner.schedule.stream import updates, versions_held
 from runner.schedule.values import Schedule
 
@@ -19,7 +19,8 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
     actions. A move ``[stage, micro-batch, rank]`` is a micro-batch whose activations that rank keeps for a while.
     ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
     Where work fills the bubbles, ``refresh_interval`` is after how many steps all of it is done, and ``utilisation``
-    the share of rank time under work, with it and without. ``steady_bubble_ratio`` is null where ``period`` is not given.
+    the share of rank time under work, with it and without. ``steady_bubble_ratio`` is null where ``period`` is not
+    given.
 
     Args:
         schedule: one optimizer step, or a stream of several.

@@ -78,8 +78,9 @@ def _time_lines(view: Schedule | Program, times: Simulation, mark: tuple[int, in
     yield f"span {times.makespan:g}, bubble {100 * times.bubble_ratio:.1f} % of all rank time"
     if filling is not None:
         yield (
-            f"new {filling.brings} every {schedule.windows} steps; ranks work {100 * (1 - times.bubble_ratio):.1f} % of the "
-            f"time with {filling.work}'s work, {100 * times.utilisation_without_fills:.1f} % without"
+            f"new {filling.brings} every {schedule.windows} steps; ranks work "
+            f"{100 * (1 - times.bubble_ratio):.1f} % of the time with {filling.work}'s work, "
+            f"{100 * times.utilisation_without_fills:.1f} % without"
         )
 
 

@@ -77,7 +77,7 @@ class StageCosts:
         comm: per edge between stage s and s+1, either direction; empty means none.
         reduce, step: per stage and optimizer step; empty means none.
         fills: of work that fills bubbles, per stage, by the name of its kind; of a kind of a stage once, whatever the
-            micro-batches.
+            micro-batches. A kind that is not there costs nothing.
         stash: per stage: sending what it keeps of a micro-batch to another rank; empty means none.
         occupancy: per edge: the part of ``comm`` in which a message occupies its link; empty means none, so that no
             message waits for another.
@@ -228,16 +228,22 @@ def durations(costs: StageCosts, view: Schedule | Program) -> dict[str, tuple[fl
         Op.W: tuple(costs.W),
         Op.R: tuple(costs.F),
         Op.SEND: tuple(costs.comm) or none[:-1],
-        **{kind: tuple(cost) for kind, cost in costs.fills.items()},
+        **_fill_durations(costs, schedule),
         Op.REDUCE: tuple(costs.reduce) or none,
         Op.STEP: tuple(costs.step) or none,
     }
     used: set[str] = {action.work for row in view.actions for action in row} - {Op.RECV} - MOVES | {Op.SEND}
     for work in sorted(used):
-        needed, given = schedule.stages - 1 if work == Op.SEND else schedule.stages, len(table.get(work, ()))
+        needed, given = schedule.stages - 1 if work == Op.SEND else schedule.stages, len(table[work])
         if given != needed:
             raise ValueError(f"costs of {work}: {given} given, {needed} needed for {schedule.stages} stages")
     return table
+
+
+def _fill_durations(costs: StageCosts, schedule: Schedule) -> dict[str, tuple[float, ...]]:
+    kinds = schedule.filling.kinds if schedule.filling is not None else ()
+    free = {kind.name: (0.0,) * schedule.stages for kind in kinds}
+    return free | {kind: tuple(cost) for kind, cost in costs.fills.items()}
 
 
 def _summary(view: Schedule | Program, start: list[list[float]], end: list[list[float]]) -> Simulation:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from runner.errors import Problem
 from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
-from runner.schedule.fills import FillKind, Filling, Shown
+from runner.schedule.fills import Filling, FillKind, Shown
 from runner.schedule.generators.fill_bubbles import fill_bubbles
 from runner.schedule.generators.one_directional.gpipe import gpipe
 from runner.schedule.generators.one_directional.one_f_one_b import one_f_one_b
