@@ -29,13 +29,13 @@ class FactorProfiler:
     """K-FAC's :class:`runner.profiling.fills.FillProfiler`."""
 
     def state_bytes(self, module: nn.Module, tied: Collection[Tensor]) -> int:
-        """Of the factors and inverses of all layers that are preconditioned."""
+        """The bytes of the factors and inverses of all linear layers that are preconditioned."""
         return sum(map(curvature_bytes, preconditioned_layers(module, tied)))
 
     def fills(
         self, module: nn.Module, tied: Collection[Tensor], function: Callable[[Any], Any], value: Any
     ) -> tuple[FillProfile, ...]:
-        """The sums and inversions of these layers, with the sizes seen in one forward."""
+        """The sums and inversions of these layers; one forward shows their sizes."""
         found: list[FillProfile] = []
         inputs: set[int] = set()
 
@@ -56,7 +56,7 @@ class FactorProfiler:
         return tuple(found)
 
     def timer(self, device: torch.device, now: Callable[[], float]) -> TimeFills:
-        """Median of three runs, once for each shape."""
+        """Return a function that adds the median of three runs, which are measured once for each shape."""
 
         @cache
         def timed(rows: int, size: int) -> tuple[float, float]:
@@ -85,7 +85,7 @@ def _of_layer(rows: int, sizes: tuple[int, int], kept: tuple[int, int]) -> Itera
 
 
 def _seconds(values: Tensor, now: Callable[[], float]) -> tuple[float, float]:
-    """Of the sum of ``values`` [rows, size], and of the inversion of the factor; medians after a warm-up."""
+    """Measure the sum of ``values`` [rows, size] and the inversion of the factor; return medians after a warm-up."""
     factor = Factor(values, "input", values.shape[1], with_ones=False)
     sums, inversions = [], []
     for _ in range(_TIMED_RUNS + 1):

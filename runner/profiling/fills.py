@@ -17,20 +17,20 @@ TimeFills = Callable[[Iterable[FillProfile]], tuple[FillProfile, ...]]
 
 
 class FillProfiler(Protocol):
-    """Of one optimizer. ``tied`` are weights that other layers hold besides."""
+    """Measures the work of one optimizer. ``tied`` are the weights that other layers hold, too."""
 
     def state_bytes(self, module: nn.Module, tied: Collection[Tensor]) -> int:
-        """What the optimizer keeps of a layer's modules, besides states of their parameters."""
+        """The bytes that the optimizer keeps for a layer besides the states of its parameters."""
         ...
 
     def fills(
         self, module: nn.Module, tied: Collection[Tensor], function: Callable[[Any], Any], value: Any
     ) -> tuple[FillProfile, ...]:
-        """The work for a layer, without its seconds.
+        """The work that the optimizer does for a layer; its seconds are zero.
 
         Args:
             module: of the layer.
-            tied: see above.
+            tied: weights that other layers hold, too.
             function: runs the layer, given ``value``.
             value: one micro-batch of its input, real or fake.
         """

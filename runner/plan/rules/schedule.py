@@ -167,7 +167,7 @@ def _has(title: str) -> Callable[[OrderFacts], bool]:
 
 
 OPTIMIZERS_ON_ORDERS: tuple[Table[OrderFacts], ...] = tuple(_own_tables())
-"""Of optimizers, with the schedules that each cannot have."""
+"""What each optimizer says about the schedules that it goes with."""
 
 
 def _not_compressed(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:

@@ -13,7 +13,7 @@ __all__ = ["FillRanges", "StageFills"]
 
 @dataclass(frozen=True, slots=True)
 class StageFills:
-    """Of a stage's layers and one micro-batch, by the names of the kinds.
+    """What this work takes of one stage, for one micro-batch, by the names of the kinds.
 
     Args:
         of_microbatch: whether the kind is done for each micro-batch; otherwise once for a stage.
@@ -32,7 +32,7 @@ class StageFills:
 
 
 class FillRanges:
-    """Of any contiguous range of layers.
+    """Knows what this work takes of any contiguous range of layers.
 
     Args:
         chain: the layers, and the loss.
@@ -46,7 +46,7 @@ class FillRanges:
         self._kept = {kind: self._sums(kind, lambda fill: float(fill.kept_bytes)) for kind in self._kinds}
 
     def of(self, first: int, end: int, held_output_bytes: int) -> StageFills:
-        """Of layers first .. end-1.
+        """What it takes of a stage with layers first .. end-1.
 
         Args:
             held_output_bytes: of their output, what ``saved`` counts and a backward does not free.
@@ -90,5 +90,5 @@ class FillRanges:
 
 
 def _subsets(kinds: Sequence[str]) -> list[tuple[str, ...]]:
-    """All that are not empty; kinds are few."""
+    """All subsets but the empty one. Kinds are few."""
     return [subset for count in range(1, len(kinds) + 1) for subset in combinations(kinds, count)]
