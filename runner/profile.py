@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 __all__ = [
     "BoundaryTensor",
-    "FactorProfile",
+    "FillProfile",
     "LayerProfile",
     "MemoryTrace",
     "ModelProfile",
@@ -83,34 +83,29 @@ class BoundaryTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class FactorProfile:
-    """One factor that K-FAC keeps of a linear layer: of its inputs, or of its outputs' gradients.
+class FillProfile:
+    """One piece of a layer's work that fills bubbles; a layer may have several of one kind.
 
     Args:
-        of_inputs: True for inputs, False for gradients.
-        rows: rows that one micro-batch adds: samples, or tokens.
-        size: rows and columns of the factor.
-        kept_bytes: bytes of the added rows until they are summed; inputs that several layers share count once.
-        sum_seconds: seconds to add one micro-batch.
-        inversion_seconds: seconds to invert the factor.
+        kind: its kind's name in the schedule, see :class:`runner.schedule.fills.FillKind`.
+        of_microbatch: whether it is done for each micro-batch, and grows with its samples; otherwise once.
+        rows: rows that one micro-batch gives it: samples, or tokens.
+        size: rows and columns of what it works on.
+        flops: of one.
+        kept_bytes: what one micro-batch leaves to it, from the end of the backward; what several layers share counts
+            once.
+        peak_bytes: most temporaries while it runs.
+        seconds: of one, on the machine that is planned for.
     """
 
-    of_inputs: bool
+    kind: str
+    of_microbatch: bool
     rows: int
     size: int
-    kept_bytes: int
-    sum_seconds: float = 0.0
-    inversion_seconds: float = 0.0
-
-    @property
-    def sum_flops(self) -> float:
-        """FLOPs of the product of the rows with themselves."""
-        return 2.0 * self.rows * self.size**2
-
-    @property
-    def inversion_flops(self) -> float:
-        """FLOPs of an inversion: n^3 / 3 for the Cholesky factorisation and 2 n^3 / 3 for the inverse from it."""
-        return float(self.size**3)
+    flops: float
+    kept_bytes: int = 0
+    peak_bytes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +141,7 @@ class LayerProfile:
         pending_output_bytes: the part of its output that a later layer's ``saved_bytes`` counts.
         input_gradient_seconds, weight_gradient_seconds: of I and of W; None = not known, half a backward each.
         has_running_statistics: whether it keeps averages of its inputs, like a batch norm.
-        factors: of its linear layers, if the optimizer is K-FAC.
+        fills: its work that may fill bubbles, if the optimizer has such work.
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
             ``optimizer_bytes_per_gradient_byte``.
     """
@@ -180,7 +175,7 @@ class LayerProfile:
     input_gradient_seconds: float | None = None
     weight_gradient_seconds: float | None = None
     optimizer_bytes: int | None = None
-    factors: tuple[FactorProfile, ...] = ()
+    fills: tuple[FillProfile, ...] = ()
 
     @property
     def split_seconds(self) -> tuple[float, float]:
@@ -296,14 +291,14 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     split = document.pop("split", None)
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
-    factors = tuple(FactorProfile(**factor) for factor in document.pop("factors", ()))
+    fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
     return LayerProfile(
         **document,
         recomputation=made_again,
         split=SplitBackward(**split) if split is not None else None,
         output=output,
         saves=saves,
-        factors=factors,
+        fills=fills,
     )
 
 

@@ -59,13 +59,13 @@ class Trained:
 
     def figures(self, interval: str) -> dict[str, Any]:
         """What the columns print; of the mean step, as those of an interval are not alike."""
-        record, fills = self.record, self.plan.schedule.has_curvature
+        record, fills = self.record, self.plan.schedule.filling is not None
         seconds = record["seconds"]
         return {
             "interval": interval,
             "busy_predicted": 1.0 - record["bubble_ratio"]["predicted"],
             "busy_measured": 1.0 - record["bubble_ratio"]["measured"],
-            "busy_without": f"{self.plan.time.utilisation_without_curvature:.1%}" if fills else "",
+            "busy_without": f"{self.plan.time.utilisation_without_fills:.1%}" if fills else "",
             "step_predicted": 1e3 * record["step_seconds"]["predicted"],
             "step_measured": 1e3 * fmean(record["step_seconds"]["all"]),
             "working": (seconds["compute"] + seconds["optimizer"]) / sum(seconds.values()),

@@ -41,4 +41,4 @@ def _panels(names: Sequence[str]) -> list[Panel]:
 def _panel(row: Row) -> Panel:
     schedule = row.build(_RANKS, _MICROBATCHES)
     ratio = simulate(schedule, COSTS).bubble_ratio
-    return Panel(f"{row.label}: idle {100 * ratio:.1f} %", events_of(schedule, COSTS))
+    return Panel(f"{row.label}: idle {100 * ratio:.1f} %", events_of(schedule, COSTS), schedule.filling)

@@ -90,7 +90,7 @@ class PipelineStrategy(pipeline.EngineStrategy):
         timeout_seconds: float = 600.0,
     ) -> None:
         order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
-        if order.has_curvature:
+        if order.filling is not None:
             why = "Its order follows from the seconds of the layers, which `runner train` takes"
             raise_problems([Problem("schedule", schedule, "must be another in a script", why, "schedule='1f1b'")])
         topology = Topology.grid(stages, data, placement=order.rows)

@@ -89,7 +89,7 @@ class RankContext:
     windows: dict[int, Window] = field(default_factory=dict)
 
     def window_of(self, action: Action) -> Window:
-        """The window that ``action`` is of; K-FAC's inversions are of none.
+        """The window that ``action`` is of; fills of a stage are of none.
 
         Raises:
             KeyError: it is not under way.

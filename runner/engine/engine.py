@@ -198,7 +198,7 @@ class Engine:
         master_of: Callable[[Tensor], torch.nn.Parameter] | None = None,
         backup: Backup | None = None,
         begin: Callable[[], None] | None = None,
-        curvature: Filler | None = None,
+        filler: Filler | None = None,
     ) -> None:
         """Set what updates the weights from ``parameter.grad``.
 
@@ -207,17 +207,18 @@ class Engine:
             master_of: the fp32 master of a weight, whose ``grad`` is set in place of the weight's; None: no masters.
             backup: takes an update back; post-validation needs one.
             begin: called before the first forward of a training step; None: most see nothing of it but its end.
-            curvature: does K-FAC's work where the schedule has it.
+            filler: does the work that fills the schedule's bubbles, where it has such work.
 
         Raises:
             ValueError: the schedule has such work, and there is nothing to do it.
         """
         schedule = self._stream.schedule(training=True)
-        if curvature is None and schedule.has_curvature:
-            raise ValueError(f"{schedule.name} needs K-FAC: its schedule has K-FAC's work")
-        self._filler = curvature
-        if curvature is not None:
-            self._executor.attach(curvature)
+        if filler is None and schedule.filling is not None:
+            work = schedule.filling.work
+            raise ValueError(f"{schedule.name} needs {work}: its schedule has {work}'s work")
+        self._filler = filler
+        if filler is not None:
+            self._executor.attach(filler)
         for update in self._updates:
             others = [each for stage, each in self.gradients.items() if stage not in update.stages]
             update.update.attach(partial(_without, others, apply_update) if others else apply_update, master_of)
@@ -230,8 +231,8 @@ class Engine:
             self.gradients[stage].reducer = make(self.gradients[stage])
 
     @property
-    def curvature(self) -> Filler | None:
-        """What does K-FAC's work, where that has its place in the schedule."""
+    def filler(self) -> Filler | None:
+        """What does the work that fills the schedule's bubbles, where it has such work."""
         return self._filler
 
     @property
@@ -468,7 +469,7 @@ class Engine:
         """Wait until the last step can no longer be taken back, and none is under way: whoever reads the weights comes
         after this.
 
-        What K-FAC keeps of micro-batches is summed, and what it has summed is in the optimizer's states.
+        What a filler keeps of micro-batches is worked off, and its results are in the optimizer's states.
         """
         if self._stream.overlap and self._step > self._since:
             self._run(self._stream.drain(self._step - self._since, self._since))

@@ -80,7 +80,7 @@ class Executor:
     def attach(self, filler: Filler) -> None:
         """Let ``filler`` do its actions, and see the forwards and backwards."""
         self._compute.works = Works([*self._compute.works.all, filler])
-        self._handlers |= dict.fromkeys(filler.ops, partial(self._fill, filler))
+        self._handlers[Op.FILL] = partial(self._fill, filler)
 
     @property
     def bytes_sent(self) -> dict[Payload, int]:

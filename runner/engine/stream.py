@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from runner.engine.context import RankView
 from runner.schedule.stream import streams_of
-from runner.schedule.values import CURVATURE, Action, Op, Program, Schedule
+from runner.schedule.values import Action, Op, Program, Schedule
 
 __all__ = ["RankStream"]
 
@@ -75,9 +75,8 @@ class RankStream:
         return self._placed(self._stream.drain(steps), since)
 
     def without_update(self) -> Sequence[Action]:
-        """The actions of a first step that change no weights, and none of K-FAC's work: an empty pipeline to an
-        empty one."""
-        left_out = {Op.REDUCE, Op.STEP, *CURVATURE}
+        """The actions of a first step that change no weights, and no fills: an empty pipeline to an empty one."""
+        left_out = {Op.REDUCE, Op.STEP, Op.FILL}
         actions = self.training(0) if not self.overlap else [*self.training(0), *self.drain(1, 0)]
         return [action for action in actions if action.op not in left_out]
 
@@ -86,7 +85,7 @@ class RankStream:
 
     def in_program(self, action: Action, step: int, since: int = 0) -> Action:
         """An action that is done in a training step, as the program numbers it."""
-        if action.op in CURVATURE:
+        if action.op is Op.FILL:
             return action
         places, size = self.places, self._microbatches
         place = action.window if action.microbatch is None else action.microbatch // size
@@ -109,7 +108,7 @@ class RankStream:
 
     def _with_place(self, action: Action, since: int) -> Action:
         size = self._microbatches
-        if action.op in CURVATURE:  # the numbers that its micro-batches had in the step that they were of
+        if action.op is Op.FILL:  # the numbers that its micro-batches had in the step that they were of
             return action._replace(microbatch=None if action.microbatch is None else action.microbatch % size)
         if action.microbatch is None:
             return action._replace(window=self.place(since + action.window))

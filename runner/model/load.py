@@ -158,6 +158,6 @@ def _named_cuts(model: nn.Module, programs: dict[bool, Program], split_points: l
 def _untraceable(config: RunConfig) -> Iterator[Problem]:
     """Settings that need modules, which a traced model no longer has."""
     name = config.optimizer.name
-    if optimizer_of(config.optimizer).curvature:
+    if optimizer_of(config.optimizer).watch is not None:
         why = f"{config.model.target} has no layers, and is traced into operators: there is no nn.Linear to watch"
         yield Problem("optimizer.name", name, "must be another for a traced model", why, "optimizer=adamw")

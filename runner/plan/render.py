@@ -79,19 +79,20 @@ def _closing(plan: RunPlan) -> list[str]:
         f"{verdict}: at most {format_bytes(max(plan.memory.peak_bytes))} of {format_bytes(plan.memory_limit_bytes)}",
         *_reserved(plan),
         f"step {format_seconds(time.step_seconds)} ({time.source}), bubble {time.bubble_ratio:.1%}",
-        *_curvature(plan),
+        *_filling(plan),
         *(f"note: {line}" for line in plan.advice),
         *(problem.line() for problem in plan.problems),
     ]
 
 
-def _curvature(plan: RunPlan) -> list[str]:
-    if not plan.schedule.has_curvature:
+def _filling(plan: RunPlan) -> list[str]:
+    time, every, filling = plan.time, plan.schedule.windows, plan.schedule.filling
+    if filling is None:
         return []
-    time, every = plan.time, plan.schedule.windows
     return [
-        f"new inverses every {every} step{'s' if every > 1 else ''}; ranks are busy {1 - time.bubble_ratio:.1%} of the "
-        f"time with K-FAC's work, {time.utilisation_without_curvature:.1%} without"
+        f"new {filling.brings} every {every} step{'s' if every > 1 else ''}; ranks are busy "
+        f"{1 - time.bubble_ratio:.1%} of the time with {filling.work}'s work, "
+        f"{time.utilisation_without_fills:.1%} without"
     ]
 
 

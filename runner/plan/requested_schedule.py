@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from runner.config.compose.resolve import resolve
 from runner.config.links import with_measured_link
@@ -46,11 +47,10 @@ def _of_published(problem: Problem) -> Problem:
 
 
 def costs_of(config: RunConfig) -> Costs:
-    """The durations of ``cost.*``."""
-    cost = config.cost
-    return Costs(
-        F=cost.F, B=cost.B, I=cost.I, W=cost.W, comm=cost.comm, curvature=cost.curvature, inversion=cost.inversion
-    )
+    """The durations of ``cost.*``; its keys besides those of every schedule are of work that fills bubbles."""
+    given = {field.name: getattr(config.cost, field.name) for field in fields(config.cost)}
+    plain = {field.name: given.pop(field.name) for field in fields(Costs) if field.name in given}
+    return Costs(**plain, fills=given)
 
 
 def schedule_problems(config: RunConfig) -> list[Problem]:

@@ -12,6 +12,7 @@ from runner.plan.layout.topology import Topology
 from runner.plan.memory.zero import StateBytes
 from runner.plan.stages.figures import StageFigures
 from runner.profile import ModelProfile, SecondsSource
+from runner.schedule.render.document import filling_document
 from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Program, Schedule
 
@@ -126,7 +127,7 @@ class TimePrediction:
         busy_seconds: per pipe position, in forwards and backwards, and in what fills the bubbles.
         source: whether the seconds were measured or estimated.
         costs: from which the schedule was played, in seconds.
-        curvature_seconds: of ``busy_seconds``, K-FAC's; empty where the schedule has no such work.
+        fill_seconds: of ``busy_seconds``, under what fills the bubbles; empty where nothing does.
     """
 
     step_seconds: float
@@ -134,13 +135,13 @@ class TimePrediction:
     busy_seconds: tuple[float, ...]
     source: SecondsSource
     costs: StageCosts
-    curvature_seconds: tuple[float, ...] = ()
+    fill_seconds: tuple[float, ...] = ()
 
     @property
-    def utilisation_without_curvature(self) -> float:
+    def utilisation_without_fills(self) -> float:
         """Share of rank time in forwards and backwards."""
         busy = sum(self.busy_seconds)
-        return (1.0 - self.bubble_ratio) * (busy - sum(self.curvature_seconds)) / busy if busy else 0.0
+        return (1.0 - self.bubble_ratio) * (busy - sum(self.fill_seconds)) / busy if busy else 0.0
 
 
 @dataclass(frozen=True)
@@ -230,14 +231,7 @@ class RunPlan:
             "state_bytes": list(self.state_bytes),
             "host_memory_bytes": list(self.host_memory_bytes),
             "host_memory_limit_bytes": self.host_limit_bytes,
-            **self._curvature(),
+            **filling_document(self.schedule, self.time.bubble_ratio, self.time.utilisation_without_fills),
             "advice": list(self.advice),
             "in_flight_microbatches": list(self.in_flight),
         }
-
-    def _curvature(self) -> dict[str, Any]:
-        """Of a schedule with K-FAC's work: steps between two inverses, and the share of time that ranks are busy."""
-        if not self.schedule.has_curvature:
-            return {}
-        shares = {"with_curvature": 1.0 - self.time.bubble_ratio, "without": self.time.utilisation_without_curvature}
-        return {"refresh_interval": self.schedule.windows, "utilisation": shares}

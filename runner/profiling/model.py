@@ -34,14 +34,13 @@ from runner.model.ties import find_ties, tied_parameters
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import optimizer_of
 from runner.optim.kinds.build import observed_state_ratio, state_bytes_per_gradient_byte
-from runner.optim.kinds.kfac import curvature_bytes, preconditioned_layers
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved
 from runner.plan.time.estimate import with_estimated_seconds
 from runner.profile import MemoryTrace, ModelProfile, SharedWeight
 from runner.profiling.cache import cached_profile
-from runner.profiling.factors import factors_of
+from runner.profiling.fills import FillProfiler
 from runner.profiling.fused_dropout import FusedDropout
 from runner.profiling.layer import num_bytes, profile_call
 from runner.profiling.memory_trace import trace_memory
@@ -110,7 +109,7 @@ def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] 
     It counts what :func:`_state_ratios` counts.
     """
     kind = optimizer_of(config.optimizer)
-    if kind.curvature:
+    if kind.profiler is not None:
         per_byte = _state_ratios(config, dtype)[0]
         return lambda elements: math.ceil(per_byte * dtype.itemsize * elements)
     own = kind.state_bytes
@@ -123,8 +122,9 @@ def _state_bytes(config: RunConfig, dtype: torch.dtype) -> Callable[[int], int] 
     return lambda elements: own(elements) + math.ceil((copies + errors) * elements)
 
 
-def _has_curvature(config: RunConfig) -> bool:
-    return optimizer_of(config.optimizer).curvature
+def _fill_profiler(config: RunConfig) -> FillProfiler | None:
+    make = optimizer_of(config.optimizer).profiler
+    return None if make is None else make()
 
 
 def _own_state_ratio(config: RunConfig) -> float | None:
@@ -166,7 +166,7 @@ def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
         dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
         states = _state_bytes(config, dtype)
         profile = profile_layers(
-            model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, _has_curvature(config)
+            model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, _fill_profiler(config)
         )
     return replace(profile, trace=trace_of(config, inputs, targets)) if predicts_reserved(config) else profile
 
@@ -184,8 +184,8 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
     model = load_model(config)
     try:
         states = _state_bytes(config, dtype)
-        curvature = _has_curvature(config)
-        return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, curvature)
+        profiler = _fill_profiler(config)
+        return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
     except _LayerError as error:
         section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
         raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
@@ -208,7 +208,7 @@ def profile_layers(
     dtype: torch.dtype,
     autocast: torch.dtype | None = None,
     state_bytes: Callable[[int], int] | None = None,
-    curvature: bool = False,
+    profiler: FillProfiler | None = None,
 ) -> ModelProfile:
     """Bytes and FLOPs of each layer for the given batch; the seconds are zero.
 
@@ -219,13 +219,13 @@ def profile_layers(
         dtype: of weights and, without ``autocast``, activations.
         autocast: format of the matrix products in forwards, or None.
         state_bytes: elements of a parameter to the bytes of its optimizer states; None = use the profile's ratio.
-        curvature: whether the optimizer also keeps factors of the layers' curvature.
+        profiler: of work that the optimizer does for the layers besides its update; None: it does none.
     """
     value = to_precision((inputs, targets) if sources[0].step is not None else inputs, dtype)
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")
     samples = num_samples(inputs)
     rows = []
-    tied = tied_parameters(sources) if curvature else []
+    tied = tied_parameters(sources) if profiler is not None else []
     owners = WeakIdKeyDictionary()
     numbers = StorageNumbers()
 
@@ -240,10 +240,9 @@ def profile_layers(
                 value, row = profile_call(name, function, value, tracker, numbers, module)
                 _refuse_no_tensor(source.index, module, value)
             states = _states_of(module, state_bytes)
-            if curvature and states is not None:
-                layers = list(preconditioned_layers(module, tied))
-                states += sum(map(curvature_bytes, layers))
-                row = replace(row, factors=factors_of(layers, function, given))
+            if profiler is not None and states is not None:
+                states += profiler.state_bytes(module, tied)
+                row = replace(row, fills=profiler.fills(module, tied, function, given))
             rows.append(replace(row, optimizer_bytes=states))
         lose = partial(_checked_loss, loss, targets, samples)
         with _named(None, "the loss", (value, targets)):

@@ -22,10 +22,11 @@ from runner.model.device import device_type
 from runner.model.load import load_model
 from runner.model.precision import autocast_of, autocasting, dtype_of, to_precision
 from runner.model.split.backward import backward_input, backward_weight
+from runner.optim.catalogue.registry import optimizer_of
 from runner.optim.kinds.build import measure_step_seconds_per_byte
 from runner.profile import LayerProfile, ModelProfile
 from runner.profiling.backward_scan import as_leaf
-from runner.profiling.factors import factor_timer
+from runner.profiling.fills import TimeFills
 
 __all__ = ["can_be_timed", "with_measured_seconds"]
 
@@ -53,14 +54,15 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
     value = to_precision((inputs, targets) if model.step is not None else inputs, dtype)
     samples = num_samples(inputs)
     rows = []
-    time_factors = factor_timer(device, partial(_now, device))
+    make = optimizer_of(config.optimizer).profiler
+    time_fills: TimeFills = tuple if make is None else make().timer(device, partial(_now, device))
     with _threads(config.trainer.threads):
         for source, row in zip(model.layers, profile.layers, strict=True):
             module = source.build().to(device=device, dtype=dtype)
             function = autocasting(source.calling(module), device.type, autocast)
             value, timed = _time_call(function, value, device, row)
             module.zero_grad(set_to_none=True)
-            rows.append(replace(timed, factors=time_factors(row.factors)))
+            rows.append(replace(timed, fills=time_fills(row.fills)))
         value = to_precision(value, torch.float32)
         lose = partial(_summed, model.loss, targets, samples)
         _, loss = _time_call(lose, value, device, profile.loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from runner.schedule.fills import Shown
 from runner.schedule.values import Action, Op, Payload, Program, Schedule
 
 __all__ = ["dependencies"]
@@ -27,14 +28,10 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
         return tuple(_weight_gradient(schedule, stage, m) for m in window if schedule.rank_of(stage, m, Op.B) == rank)
     if op is Op.STEP:
         return tuple(action._replace(op=Op.REDUCE, row=row) for row in schedule.copies_of(stage))
-    if op is Op.INV_A or op is Op.INV_B:
-        return schedule.curvature_of(Op.CURV_A if op is Op.INV_A else Op.CURV_B, stage)
+    if op is Op.FILL:
+        return _before_fill(schedule, action)
     microbatch = action.microbatch
-    assert microbatch is not None  # only REDUCE, STEP and inversions have none
-    if op is Op.CURV_A:
-        return (Action(Op.F, stage, microbatch),)
-    if op is Op.CURV_B:
-        return (_weight_gradient(schedule, stage, microbatch),)
+    assert microbatch is not None  # only REDUCE, STEP and fills have none
     if op is Op.F:
         return () if stage == 0 else (_input(schedule, action, lowered),)
     if op is Op.B or op is Op.I:
@@ -60,6 +57,19 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
     source = stage + 1 if action.payload is Payload.GRADIENT else stage - 1
     here = schedule.rank_of(stage, microbatch, Op.F if action.payload is Payload.ACTIVATION else Op.B)
     return (Action(Op.SEND, source, microbatch, action.payload, here),)
+
+
+def _before_fill(schedule: Schedule, fill: Action) -> tuple[Action, ...]:
+    """What shows a fill its micro-batch, and all fills of the kind that it follows."""
+    assert schedule.filling is not None  # what has fills says of which kinds they are
+    kind = schedule.filling.kind(fill.fill)
+    before = () if kind.follows is None else schedule.fills_of(kind.follows, fill.stage)
+    if kind.shown_by is None:
+        return before
+    assert fill.microbatch is not None  # a fill that a micro-batch shows is of one
+    if kind.shown_by is Shown.FORWARD:
+        return (Action(Op.F, fill.stage, fill.microbatch), *before)
+    return (_weight_gradient(schedule, fill.stage, fill.microbatch), *before)
 
 
 def _returned(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> tuple[Action, ...]:

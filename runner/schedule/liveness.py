@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
 
 __all__ = ["ACTIVATIONS", "Kind", "Lifetime", "change_in_flight", "lifetimes", "most_at_once", "weight_lifetimes"]
 
@@ -36,15 +36,12 @@ class Kind(StrEnum):
     INPUT_GRADIENT = "input gradient"  # the gradient of the stage's input, until its message is started
     LEAVING_GRADIENT = "leaving gradient"  # a message, which is known to have left when the stage's next one starts
     LEAVING_OUTPUT = "leaving output"  # of a forward that keeps nothing: known to have left at the rank's next one
-    LAYER_INPUTS = "layer inputs"  # the inputs of layers that K-FAC has to sum and autograd no longer keeps
-    LAYER_GRADIENTS = "layer gradients"  # the same of the gradients of the layers' outputs
+    LEFT_TO_FILL = "left to a fill"  # what a fill of a micro-batch needs, and autograd no longer keeps
     WEIGHTS = "weights"  # one version of a stage's weights
 
 
 ACTIVATIONS = frozenset({Kind.SAVED, Kind.STASH, Kind.DEFERRED})
 """What is counted as a micro-batch's activations."""
-
-_SUMS = {Op.CURV_A: Kind.LAYER_INPUTS, Op.CURV_B: Kind.LAYER_GRADIENTS}
 
 
 class Lifetime(NamedTuple):
@@ -59,6 +56,7 @@ class Lifetime(NamedTuple):
             the start.
         ends: the action at whose end it is gone; None: it stays.
         version: of weights: how many optimizer steps made them; otherwise 0.
+        fill: of what is left to a fill: the name of its kind; otherwise None.
     """
 
     rank: int
@@ -68,6 +66,7 @@ class Lifetime(NamedTuple):
     begins: Action | None
     ends: Action | None
     version: int = 0
+    fill: str | None = None
 
     @property
     def grows(self) -> bool:
@@ -110,7 +109,8 @@ class _Rank:
         self._rank = rank
         self._alive: dict[tuple[Kind, int, int | None], Action] = {}  # kind, stage, micro-batch -> what began it
         self._leaving: dict[tuple[Kind, int], tuple[Kind, int, int | None]] = {}  # the last message of its kind
-        self._summed: set[Action] = set()
+        self._left: dict[Action, Action] = {}  # the fill that something is left to -> the backward that left it
+        self._filled: set[Action] = set()
 
     def play(self, action: Action) -> None:
         """Note what an action begins and ends."""
@@ -124,9 +124,8 @@ class _Rank:
             self._backward(action)
         elif op is Op.W:
             self._end(Kind.DEFERRED, action)
-        elif op in _SUMS:
-            self._summed.add(action._replace(window=0))
-            self._end(_SUMS[op], action)
+        elif op is Op.FILL:
+            self._fill(action)
         elif op is Op.OUT:
             self._leave(action)
             self._begin(Kind.STASH, action)
@@ -147,6 +146,8 @@ class _Rank:
         """Note what is still there."""
         for (kind, stage, microbatch), begins in self._alive.items():
             self.found.append(Lifetime(self._rank, kind, stage, microbatch, begins, None))
+        for fill, begins in self._left.items():
+            self.found.append(self._left_to(fill, begins, None))
 
     def _forward(self, action: Action) -> None:
         schedule, stage = self._schedule, action.stage
@@ -174,10 +175,21 @@ class _Rank:
             self._begin(Kind.OUTPUT_GRADIENT, action, stage - 1)
         elif stage > 0 and self._lowered:
             self._begin(Kind.INPUT_GRADIENT, action)
-        if schedule.has_curvature and schedule.window_at(action) == 0:
-            for op, kind in _SUMS.items():
-                if action._replace(op=op) not in self._summed:
-                    self._begin(kind, action)
+        if schedule.filling is not None and schedule.window_at(action) == 0:
+            for each in schedule.filling.kinds:
+                fill = action._replace(op=Op.FILL, fill=each.name)
+                if each.of_microbatch and fill not in self._filled:
+                    self._left[fill] = action
+
+    def _fill(self, action: Action) -> None:
+        fill = action._replace(window=0)
+        self._filled.add(fill)
+        begins = self._left.pop(fill, None)
+        if begins is not None:
+            self.found.append(self._left_to(fill, begins, action))
+
+    def _left_to(self, fill: Action, begins: Action, ends: Action | None) -> Lifetime:
+        return Lifetime(self._rank, Kind.LEFT_TO_FILL, fill.stage, fill.microbatch, begins, ends, fill=fill.fill)
 
     def _use_input(self, action: Action) -> None:
         """Without messages, the input of another rank's stage is there when it is used."""
@@ -274,7 +286,7 @@ def _versions(view: Schedule | Program, rank: int) -> Iterator[Lifetime]:
     position: dict[Action | None, int] = {action: index for index, action in enumerate(view.actions[rank])}
     last_reader: dict[tuple[int, int], Action] = {}  # stage, version -> what reads it last
     for action in view.actions[rank]:
-        if action.op in COMPUTE - CURVATURE:
+        if action.op in COMPUTE - {Op.FILL}:
             version = schedule.version_read(action.stage, schedule.window_at(action))
             last_reader[action.stage, version] = action
     steps = _steps(view, rank)

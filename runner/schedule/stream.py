@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from runner.schedule.values import CURVATURE, Action, Op, Program, Schedule, shifted
+from runner.schedule.values import Action, Op, Program, Schedule, shifted
 
 __all__ = ["Stream", "repeat", "streams_of", "updates", "versions_held"]
 
@@ -50,7 +50,7 @@ class Stream:
 
     def window_of(self, action: Action) -> int:
         """The window that ``action`` is done in."""
-        if action.microbatch is None or action.op in CURVATURE:
+        if action.microbatch is None or action.op is Op.FILL:
             return action.window
         return action.microbatch // self.microbatches
 
@@ -120,7 +120,7 @@ def _overlap(stream: Stream) -> int:
 
 
 def _has_window(action: Action) -> bool:
-    return action.microbatch is None or action.op in CURVATURE
+    return action.microbatch is None or action.op is Op.FILL
 
 
 def repeat(schedule: Schedule, windows: int) -> Schedule:

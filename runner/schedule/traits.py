@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner.schedule.fills import Filling
 from runner.schedule.values import Op, Schedule
 
 __all__ = ["ScheduleTraits", "traits_of"]
@@ -22,7 +23,7 @@ class ScheduleTraits:
         splits_backward: some backward is written as I and W.
         recomputes: some forward is run again before its backward, by an action of its own.
         moves_activations: what a stage keeps for a backward is on another rank for a while.
-        has_curvature: K-FAC's work has its place in it.
+        filling: the work that fills its bubbles; None: none does.
         is_asynchronous: some weights that a forward reads lack updates of optimizer steps before it.
         leaves_its_order: a rank may take a forward before its turn, see ``Schedule.ahead``.
     """
@@ -35,7 +36,7 @@ class ScheduleTraits:
     splits_backward: bool
     recomputes: bool
     moves_activations: bool
-    has_curvature: bool
+    filling: Filling | None
     is_asynchronous: bool
     leaves_its_order: bool
 
@@ -52,7 +53,7 @@ def traits_of(schedule: Schedule) -> ScheduleTraits:
         splits_backward=not ops.isdisjoint({Op.I, Op.W}),
         recomputes=Op.R in ops,
         moves_activations=bool(schedule.moves),
-        has_curvature=schedule.has_curvature,
+        filling=schedule.filling,
         is_asynchronous=schedule.is_asynchronous,
         leaves_its_order=schedule.ahead > 0,
     )

@@ -12,7 +12,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["COMPUTE", "CURVATURE", "MOVES", "Action", "Op", "Payload", "Program", "Schedule", "parse_action", "shifted"]
+from runner.schedule.fills import FILL_NAME, Filling
+
+__all__ = ["COMPUTE", "MOVES", "Action", "Op", "Payload", "Program", "Schedule", "parse_action", "shifted"]
 
 
 class Op(StrEnum):
@@ -23,10 +25,7 @@ class Op(StrEnum):
     I = "I"  # noqa: E741 - gradient of the input only; the literature's name
     W = "W"  # gradient of the weights only
     R = "R"  # recompute the forward
-    CURV_A = "CURV_A"  # K-FAC: add what a forward showed of the layers' inputs to their factors
-    CURV_B = "CURV_B"  # the same of a backward and the gradients of the layers' outputs
-    INV_A = "INV_A"  # invert the factors of a stage's inputs
-    INV_B = "INV_B"  # those of the gradients of its outputs
+    FILL = "FILL"  # a guest's work, which fills bubbles; the action says of which kind
     OUT = "OUT"  # what a stage keeps of a micro-batch for its backward leaves its rank
     IN = "IN"  # it comes back
     SEND = "SEND"
@@ -44,10 +43,7 @@ class Payload(StrEnum):
     STASH = "S"  # what a stage keeps of a micro-batch for its backward
 
 
-CURVATURE = frozenset({Op.CURV_A, Op.CURV_B, Op.INV_A, Op.INV_B})
-"""K-FAC's work, which fills bubbles."""
-
-COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R}) | CURVATURE
+COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R, Op.FILL})
 """The ops that generators emit and that occupy a rank."""
 
 MOVES = frozenset({Op.OUT, Op.IN})
@@ -58,7 +54,7 @@ _COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
 _MESSAGE_FORM = re.compile(f"{_NUMBER}(?:(SEND)_([FBRS]){_NUMBER}>{_NUMBER}|(RECV)_([FBRS]){_NUMBER}<{_NUMBER})")
 _WINDOW_FORM = re.compile(f"{_NUMBER}(REDUCE|STEP)(?::([1-9][0-9]*))?(?:@([1-9][0-9]*))?")
 _MOVE_FORM = re.compile(f"{_NUMBER}(?:(OUT){_NUMBER}>{_NUMBER}|(IN){_NUMBER}<{_NUMBER})")
-_CURVATURE_FORM = re.compile(f"{_NUMBER}(?:(CURV_[AB]){_NUMBER}|(INV_[AB]))(?:@([1-9][0-9]*))?")
+_FILL_FORM = re.compile(f"{_NUMBER}({FILL_NAME.pattern}){_NUMBER}?(?:@([1-9][0-9]*))?")
 
 
 class Action(NamedTuple):
@@ -70,14 +66,15 @@ class Action(NamedTuple):
             activation, or of an input, its input; a SEND of a gradient carries the gradient of its input, a RECV
             of a gradient that of its output. A SEND of an input is of the stage before, whose output that is.
             A stash is the stage's, on whichever rank.
-        microbatch: number over the whole stream; None for REDUCE, STEP and inversions.
+        microbatch: number over the whole stream; None for REDUCE, STEP and fills of a stage.
         payload: of SEND and RECV, else None.
         peer: pipeline rank on the other side of a SEND or RECV; of OUT and IN, the rank that keeps it meanwhile. Else
             None.
-        window: of REDUCE and STEP: the optimizer step of the stream, from 0. Of K-FAC's work: the one that it is done
-            in, which may come after its micro-batch's. Otherwise 0: the window of other actions is their micro-batch's.
+        window: of REDUCE and STEP: the optimizer step of the stream, from 0. Of a fill: the one that it is done in,
+            which may come after its micro-batch's. Otherwise 0: the window of other actions is their micro-batch's.
         row: of REDUCE and STEP: the first pipeline that gives the stage to this rank; otherwise 0. It tells the
             copies of a stage apart that several ranks of one replica hold.
+        fill: of FILL: the name of its :class:`~runner.schedule.fills.FillKind`; otherwise None.
     """
 
     op: Op
@@ -87,11 +84,18 @@ class Action(NamedTuple):
     peer: int | None = None
     window: int = 0
     row: int = 0
+    fill: str | None = None
+
+    @property
+    def work(self) -> str:
+        """What it does, in a word: the kind of a fill, otherwise the op. Costs and colours are looked up by it."""
+        return self.fill or self.op
 
     def __str__(self) -> str:
         """``2F0``, ``2SEND_F0>3``, ``2RECV_B0<3``, ``3REDUCE``, ``3STEP`` (``3STEP:1@2``: row 1, window 2).
 
-        And ``0OUT3>4``, ``0IN3<4``; ``2CURV_A0``, ``2INV_A``; ``2INV_A@1`` in window 1.
+        And ``0OUT3>4``, ``0IN3<4``. Fills print their kind: ``2SUM0`` of a micro-batch, ``2SOLVE`` of a stage,
+        ``2SOLVE@1`` in window 1.
         """
         if self.peer is not None:
             arrow = ">" if self.op in (Op.SEND, Op.OUT) else "<"
@@ -99,9 +103,9 @@ class Action(NamedTuple):
             return f"{self.stage}{self.op}{payload}{self.microbatch}{arrow}{self.peer}"
         window = f"@{self.window}" if self.window else ""
         if self.microbatch is not None:
-            return f"{self.stage}{self.op}{self.microbatch}{window}"
+            return f"{self.stage}{self.work}{self.microbatch}{window}"
         row = f":{self.row}" if self.row else ""
-        return f"{self.stage}{self.op}{row}{window}"
+        return f"{self.stage}{self.work}{row}{window}"
 
 
 def shifted(action: Action, by: int) -> Action:
@@ -128,11 +132,11 @@ def parse_action(text: str) -> Action:
     if found := _WINDOW_FORM.fullmatch(text):
         stage, op, copy, window = found.groups()
         return Action(Op(op), int(stage), window=int(window or 0), row=int(copy or 0))
-    if found := _CURVATURE_FORM.fullmatch(text):
-        stage, curvature, number, inversion, window = found.groups()
+    if found := _FILL_FORM.fullmatch(text):
+        stage, kind, number, window = found.groups()
         microbatch = None if number is None else int(number)
-        return Action(Op(curvature or inversion), int(stage), microbatch, window=int(window or 0))
-    forms = "2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE, 3STEP, 0OUT3>4, 0IN3<4, 2CURV_A0 and 2INV_A"
+        return Action(Op.FILL, int(stage), microbatch, window=int(window or 0), fill=kind)
+    forms = "2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE, 3STEP, 0OUT3>4, 0IN3<4, and 2SUM0 or 2SOLVE of work that fills"
     raise ValueError(f"{text!r} is no action; the forms are {forms}")
 
 
@@ -160,6 +164,7 @@ class Schedule:
         joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
             hands all of its outputs on together. Their backwards are each their own.
         parts: so many neighbouring micro-batches are the parts of one that was asked for.
+        filling: the work that its fills do; None: it has none.
     """
 
     name: str
@@ -174,6 +179,7 @@ class Schedule:
     joined: int = 1
     parts: int = 1
     ahead: int = 0
+    filling: Filling | None = None
 
     @property
     def ranks(self) -> int:
@@ -242,18 +248,13 @@ class Schedule:
 
     def window_at(self, action: Action) -> int:
         """The optimizer step that ``action`` is done in."""
-        if action.microbatch is None or action.op in CURVATURE:
+        if action.microbatch is None or action.op is Op.FILL:
             return action.window
         return self.window_of(action.microbatch)
 
-    @property
-    def has_curvature(self) -> bool:
-        """Whether K-FAC's work has its place in it."""
-        return bool(self._curvature)
-
-    def curvature_of(self, op: Op, stage: int) -> tuple[Action, ...]:
-        """K-FAC's actions of this kind and stage, in the order of their rank."""
-        return self._curvature.get((op, stage), ())
+    def fills_of(self, kind: str | None, stage: int) -> tuple[Action, ...]:
+        """The fills of a kind, by its name, and a stage, in the order of their rank."""
+        return self._fills.get((kind, stage), ())
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that ``rank`` holds, of any pipeline, ascending and each once."""
@@ -319,12 +320,12 @@ class Schedule:
         return {(move.stage, move.microbatch): move.peer for move in self.moves if move.peer is not None}
 
     @cached_property
-    def _curvature(self) -> dict[tuple[Op, int], tuple[Action, ...]]:
-        found: dict[tuple[Op, int], tuple[Action, ...]] = {}
+    def _fills(self) -> dict[tuple[str | None, int], tuple[Action, ...]]:
+        found: dict[tuple[str | None, int], tuple[Action, ...]] = {}
         for row in self.actions:
             for action in row:
-                if action.op in CURVATURE:
-                    key = action.op, action.stage
+                if action.op is Op.FILL:
+                    key = action.fill, action.stage
                     found[key] = (*found.get(key, ()), action)
         return found
 
@@ -370,9 +371,9 @@ class Program:
     def of_window(self, rank: int, window: int) -> tuple[Action, ...]:
         """What a rank does in one optimizer step of the stream, with micro-batches numbered within it.
 
-        K-FAC's work keeps the numbers that its micro-batches had in the step that they were of.
+        Fills keep the numbers that their micro-batches had in the step that they were of.
         """
         schedule = self.schedule
         first = schedule.microbatches_of_window(window)[0]
         actions = [action for action in self.actions[rank] if schedule.window_at(action) == window]
-        return tuple(a if a.op in CURVATURE or a.microbatch is None else shifted(a, -first) for a in actions)
+        return tuple(a if a.op is Op.FILL or a.microbatch is None else shifted(a, -first) for a in actions)

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from runner.engine.engine import Engine
+from runner.engine.works.watch import watch_of
 from runner.optim.states.master import MasterWeights
 from runner.strategy.compressed import compressing
-from runner.strategy.curvature import preconditioning
 from runner.strategy.zero.stage import DeepSpeedStage
 
 __all__ = ["held_bytes"]
@@ -61,9 +61,9 @@ def _states(optimizer: Optimizer) -> Iterable[Tensor]:
     onebit = compressing(optimizer)
     if onebit is not None:
         yield from (onebit.compression.worker_error, onebit.compression.server_error)
-    kfac = preconditioning(optimizer)
-    if kfac is not None:
-        yield from kfac.factors
+    watch = watch_of(optimizer)
+    if watch is not None:
+        yield from watch.held
     if isinstance(optimizer, MasterWeights):
         yield from (tensor for group in optimizer.inner.param_groups for tensor in group["params"])
 

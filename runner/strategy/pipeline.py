@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from runner.engine.actions.curvature import ScheduledCurvature
 from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.measure.memory_meter import MemoryMeter
@@ -38,6 +37,8 @@ from runner.engine.update.sharding import Sharding
 from runner.engine.update.ties import tied_weights
 from runner.engine.update.twins import running_statistics_problems
 from runner.engine.window import StepBatch
+from runner.engine.works.watch import watch_of
+from runner.engine.works.work import Filler
 from runner.errors import raise_problems
 from runner.memory.apply.install import install
 from runner.model.compiled import compile_layers
@@ -48,7 +49,6 @@ from runner.schedule.generators.one_directional.forward_only import forward_only
 from runner.schedule.lowering.program import lower
 from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
 from runner.strategy.compressed import attach_compression
-from runner.strategy.curvature import preconditioning, schedule_curvature, watch_curvature
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.protocols import Layout, PipelineModule
 from runner.strategy.transports import make_transport
@@ -177,27 +177,29 @@ class EngineStrategy(NamedCheckpointStrategy):
             optimizer = self.optimizers[0]
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
-            begin, curvature = self._attach_curvature(optimizer, module)
-            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, curvature)
+            begin, filler = self._attach_watch(optimizer, module)
+            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, filler)
             tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]
             self.exchange = attach_compression(optimizer, self.engine, tied)
         self.setup_precision_plugin()
 
-    def _attach_curvature(
+    def _attach_watch(
         self, optimizer: Optimizer, module: PipelineModule
-    ) -> tuple[Callable[[], None] | None, ScheduledCurvature | None]:
-        """For K-FAC: the function to call before a step, and the object that does the work of a curvature schedule."""
-        kfac, curvature = preconditioning(optimizer), None
-        if kfac is None:
+    ) -> tuple[Callable[[], None] | None, Filler | None]:
+        """If the optimizer sees the layers: the function to call before a step, or the object that does its work where
+        the schedule has that in its bubbles."""
+        watch = watch_of(optimizer)
+        if watch is None:
             return None, None
         assert self.engine is not None
         assert self.meter is not None
-        if self.plan.schedule.has_curvature:
-            curvature = schedule_curvature(optimizer, self.engine.stages, module.ties)
+        filler = None
+        if self.plan.schedule.filling is not None:
+            filler = watch.filler(self.engine.stages, module.ties)
         else:
-            watch_curvature(optimizer, self.engine.stages, module.ties)
-        self.meter.watch(kfac.factors)
-        return None if curvature is not None else kfac.begin, curvature
+            watch.watch(self.engine.stages, module.ties)
+        self.meter.watch(watch.held)
+        return None if filler is not None else watch.begin, filler
 
     def _without_collectives(self, trainer: pl.Trainer) -> None:
         """Remove Lightning's own collectives from steps and signal handlers; SIGTERM requests a stop after the step.

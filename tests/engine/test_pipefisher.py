@@ -58,10 +58,10 @@ def many_batches(samples: int, steps: int, *shape: int) -> list[tuple[torch.Tens
 CASES = {
     "1f1b, every second step": (4, "1f1b", Costs(), 2),
     "gpipe, every second step": (4, "gpipe", Costs(), 2),
-    "inverses of the same step": (4, "1f1b", Costs(curvature=50.0, inversion=50.0), 1),
+    "inverses of the same step": (4, "1f1b", Costs(fills={"curvature": 50.0, "inversion": 50.0}), 1),
     "two ranks": (2, "1f1b", Costs(), 5),
-    "gpipe of two ranks": (2, "gpipe", Costs(curvature=0.3, inversion=0.8), 2),
-    "work that no bubble has room for": (2, "1f1b", Costs(curvature=0.7, inversion=50.0), 3),
+    "gpipe of two ranks": (2, "gpipe", Costs(fills={"curvature": 0.3, "inversion": 0.8}), 2),
+    "work that no bubble has room for": (2, "1f1b", Costs(fills={"curvature": 0.7, "inversion": 50.0}), 3),
 }
 
 
@@ -168,9 +168,9 @@ def test_nothing_is_kept_when_the_interval_ends_or_the_stream_is_drained() -> No
         counts = []
         for batch in batches:
             submitted(engine, transport, schedule, [batch])
-            counts.append(len(engine.curvature.kept))
+            counts.append(len(engine.filler.kept))
         engine.drain()
-        return [*counts, len(engine.curvature.kept)]
+        return [*counts, len(engine.filler.kept)]
 
     for counts in run_ranks(2, run):
         assert counts[0] > 0 < counts[5]
@@ -179,7 +179,9 @@ def test_nothing_is_kept_when_the_interval_ends_or_the_stream_is_drained() -> No
 
 def test_a_skipped_step_leaves_the_inverses_there_are() -> None:
     """The first step of the second interval is not finite, and so are its sums: there is nothing to invert."""
-    schedule = registry.build("pipefisher", ranks=2, microbatches=COUNT, costs=Costs(curvature=0.3, inversion=0.8))
+    schedule = registry.build(
+        "pipefisher", ranks=2, microbatches=COUNT, costs=Costs(fills={"curvature": 0.3, "inversion": 0.8})
+    )
     interval = schedule.windows
     batches = many_batches(10, 2 * interval)
     batches[interval] = (batches[interval][0].log(), batches[interval][1])

@@ -10,7 +10,7 @@ from runner.plan.layout.topology import Topology
 from runner.schedule.catalogue.registry import build
 from runner.schedule.generators.one_directional.forward_only import forward_only
 from runner.schedule.lowering.program import lower
-from runner.schedule.values import CURVATURE, Op
+from runner.schedule.values import Op
 
 MICROBATCHES = 4
 
@@ -25,7 +25,7 @@ def stream(name: str, rank: int, ranks: int = 2) -> RankStream:
 def test_a_steps_actions_are_counted_from_its_own_first_microbatch(name: str) -> None:
     one = stream(name, rank=0)
     for step in range(2 * one.interval):
-        window = [action for action in one.training(step) if action.op not in CURVATURE]
+        window = [action for action in one.training(step) if action.op is not Op.FILL]
         numbers = {action.microbatch for action in window if action.op is Op.F}
         assert numbers == set(range(MICROBATCHES))
         last = max(action.microbatch for action in window if action.op is Op.F)
@@ -42,7 +42,7 @@ def test_without_update_nothing_changes_a_weight() -> None:
     one = stream("pipefisher", rank=1)
     ops = {action.op for action in one.without_update()}
     assert Op.B in ops
-    assert not ops & {Op.STEP, Op.REDUCE, *CURVATURE}
+    assert not ops & {Op.STEP, Op.REDUCE, Op.FILL}
     assert {Op.STEP} < {action.op for action in one.training(0)}
 
 

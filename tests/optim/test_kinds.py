@@ -61,7 +61,7 @@ def test_facts_are_what_they_were(name: str) -> None:
     kind = OPTIMIZERS[name]
     sizes = [kind.state_bytes(size) for size in SIZES] if kind.state_bytes is not None else None
     found = (kind.values, kind.decoupled, kind.package, kind.extra, kind.operator, kind.elementwise, kind.compresses)
-    assert (*found, kind.curvature, sizes, kind.constant_bytes, kind.temporaries) == FACTS[name]
+    assert (*found, kind.watch is not None, sizes, kind.constant_bytes, kind.temporaries) == FACTS[name]
     assert kind.is_kin_of_adam == (name in KIN_OF_ADAM)
 
 

@@ -12,7 +12,7 @@ from runner.plan.make import plan_problems
 from runner.plan.render import to_table
 from runner.plan.stages.scale import for_samples
 from runner.plan.time.estimate import with_estimated_seconds
-from runner.profile import FactorProfile, ModelProfile, profile_from_json
+from runner.profile import FillProfile, ModelProfile, profile_from_json
 from runner.schedule.catalogue import registry
 from runner.schedule.simulation.clock import StageCosts, simulate
 
@@ -25,13 +25,19 @@ ASKED: dict[str, Any] = {
 }
 
 
-def factors(sums: float, inversions: float, kept: int = 0) -> tuple[FactorProfile, FactorProfile]:
-    return tuple(FactorProfile(of_inputs, 8, 5, kept, sums, inversions) for of_inputs in (True, False))  # type: ignore[return-value]
+def fills(sums: float, inversions: float, kept: int = 0) -> tuple[FillProfile, ...]:
+    """Of factors of 5 x 5, to which a micro-batch adds 8 rows."""
+    of_sums = [FillProfile(kind, True, 8, 5, 2.0 * 8 * 25, kept, seconds=sums) for kind in ("CURV_A", "CURV_B")]
+    temporaries = 2 * 4 * 25
+    of_inversions = [
+        FillProfile(kind, False, 8, 5, 125.0, peak_bytes=temporaries, seconds=inversions) for kind in ("INV_A", "INV_B")
+    ]
+    return (*of_sums, *of_inversions)
 
 
 def profile(sums: float = 0.5, inversions: float = 1.5, kept: int = 0) -> ModelProfile:
     """The example's costs: a forward of 1, a backward of 2, 7 of K-FAC's on each of four ranks."""
-    return model([layer(factors=factors(sums, inversions, kept))] * 4)
+    return model([layer(fills=fills(sums, inversions, kept))] * 4)
 
 
 def test_the_example_of_four_ranks() -> None:
@@ -51,7 +57,8 @@ def test_the_example_of_four_ranks() -> None:
 
 def test_places_follow_the_profiles_seconds_and_cost_where_it_is_set() -> None:
     plan = planned(profile(sums=0.9, inversions=0.1), **ASKED)
-    costs = StageCosts(F=[1] * 4, B=[2] * 4, curvature=([0.9] * 4,) * 2, inversion=([0.1] * 4,) * 2)
+    of_kinds = {"CURV_A": [0.9] * 4, "CURV_B": [0.9] * 4, "INV_A": [0.1] * 4, "INV_B": [0.1] * 4}
+    costs = StageCosts(F=[1] * 4, B=[2] * 4, fills=of_kinds)
     expected = registry.build("pipefisher", ranks=4, microbatches=4, costs=costs)
     of_unit_costs = registry.build("pipefisher", ranks=4, microbatches=4)
     assert plan.schedule.actions == expected.actions != of_unit_costs.actions
@@ -67,13 +74,13 @@ def test_what_no_bubble_has_room_for_makes_the_step_longer() -> None:
 
 
 def test_figures_go_with_the_samples_but_for_the_inversions() -> None:
-    scaled = for_samples(profile(kept=10), 3).layers[0].factors[0]
-    assert (scaled.rows, scaled.kept_bytes, scaled.sum_seconds, scaled.inversion_seconds) == (24, 30, 1.5, 1.5)
+    sums, _, inversions, _ = for_samples(profile(kept=10), 3).layers[0].fills
+    assert (sums.rows, sums.kept_bytes, sums.seconds, inversions.seconds) == (24, 30, 1.5, 1.5)
     hardware = request().hardware
     hardware.flops = {"fp32": 1e3}
-    estimated = with_estimated_seconds(profile(), hardware, "fp32", efficiency=1.0).layers[0].factors[1]
-    assert estimated.sum_seconds == pytest.approx(2 * 8 * 25 / 1e3)
-    assert estimated.inversion_seconds == pytest.approx(125 / 1e3)
+    estimated = with_estimated_seconds(profile(), hardware, "fp32", efficiency=1.0).layers[0].fills
+    assert estimated[1].seconds == pytest.approx(2 * 8 * 25 / 1e3)
+    assert estimated[3].seconds == pytest.approx(125 / 1e3)
     assert profile_from_json(profile(kept=10).to_json()) == profile(kept=10)
 
 

@@ -106,10 +106,10 @@ def test_steps_are_drawn_where_they_run_into_each_other() -> None:
     assert plan_problems(request("pipedream_2bw", schedule__steps=3), 8) == []
 
 
-TRAITS = {  # has_copies, several stages per rank, splits_backward, recomputes, moves, has_curvature
+TRAITS = {  # has_copies, several stages per rank, splits_backward, recomputes, moves, is filled
     "gpipe": "", "1f1b": "", "interleaved_1f1b": "several", "zb_h1": "split", "zb_v": "several split",
     "chimera": "copies several", "varuna": "recomputes", "pipefb": "copies several recomputes", "bpipe": "moves",
-    "pipefisher": "curvature", "pipedream_2bw": "asynchronous",
+    "pipefisher": "filled", "pipedream_2bw": "asynchronous",
 }  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_the_traits_of_schedules(name: str, expected: str) -> None:
         "split": traits.splits_backward,
         "recomputes": traits.recomputes,
         "moves": traits.moves_activations,
-        "curvature": traits.has_curvature,
+        "filled": traits.filling is not None,
         "asynchronous": traits.is_asynchronous,
         "leaves": traits.leaves_its_order,
     }
@@ -133,7 +133,7 @@ def test_the_traits_of_schedules(name: str, expected: str) -> None:
 def test_traits_are_values_of_the_actions() -> None:
     actions = tuple(Action(op, 0, 0) for op in (Op.F, Op.I, Op.W))
     split = Schedule(name="own", actions=(actions,), placement=((0,),), pipeline_of_microbatch=(0,))
-    whole = ScheduleTraits("own", 1, 1, *[False], True, *[False] * 6)
+    whole = replace(ScheduleTraits("own", 1, 1, *[False], True, *[False] * 6), filling=None)
     assert traits_of(split) == replace(whole, splits_backward=True)
     assert traits_of(registry.build("varuna", ranks=2, microbatches=2, opportunistic=True)).leaves_its_order
 

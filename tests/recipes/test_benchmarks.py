@@ -175,7 +175,7 @@ def test_pipefisher_prints_what_a_run_recorded() -> None:
     head, rule, row = printed.splitlines()
     assert head.count("|") == rule.count("|") == row.count("|")
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    without = f"{plan.time.utilisation_without_curvature:.1%}"
+    without = f"{plan.time.utilisation_without_fills:.1%}"
     every = f"{plan.schedule.windows} steps"
     assert cells[:8] == ["pipefisher, kfac", every, "90.0%", "80.0%", without, "4.0 ms", "5.0 ms", "70.0%"]
     assert cells[8:] == ["4.000", "3.000", "2.000", "1.000"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.schedule.catalogue.registry import NAMES, build
+from runner.schedule.generators.one_directional.pipefisher import KFAC
 from runner.schedule.liveness import ACTIVATIONS, Kind, Lifetime, lifetimes, most_at_once, weight_lifetimes
 from runner.schedule.lowering.program import lower
 from runner.schedule.values import Program, Schedule, parse_action
@@ -65,12 +66,11 @@ def test_what_is_lent_lives_elsewhere() -> None:
 
 def test_sums_keep_what_autograd_lets_go() -> None:
     """K-FAC's sum of a backward that comes after its forward's sum keeps gradients alone."""
-    schedule = schedule_of("0F0 0F1 0CURV_A0 0B0 0B1 0CURV_B0 0CURV_A1 0CURV_B1", stages=(0,))
-    kinds = (Kind.LAYER_INPUTS, Kind.LAYER_GRADIENTS)
-    assert written(schedule, 0, *kinds) == [
-        "layer gradients 0/0: 0B0..0CURV_B0",
-        "layer inputs 0/1: 0B1..0CURV_A1",
-        "layer gradients 0/1: 0B1..0CURV_B1",
+    schedule = schedule_of("0F0 0F1 0CURV_A0 0B0 0B1 0CURV_B0 0CURV_A1 0CURV_B1", stages=(0,), filling=KFAC)
+    assert written(schedule, 0, Kind.LEFT_TO_FILL) == [
+        "left to a fill 0/0: 0B0..0CURV_B0",
+        "left to a fill 0/1: 0B1..0CURV_A1",
+        "left to a fill 0/1: 0B1..0CURV_B1",
     ]
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from runner.schedule import build, check, lower, simulate
 from runner.schedule.checking.program import check_program
-from runner.schedule.generators.one_directional.pipefisher import Gap, fill
+from runner.schedule.generators.fill_bubbles import Gap, fill
+from runner.schedule.generators.one_directional.pipefisher import KFAC
 from runner.schedule.render import to_json, to_text
 from runner.schedule.simulation.clock import Costs, StageCosts
-from runner.schedule.values import CURVATURE, Action, Op, Schedule, parse_action
+from runner.schedule.values import Action, Op, Schedule, parse_action
 
 ROW = [parse_action(text) for text in ("0F0", "0F1", "0B0", "0B1")]
 WORK = [parse_action(text) for text in ("0CURV_A0", "0CURV_A1", "0CURV_B0", "0CURV_B1", "0INV_A", "0INV_B")]
@@ -26,7 +27,7 @@ def placed(gaps: list[tuple[int, float]], sums: float, inversions: float) -> lis
     def seconds(item: Action) -> float:
         return sums if item.microbatch is not None else inversions
 
-    found = fill(ROW, [Gap(*gap) for gap in gaps], WORK, seconds)
+    found = fill(ROW, [Gap(*gap) for gap in gaps], WORK, seconds, KFAC)
     return [{index: " ".join(map(str, work)) for index, work in filling.items()} for filling in found]
 
 
@@ -85,10 +86,10 @@ def test_example_of_four_ranks(base: str) -> None:
     times = simulate(schedule, Costs())
     assert [plain.makespan - busy for busy in plain.busy] == [9.0] * 4
     assert schedule.windows == 2
-    assert times.curvature == (7.0,) * 4
+    assert times.filling == (7.0,) * 4
     assert times.makespan == 2 * plain.makespan == 42.0
     assert times.bubble_ratio == pytest.approx(1 - (2 * 12 + 7) / 42)
-    assert times.utilisation_without_curvature == pytest.approx(12 / 21)
+    assert times.utilisation_without_fills == pytest.approx(12 / 21)
     document = to_json(schedule, Costs())
     assert document["refresh_interval"] == 2
     assert document["utilisation"] == {"with_curvature": pytest.approx(31 / 42), "without": pytest.approx(12 / 21)}
@@ -97,7 +98,7 @@ def test_example_of_four_ranks(base: str) -> None:
 
 def test_the_last_rank_fills_the_end_of_a_step_and_begins_the_next_with_an_inversion() -> None:
     row = build("pipefisher", ranks=4, microbatches=4).actions[3]
-    work = [str(action) for action in row if action.op in CURVATURE]
+    work = [str(action) for action in row if action.op is Op.FILL]
     assert work[:5] == ["3CURV_A0", "3CURV_A1", "3CURV_A2", "3CURV_A3", "3CURV_B0"]
     assert work[-2:] == ["3INV_A", "3INV_B@1"]
     assert [str(action) for action in row[row.index(parse_action("3INV_B@1")) :]][1] == "3F4"
@@ -123,8 +124,7 @@ def _requests(draw: st.DrawFn) -> tuple[Schedule, Schedule, StageCosts]:
         F=draw(st.lists(st.floats(0.5, 3.0), min_size=ranks, max_size=ranks)),
         B=draw(st.lists(st.floats(0.5, 6.0), min_size=ranks, max_size=ranks)),
         comm=draw(st.lists(st.floats(0.0, 1.0), min_size=ranks - 1, max_size=ranks - 1)),
-        curvature=(draw(each), draw(each)),
-        inversion=(draw(each), draw(each)),
+        fills={kind: draw(each) for kind in ("CURV_A", "CURV_B", "INV_A", "INV_B")},
     )
     asked: dict[str, Any] = {"ranks": ranks, "microbatches": microbatches}
     base = draw(st.sampled_from(["1f1b", "gpipe"]))
@@ -146,9 +146,8 @@ def test_any_costs(found: tuple[Schedule, Schedule, StageCosts]) -> None:
         idle = [0.0, *alone.end[rank]]
         gaps = [start - free for start, free in zip((*alone.start[rank], alone.makespan), idle, strict=True)]
         for action in row:
-            if action.op in CURVATURE:
-                table = costs.curvature if action.microbatch is not None else costs.inversion
-                takes = table[action.op in (Op.CURV_B, Op.INV_B)][action.stage]
+            if action.op is Op.FILL:
+                takes = costs.fills[action.work][action.stage]
                 left[rank] += takes if 1.05 * takes > max(gaps) else 0.0
     assert times.makespan <= schedule.windows * alone.makespan + sum(left) + 1e-6
     assert times.makespan >= schedule.windows * alone.makespan - 1e-6

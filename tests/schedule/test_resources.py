@@ -42,8 +42,7 @@ def any_costs(schedule: Schedule, seed: int) -> StageCosts:
         comm=comm,
         reduce=each(stages, 3.0),
         step=each(stages, 0.5),
-        curvature=(each(stages, 0.5), each(stages, 0.5)),
-        inversion=(each(stages, 0.5), each(stages, 0.5)),
+        fills={kind: each(stages, 0.5) for kind in ("CURV_A", "CURV_B", "INV_A", "INV_B")},
         stash=each(stages, 0.7),
         occupancy=[chance.uniform(0.5, 1.0) * cost for cost in comm],
     )

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.schedule import Action, Op, Payload, build, parse_action
-from runner.schedule.values import COMPUTE, CURVATURE
+from runner.schedule.values import COMPUTE
 
 _number = st.integers(0, 5000)
-_compute = st.builds(lambda *fields: Action(*fields), st.sampled_from(sorted(COMPUTE - CURVATURE)), _number, _number)
+_compute = st.builds(lambda *fields: Action(*fields), st.sampled_from(sorted(COMPUTE - {Op.FILL})), _number, _number)
 _message = st.builds(
     lambda *fields: Action(*fields),
     st.sampled_from([Op.SEND, Op.RECV]),
@@ -17,15 +17,15 @@ _message = st.builds(
     st.sampled_from(list(Payload)),
     _number,
 )
-_inversion = st.sampled_from([Op.INV_A, Op.INV_B])
-_curvature = st.one_of(
-    st.builds(lambda op, s, m, w: Action(op, s, m, window=w), st.sampled_from([Op.CURV_A, Op.CURV_B]), *[_number] * 3),
-    st.builds(lambda op, s, w: Action(op, s, window=w), _inversion, _number, _number),
+_kind = st.sampled_from(["CURV_A", "CURV_B", "INV_A", "INV_B", "WARM"])
+_fill = st.one_of(
+    st.builds(lambda kind, s, m, w: Action(Op.FILL, s, m, window=w, fill=kind), _kind, *[_number] * 3),
+    st.builds(lambda kind, s, w: Action(Op.FILL, s, window=w, fill=kind), _kind, _number, _number),
 )
 _window = st.builds(lambda op, s, w: Action(op, s, window=w), st.sampled_from([Op.REDUCE, Op.STEP]), _number, _number)
 
 
-@given(st.one_of(_compute, _message, _window, _curvature))
+@given(st.one_of(_compute, _message, _window, _fill))
 def test_text_form_round_trips(action: Action) -> None:
     assert parse_action(str(action)) == action
 

@@ -15,6 +15,7 @@ from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.update.ties import tied_weights
 from runner.engine.window import StepBatch, split_microbatches
+from runner.engine.works.watch import watch_of
 from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.ties import find_ties
@@ -27,7 +28,6 @@ from runner.schedule.catalogue.registry import build
 from runner.schedule.generators.one_directional.forward_only import forward_only
 from runner.schedule.lowering.program import lower
 from runner.schedule.values import Schedule
-from runner.strategy.curvature import schedule_curvature, watch_curvature
 
 
 def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
@@ -94,11 +94,13 @@ def make_engine(
         if shared:
             engine.attach_optimizer(SharedStates(made, ReplicaExchange(transport, view.replicas)).step)
             return engine
-        if order.has_curvature:
-            engine.attach_optimizer(made.step, curvature=schedule_curvature(made, stages, ties))
+        watch = watch_of(made)
+        if order.filling is not None:
+            engine.attach_optimizer(made.step, filler=watch.filler(stages, ties) if watch is not None else None)
             return engine
-        kfac = watch_curvature(made, stages, ties)
-        engine.attach_optimizer(made.step, backup=OptimizerBackup(made), begin=kfac.begin if kfac else None)
+        if watch is not None:
+            watch.watch(stages, ties)
+        engine.attach_optimizer(made.step, backup=OptimizerBackup(made), begin=watch.begin if watch else None)
     return engine
 
 

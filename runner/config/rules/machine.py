@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 
 from runner.config.rules.table import Computed, Row, Table, value_at
 from runner.config.rules.values import not_negative, positive
-from runner.config.schema import RunConfig
+from runner.config.schema import CostConfig, RunConfig
 from runner.errors import Problem
 
 __all__ = ["MACHINE"]
 
 _SPEEDS = ("link", "memory", "network", "host_link", "host_memory")
-_COSTS = ("F", "B", "I", "W", "comm", "curvature", "inversion")
+_COSTS = tuple(field.name for field in fields(CostConfig))
 
 
 def _flops(config: RunConfig) -> Iterator[Problem]:

@@ -1,23 +1,93 @@
-"""K-FAC's work as actions of a schedule: what micro-batches show of the layers waits until its turn has come."""
+"""K-FAC in the engine: which layers it sees, and its work as actions of a schedule.
+
+What micro-batches show of the layers waits until its turn in the schedule has come.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 
 from runner.engine.measure.timeline import Timeline
 from runner.engine.works.work import NOTHING, Place
-from runner.optim.kinds.kfac import KFAC, Factor, Factors, trained_bias
-from runner.schedule.values import CURVATURE, Action, Op
+from runner.model.layers import StageModule
+from runner.model.ties import Tie
+from runner.optim.kinds.kfac import KFAC, Factor, Factors, preconditioned_layers, trained_bias
+from runner.schedule.generators.one_directional.pipefisher import CURV_A, CURV_B, INV_A
+from runner.schedule.values import Action
 
-__all__ = ["ScheduledCurvature"]
+__all__ = ["CurvatureWatch", "ScheduledCurvature"]
 
 _Kept = tuple[Factor, Tensor]
+
+
+class CurvatureWatch:
+    """What K-FAC does with the layers that it preconditions: a :class:`runner.engine.works.watch.LayerWatch`."""
+
+    def __init__(self, kfac: KFAC) -> None:
+        self._kfac = kfac
+
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """The factors of all layers."""
+        return self._kfac.factors
+
+    def watch(self, stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> None:
+        """See the layers; factors are summed in backwards, and inverted in the step."""
+        self._kfac.watch(chain.from_iterable(_layers_of(stages, ties).values()))
+
+    def begin(self) -> None:
+        """Forget what was summed for a step that did not end."""
+        self._kfac.begin()
+
+    def filler(
+        self,
+        stages: Mapping[int, StageModule],
+        ties: Sequence[Tie],
+        partition: Sequence[tuple[int, int]] | None = None,
+    ) -> ScheduledCurvature:
+        """See the layers, and sum and invert when the schedule says it."""
+        layers = _layers_of(stages, ties)
+        if partition is not None:
+            (whole,), (found,) = stages.values(), layers.values()
+            cuts = [whole.layers_between(first, last) for first, last in partition]
+            held = [{id(module) for part in cut for module in part.modules()} for cut in cuts]
+            layers = {stage: [each for each in found if id(each) in own] for stage, own in enumerate(held)}
+        return ScheduledCurvature(self._kfac, layers)
+
+    def rehearse(self, module: StageModule, copies: Mapping[int, nn.Parameter]) -> None:
+        """Take inverses, with which steps precondition."""
+        for layer in preconditioned_layers(module):
+            self._kfac.track(copies[id(layer.weight)], copies.get(id(layer.bias)))
+        self._invert_all()
+
+    def seconds_besides(self, measure: Callable[[Callable[[], None]], float]) -> float:
+        """Of all inversions, over the steps that use one."""
+        every = self._kfac.refresh_every
+        return measure(self._invert_all) / every if every else 0.0
+
+    def _invert_all(self) -> None:
+        """Invert all factors, whose sums are zero."""
+        for factor in chain.from_iterable(self._kfac.tracked):
+            factor.rows = 1
+        self._kfac.refresh()
+
+
+def _layers_of(stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> dict[int, list[nn.Linear]]:
+    """The layers of each stage that are preconditioned: never those of a weight with several names."""
+    tied_names = {tie.name for tie in ties}
+    found = {}
+    for number, stage in stages.items():
+        named = stage.named_parameters(remove_duplicate=False)
+        tied = [parameter for name, parameter in named if stage.global_name(name) in tied_names]
+        found[number] = list(preconditioned_layers(stage, tied))
+    return found
 
 
 class ScheduledCurvature:
@@ -35,7 +105,7 @@ class ScheduledCurvature:
         kfac.follow_schedule()
         self._kfac = kfac
         self._factors: dict[int, list[Factors]] = {stage: [] for stage in layers}
-        self._kept: dict[tuple[Op, int, int], list[_Kept]] = {}
+        self._kept: dict[tuple[str, int, int], list[_Kept]] = {}
         self._is_first = False  # of the steps of an interval
         self._seen: tuple[int, int] | None = None  # stage and micro-batch of the forward that runs
         for stage, found in layers.items():
@@ -75,17 +145,15 @@ class ScheduledCurvature:
         finally:
             self._seen = None
 
-    ops = CURVATURE
-
     def do(self, action: Action, timeline: Timeline) -> None:
         """Sum what an action names, or invert what was summed."""
         start = time.perf_counter()
         if action.microbatch is not None:
-            self._sum((action.op, action.stage, action.microbatch))
+            self._sum((action.work, action.stage, action.microbatch))
         else:
             for factors in self._factors[action.stage]:
-                self._kfac.invert(factors.inputs if action.op is Op.INV_A else factors.outputs)
-        timeline.compute(action.op, action.stage, action.microbatch, start, time.perf_counter())
+                self._kfac.invert(factors.inputs if action.fill == INV_A.name else factors.outputs)
+        timeline.compute(action.work, action.stage, action.microbatch, start, time.perf_counter())
 
     def settle(self) -> None:
         """Sum what is still kept, and put all sums to the states, with which they are saved.
@@ -96,7 +164,7 @@ class ScheduledCurvature:
             self._sum(key)
         self._kfac.keep_sums()
 
-    def _sum(self, key: tuple[Op, int, int]) -> None:
+    def _sum(self, key: tuple[str, int, int]) -> None:
         for factor, values in self._kept.pop(key, ()):
             factor.add(values)
 
@@ -105,8 +173,8 @@ class ScheduledCurvature:
     ) -> None:
         if self._seen is not None and output.requires_grad:
             value = given[0] if given else named["input"]
-            self._keep((Op.CURV_A, *self._seen), factors.inputs, value)
-            output.register_hook(partial(self._keep, (Op.CURV_B, *self._seen), factors.outputs))  # type: ignore[no-untyped-call]
+            self._keep((CURV_A.name, *self._seen), factors.inputs, value)
+            output.register_hook(partial(self._keep, (CURV_B.name, *self._seen), factors.outputs))  # type: ignore[no-untyped-call]
 
-    def _keep(self, key: tuple[Op, int, int], factor: Factor, value: Tensor) -> None:
+    def _keep(self, key: tuple[str, int, int], factor: Factor, value: Tensor) -> None:
         self._kept.setdefault(key, []).append((factor, value.detach()))

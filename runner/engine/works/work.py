@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from runner.engine.measure.timeline import Timeline
 from runner.engine.window import Window
-from runner.schedule.values import Action, Op
+from runner.schedule.values import Action
 
 __all__ = ["NOTHING", "Filler", "Place", "Work", "Works"]
 
@@ -68,13 +68,11 @@ class Work(Protocol):
 
 
 class Filler(Work, Protocol):
-    """Work of an optimizer's that has its own actions in the schedule, in the time that ranks would idle.
+    """Work of an optimizer's that has its own actions in the schedule, in the time that ranks would idle."""
 
-    Attributes:
-        ops: of its actions.
-    """
-
-    ops: frozenset[Op]
+    def seeing(self, stage: int, microbatch: int) -> AbstractContextManager[Any]:
+        """Within it, a stage's forward runs whose graph is kept; its backward may run any time later."""
+        ...
 
     def begin(self, window: int) -> None:
         """A step begins, by its number in the schedule's repetition."""

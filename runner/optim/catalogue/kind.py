@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from runner.engine.works.watch import LayerWatch
+    from runner.profiling.fills import FillProfiler
+
 __all__ = ["BETAS", "ERROR_WIDTH", "FP32_WIDTH", "OptimizerKind", "common_settings"]
 
 FP32_WIDTH = 4
@@ -54,7 +57,12 @@ class OptimizerKind:
         by_weight: its states can be told apart by weight, so that replicas may share them out weight by weight.
         place: where its states and its update may be: on the device alone, in the host's memory alone, or in either.
         compresses: replicas exchange one bit per element of the momentum in place of gradients, at some steps.
-        curvature: it preconditions layers, and keeps factors of their curvature.
+        watch: what it does with what it sees of the layers; None: it sees nothing but gradients.
+        profiler: measures what that takes of a layer; None: it takes nothing.
+        fills: the key of the :class:`~runner.schedule.fills.Filling` that it does where a schedule has that in its
+            bubbles; None: none.
+        order_rules: what a request with this optimizer must keep besides, once its schedule is known: tables over
+            :class:`runner.plan.rules.facts.OrderFacts`.
         brings: options of other groups, by group, that it makes no sense without; used where the group is not named.
         rules: what a request with this optimizer must keep; kinds may share a table.
         classes: qualified names of the optimizer classes that it makes, where their states are known.
@@ -80,7 +88,10 @@ class OptimizerKind:
     by_weight: bool = False
     place: Literal["device", "host", "either"] = "either"
     compresses: bool = False
-    curvature: bool = False
+    watch: Callable[[Any], LayerWatch] | None = field(default=None, repr=False)
+    profiler: Callable[[], FillProfiler] | None = field(default=None, repr=False)
+    fills: str | None = None
+    order_rules: tuple[Table[Any], ...] = field(default=(), repr=False)
     brings: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[Table[RunConfig], ...] = field(default=(), repr=False)
     classes: tuple[str, ...] = ()

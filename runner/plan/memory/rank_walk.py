@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import MemoryParts
 from runner.schedule.liveness import Kind, Lifetime
-from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Schedule
 
 __all__ = ["RankWalk"]
 
@@ -41,19 +41,19 @@ class RankWalk:
             living: what lives on the rank meanwhile; see :func:`runner.schedule.liveness.lifetimes`.
         """
         activations, buffers = defaultdict[Action | None, int](int), defaultdict[Action | None, int](int)
-        watched: set[tuple[Action | None, Kind]] = set()  # backwards, and what they leave to K-FAC
+        left = defaultdict[Action | None, set[str]](set)  # backward -> the kinds of fills that it leaves something to
         for each in living:
             for changes, num_bytes in zip((activations, buffers), self._bytes(each), strict=True):
                 if num_bytes:
                     changes[each.begins] += num_bytes
                     changes[each.ends] -= num_bytes
-            if each.kind in _LEFT_TO_SUMS and self._bytes(each)[0]:
-                watched.add((each.begins, each.kind))
+            if each.fill is not None and self._bytes(each)[0]:
+                left[each.begins].add(each.fill)
         peak, alive, held = (0, 0, 0), 0, 0
         for action in self._as_posted(actions):
             if action.op in COMPUTE or action.op is Op.STEP:
                 step = self._step_bytes if action.op is Op.STEP else 0
-                seen = (alive + self._transient(action, watched), held, step)
+                seen = (alive + self._transient(action, frozenset(left.get(action, ()))), held, step)
                 if sum(seen) > sum(peak):
                     peak = seen
             alive += activations.get(action, 0)
@@ -129,13 +129,18 @@ class RankWalk:
                 return 0, figures.input_gradient_bytes
             case Kind.LEAVING_OUTPUT:
                 return 0, figures.output_bytes
-            case Kind.LAYER_INPUTS | Kind.LAYER_GRADIENTS:
-                return figures.curvature.kept_bytes[_LEFT_TO_SUMS.index(each.kind)], 0
+            case Kind.LEFT_TO_FILL:
+                return figures.fills.kept_bytes.get(each.fill or "", 0), 0
             case Kind.WEIGHTS:
                 return 0, 0  # the rank's states count them
 
-    def _transient(self, action: Action, watched: set[tuple[Action | None, Kind]]) -> int:
-        """Most activations above what was alive before, while an action runs."""
+    def _transient(self, action: Action, left: frozenset[str]) -> int:
+        """Most activations above what was alive before, while an action runs.
+
+        Args:
+            action: what runs.
+            left: of a backward: the kinds of fills that it leaves something to.
+        """
         figures = self._figures[action.stage]
         match action.op:
             case Op.F if self._keeps_nothing(action):
@@ -145,18 +150,14 @@ class RankWalk:
             case Op.B | Op.I:
                 split = action.op is Op.I
                 own = figures.input_backward_peak_bytes if split else figures.backward_peak_bytes
-                inputs, gradients = ((action, kind) in watched for kind in _LEFT_TO_SUMS)
-                return max(own, figures.curvature.backward_bytes[inputs]) if gradients else own
+                return max(own, figures.fills.backward_bytes.get(left, 0))
             case Op.W:
                 return figures.largest_parameter_bytes
-            case op if op in CURVATURE and action.microbatch is None:
-                return figures.curvature.inversion_bytes
+            case Op.FILL:
+                return figures.fills.peak_bytes.get(action.work, 0)
             case _:
                 return 0
 
     def _keeps_nothing(self, forward: Action) -> bool:
         assert forward.microbatch is not None  # a forward has one
         return self._schedule.is_recomputed(forward.stage, forward.microbatch)
-
-
-_LEFT_TO_SUMS = (Kind.LAYER_INPUTS, Kind.LAYER_GRADIENTS)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table, value_at
 from runner.errors import Problem
-from runner.optim.catalogue.registry import find_optimizer
+from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
 from runner.plan.rules.facts import OrderFacts
 from runner.schedule.traits import ScheduleTraits
 
 __all__ = [
     "ASYNCHRONOUS",
     "COMPRESSION",
-    "CURVATURE_TABLES",
+    "FILLED",
     "LENT",
+    "OPTIMIZERS_ON_ORDERS",
     "POST_VALIDATION",
     "SPLIT",
     "TWINS",
@@ -35,7 +37,7 @@ _BY_ITSELF = "Each stage is updated by itself, at a moment when the other stages
 
 def _steps_as_a_whole(facts: OrderFacts) -> bool:
     kind = find_optimizer(facts.config.optimizer)
-    return kind is not None and (kind.compresses or kind.curvature)
+    return kind is not None and (kind.compresses or kind.watch is not None)
 
 
 ASYNCHRONOUS: Table[OrderFacts] = Table(
@@ -130,64 +132,42 @@ LENT: Table[OrderFacts] = Table(
 )
 
 
-def _takes_factors(facts: OrderFacts) -> bool:
+def _does_the_work(facts: OrderFacts) -> bool:
     kind = find_optimizer(facts.config.optimizer)
-    return kind is not None and kind.curvature
+    return kind is not None and facts.order.filling is not None and kind.fills == facts.order.filling.key
 
 
-def _against_factors(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
-    return Row(
-        "schedule.name",
-        lambda f: breaks(f.order),
-        "must be another with optimizer={config.optimizer.name}",
-        why,
-        fix="schedule=1f1b",
-        value=lambda f: f.order.name,
-    )
-
-
-CURVATURE_TABLES: tuple[Table[OrderFacts], ...] = (
-    Table(
-        "Schedules under which K-FAC cannot take its factors",
-        (
-            _against_factors(
-                "The ranks of {order.name} hold stages twice, and each copy sees a part of the micro-batches",
-                lambda order: order.has_copies,
-            ),
-            _against_factors(
-                "{order.name} sends what autograd saved to another rank, and the layers' inputs would stay",
-                lambda order: order.moves_activations,
-            ),
-            _against_factors(
-                "{order.name} splits the backward, and its factors are taken in a whole one",
-                lambda order: order.splits_backward,
-            ),
+FILLED: Table[OrderFacts] = Table(
+    "Schedules whose bubbles are filled",
+    (
+        Row(
+            "optimizer.name",
+            lambda f: not _does_the_work(f),
+            "must be {order.filling.optimizer} with schedule={order.name}",
+            "The bubbles of {order.name} are filled with {order.filling.description}",
+            fix="optimizer={order.filling.optimizer}",
         ),
-        applies=_takes_factors,
-        first_of_each_key=True,
     ),
-    Table(
-        "Schedules whose bubbles are filled with K-FAC's work",
-        (
-            Row(
-                "optimizer.name",
-                lambda f: not _takes_factors(f),
-                "must be kfac with schedule={order.name}",
-                "The bubbles of {order.name} are filled with the sums and inversions of K-FAC",
-                fix="optimizer=kfac",
-            ),
-            Row(
-                "optimizer.refresh_every",
-                lambda f: f.config.optimizer.refresh_every is not None,
-                "must be null with schedule={order.name}",
-                "The inverses are new when the bubbles of {order.name} have had room for them",
-                fix="optimizer.refresh_every=null",
-                when=_takes_factors,
-            ),
-        ),
-        applies=lambda f: f.order.has_curvature,
-    ),
+    applies=lambda f: f.order.filling is not None,
 )
+
+
+def _own_tables() -> Iterator[Table[OrderFacts]]:
+    """What the shipped optimizers say of schedules; a table that several have is there once."""
+    tables = {table.title: table for kind in OPTIMIZERS.values() for table in kind.order_rules}
+    yield from (replace(table, applies=_has(title)) for title, table in tables.items())
+
+
+def _has(title: str) -> Callable[[OrderFacts], bool]:
+    def has(facts: OrderFacts) -> bool:
+        kind = find_optimizer(facts.config.optimizer)
+        return kind is not None and any(table.title == title for table in kind.order_rules)
+
+    return has
+
+
+OPTIMIZERS_ON_ORDERS: tuple[Table[OrderFacts], ...] = tuple(_own_tables())
+"""What each optimizer says about the schedules that it goes with."""
 
 
 def _not_compressed(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:

@@ -11,7 +11,16 @@ from runner.plan.activations import activation_problems
 from runner.plan.cut.partition import partition_problems
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan, schedule_problems
 from runner.plan.rules.facts import OrderFacts, RequestFacts
-from runner.plan.rules.schedule import ASYNCHRONOUS, COMPRESSION, CURVATURE_TABLES, LENT, POST_VALIDATION, SPLIT, TWINS
+from runner.plan.rules.schedule import (
+    ASYNCHRONOUS,
+    COMPRESSION,
+    FILLED,
+    LENT,
+    OPTIMIZERS_ON_ORDERS,
+    POST_VALIDATION,
+    SPLIT,
+    TWINS,
+)
 from runner.plan.rules.zero import SHARING_TABLES
 from runner.schedule.traits import traits_of
 from runner.schedule.values import Schedule
@@ -48,7 +57,8 @@ ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
     SPLIT,
     *SHARING_TABLES,
     LENT,
-    *CURVATURE_TABLES,
+    FILLED,
+    *OPTIMIZERS_ON_ORDERS,
     COMPRESSION,
     TWINS,
     POST_VALIDATION,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from runner.plan.stages.curvature import CurvatureRanges, StageCurvature
+from runner.plan.stages.fills import FillRanges, StageFills
 from runner.plan.stages.ranges import RangeMaximum, prefix
 from runner.plan.stages.split import SplitRanges
 from runner.profile import LayerProfile, ModelProfile, SharedWeight
@@ -36,7 +36,7 @@ class StageFigures:
         deferred_input_bytes: of its input, kept from the end of I to W.
         input_gradient_bytes, output_gradient_bytes: gradients of the two boundary tensors.
         optimizer_bytes: states of all its layers, where no replica shares them out.
-        curvature: what K-FAC does for it.
+        fills: what its work that fills bubbles takes.
     """
 
     first: int
@@ -60,7 +60,7 @@ class StageFigures:
     input_gradient_bytes: int = 0
     output_gradient_bytes: int = 0
     optimizer_bytes: int = 0
-    curvature: StageCurvature = StageCurvature()
+    fills: StageFills = StageFills()
 
     @property
     def seconds(self) -> float:
@@ -96,7 +96,7 @@ class LayerRanges:
         )
         self._unsaved = _UnsavedForwards(chain)
         self._split = SplitRanges(chain, saved)
-        self._curvature = CurvatureRanges(chain, saved)
+        self._fills = FillRanges(chain, saved)
 
     def figures(self, first: int, last: int) -> StageFigures:
         """The figures of a stage with layers first .. last."""
@@ -129,7 +129,7 @@ class LayerRanges:
             input_gradient_bytes=0 if first == 0 else layers[first - 1].gradient_of_output_bytes,
             output_gradient_bytes=0 if is_last else layers[last].gradient_of_output_bytes,
             optimizer_bytes=round(self._states[end] - self._states[first]),
-            curvature=self._curvature.of(first, end, held),
+            fills=self._fills.of(first, end, held),
         )
 
     def _backward_peak(self, first: int, end: int, held_output_bytes: int) -> int:

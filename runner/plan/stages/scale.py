@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from runner.profile import BoundaryTensor, LayerProfile, ModelProfile
+from runner.profile import BoundaryTensor, FillProfile, LayerProfile, ModelProfile
 
 __all__ = ["for_samples"]
 
@@ -67,15 +67,7 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             )
             for name, figures in layer.recomputation.items()
         },
-        factors=tuple(
-            replace(
-                factor,
-                rows=math.ceil(factor.rows * ratio),
-                kept_bytes=_bytes(factor.kept_bytes, ratio),
-                sum_seconds=factor.sum_seconds * times,
-            )
-            for factor in layer.factors
-        ),
+        fills=tuple(_scaled_fill(fill, ratio, times) if fill.of_microbatch else fill for fill in layer.fills),
         split=None
         if layer.split is None
         else replace(
@@ -85,6 +77,16 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             gradient_bytes=_bytes(layer.split.gradient_bytes, ratio),
             transient_bytes=_bytes(layer.split.transient_bytes, ratio),
         ),
+    )
+
+
+def _scaled_fill(fill: FillProfile, ratio: Fraction, times: float) -> FillProfile:
+    return replace(
+        fill,
+        rows=math.ceil(fill.rows * ratio),
+        flops=fill.flops * times,
+        kept_bytes=_bytes(fill.kept_bytes, ratio),
+        seconds=fill.seconds * times,
     )
 
 

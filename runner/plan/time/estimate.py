@@ -56,8 +56,5 @@ def _estimated(layer: LayerProfile, rate: float) -> LayerProfile:
         backward_seconds=layer.backward_flops / rate,
         input_gradient_seconds=None,
         weight_gradient_seconds=None,
-        factors=tuple(
-            replace(factor, sum_seconds=factor.sum_flops / rate, inversion_seconds=factor.inversion_flops / rate)
-            for factor in layer.factors
-        ),
+        fills=tuple(replace(fill, seconds=fill.flops / rate) for fill in layer.fills),
     )

@@ -57,8 +57,8 @@ def predict_time(
     flushed = not (post_validation or schedule.is_asynchronous)
     step, span, pipeline = (_of_one_step if flushed else _between_steps)(program, costs)
     busy = tuple(each / windows for each in pipeline.computing)
-    curvature = tuple(each / windows for each in pipeline.curvature) if schedule.has_curvature else ()
-    return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, curvature)
+    fills = tuple(each / windows for each in pipeline.filling) if schedule.filling is not None else ()
+    return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, fills)
 
 
 def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
@@ -104,16 +104,19 @@ def stage_costs(
             for stage, ranks in zip(figures, copies, strict=True)
         ],
         step=[stage.gradient_bytes * profile.optimizer_seconds_per_byte for stage in figures],
-        curvature=_of_both([stage.curvature.sum_seconds for stage in figures], ratio),
-        inversion=_of_both([stage.curvature.inversion_seconds for stage in figures]),
+        fills=_fill_seconds(figures, ratio),
         stash=[link.seconds((stage.saved_bytes + stage.input_bytes) * ratio) for stage in figures],
         occupancy=[link.transfer_seconds(stage.output_bytes * ratio) for stage in figures[:-1]],
     )
 
 
-def _of_both(seconds: Sequence[tuple[float, float]], ratio: float = 1.0) -> tuple[list[float], list[float]]:
-    """Stage by stage, the seconds of K-FAC's factors of inputs, and of those of output gradients."""
-    return [inputs * ratio for inputs, _ in seconds], [outputs * ratio for _, outputs in seconds]
+def _fill_seconds(figures: Sequence[StageFigures], ratio: float) -> dict[str, list[float]]:
+    """Stage by stage, the seconds of each kind of work that fills bubbles; of a kind of micro-batches for one."""
+    kinds = {name: per_microbatch for stage in figures for name, per_microbatch in stage.fills.of_microbatch.items()}
+    return {
+        name: [stage.fills.seconds.get(name, 0.0) * (ratio if per_microbatch else 1.0) for stage in figures]
+        for name, per_microbatch in kinds.items()
+    }
 
 
 def ring_all_reduce_seconds(num_bytes: int, copies: int, link: Link) -> float:
@@ -130,7 +133,6 @@ def _measured(costs: StageCosts, seconds: StageSeconds, stages: int) -> StageCos
         comm=(seconds.message,) * (stages - 1),
         reduce=seconds.reduce or costs.reduce,
         step=seconds.step,
-        curvature=costs.curvature,
-        inversion=costs.inversion,
+        fills=costs.fills,
         stash=costs.stash,
     )

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from runner.schedule.checking.schedule import cell, cells, check, hangs
-from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Payload, Program, Schedule
 
 __all__ = ["check_program"]
 
@@ -121,7 +121,7 @@ def _update_order(schedule: Schedule, rank: int, row: tuple[Action, ...]) -> Ite
             stepped.add((action.stage, action.window))
             if (action.stage, action.window) not in reduced:
                 yield f"{cell(rank, index, action)}: must come after the REDUCE of its stage"
-        elif action.op in CURVATURE:
+        elif action.op is Op.FILL:
             if (action.stage, action.window) in stepped:
                 yield f"{cell(rank, index, action)}: comes after the STEP of its window"
         elif action.op in COMPUTE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from runner.schedule.values import COMPUTE, CURVATURE, MOVES, Action, Op, Program, Schedule
+from runner.schedule.values import COMPUTE, MOVES, Action, Op, Program, Schedule
 from runner.schedule.walk import walk
 
 __all__ = ["cell", "cells", "check", "hangs"]
@@ -18,8 +18,8 @@ def check(schedule: Schedule) -> list[str]:
     """All defects of a compute-only schedule; empty means that it is valid.
 
     Shape: rows and tables agree, every cell is compute of a stage that lives on this rank. Bijection: each stage
-    and micro-batch has exactly one F and exactly one of B, or I with W; K-FAC's sums and inversions are there once, or
-    none is. Order: F before B or I before W; forwards that are one stand together. Versions: a rank starts no window
+    and micro-batch has exactly one F and exactly one of B, or I with W; all work of the schedule's filling is there
+    once. Order: F before B or I before W; forwards that are one stand together. Versions: a rank starts no window
     before it has ended the one before. Deadlock: all ranks reach their end.
     """
     defects = [*_shape(schedule)]
@@ -31,7 +31,7 @@ def check(schedule: Schedule) -> list[str]:
         *_joined(schedule),
         *_moves(schedule),
         *_windows(schedule),
-        *_curvature(schedule),
+        *_fills(schedule),
     ]
     return defects or [*hangs(schedule)]  # what is missing or misplaced would hang anyway
 
@@ -68,8 +68,8 @@ def _shape(schedule: Schedule) -> Iterator[str]:
             yield f"{cell(rank, index, action)}: a schedule holds compute and moves"
         elif not 0 <= action.stage < stages:
             yield f"{cell(rank, index, action)}: there are {stages} stages only"
-        elif action.op in CURVATURE:
-            yield from _misplaced_curvature(schedule, rank, index, action)
+        elif action.op is Op.FILL:
+            yield from _misplaced_fill(schedule, rank, index, action)
         elif action.microbatch is None or not 0 <= action.microbatch < schedule.microbatches:
             yield f"{cell(rank, index, action)}: there are {schedule.microbatches} micro-batches only"
         elif schedule.rank_of(action.stage, action.microbatch, action.op) != rank:
@@ -77,31 +77,33 @@ def _shape(schedule: Schedule) -> Iterator[str]:
             yield f"{cell(rank, index, action)}: stage {action.stage} is placed on rank {owner}"
 
 
-def _misplaced_curvature(schedule: Schedule, rank: int, index: int, action: Action) -> Iterator[str]:
-    """K-FAC's work is done where the stage is, of micro-batches of the first window."""
+def _misplaced_fill(schedule: Schedule, rank: int, index: int, action: Action) -> Iterator[str]:
+    """A fill is of a kind that the schedule says, done where the stage is, of micro-batches of the first window."""
     where, owner = cell(rank, index, action), schedule.placement[0][action.stage]
-    is_sum = action.op in (Op.CURV_A, Op.CURV_B)
-    if is_sum and action.microbatch not in schedule.microbatches_of_window(0):
-        yield f"{where}: curvature is that of the first window's micro-batches"
-    if not is_sum and action.microbatch is not None:
-        yield f"{where}: an inversion is of no micro-batch"
+    kinds = {kind.name: kind for kind in schedule.filling.kinds} if schedule.filling is not None else {}
+    kind = kinds.get(action.work)
+    if kind is None:
+        yield f"{where}: {schedule.name} is filled with {', '.join(kinds) or 'nothing'}"
+    elif action.microbatch not in (schedule.microbatches_of_window(0) if kind.of_microbatch else (None,)):
+        yield f"{where}: {kind.rule}"
     if not 0 <= action.window < schedule.windows:
         yield f"{where}: there are {schedule.windows} windows only"
     if owner != rank or len(schedule.copies_of(action.stage)) > 1:
         yield f"{where}: stage {action.stage} must be on this rank, and on no other"
 
 
-def _curvature(schedule: Schedule) -> Iterator[str]:
-    """Every sum of every stage once, whatever the window; and both inversions."""
-    if not schedule.has_curvature:
+def _fills(schedule: Schedule) -> Iterator[str]:
+    """All work of the filling: of every stage once, of every micro-batch of the first window or of none."""
+    if schedule.filling is None:
         return
     for stage in range(schedule.stages):
-        for op in sorted(CURVATURE):
-            found = [action.microbatch for action in schedule.curvature_of(op, stage)]
-            wanted = schedule.microbatches_of_window(0) if op in (Op.CURV_A, Op.CURV_B) else (None,)
+        for kind in schedule.filling.kinds:
+            found = [action.microbatch for action in schedule.fills_of(kind.name, stage)]
+            wanted = schedule.microbatches_of_window(0) if kind.of_microbatch else (None,)
             for microbatch in wanted:
                 if found.count(microbatch) != 1:
-                    yield f"stage {stage}: {Action(op, stage, microbatch)} is there {found.count(microbatch)} times"
+                    fill = Action(Op.FILL, stage, microbatch, fill=kind.name)
+                    yield f"stage {stage}: {fill} is there {found.count(microbatch)} times"
 
 
 def _bijection(schedule: Schedule) -> Iterator[str]:

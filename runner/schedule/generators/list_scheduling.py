@@ -44,7 +44,7 @@ class Clock:
     def duration(self, action: Action) -> float:
         """Time that ``action`` takes."""
         chance = 1.0 if self._jitter is None else self._jitter.factor(action)
-        return self._durations[action.op][action.stage] * chance
+        return self._durations[action.work][action.stage] * chance
 
     def latency(self, made: Action, stage: int) -> float:
         """Time of the message that brings what an action made to a neighbouring stage of another rank."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from runner.schedule.simulation.clock import Costs, StageCosts, play
-from runner.schedule.values import CURVATURE, MOVES, Action, Op, Payload, Program, Schedule
+from runner.schedule.values import MOVES, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step, walk
 
 __all__ = ["Order", "add_reduce", "add_send_recv", "add_step", "lower", "simulated_order"]
@@ -124,7 +124,7 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
     """
     last: dict[tuple[int, int, int], int] = {}
     for position, (rank, action) in enumerate(order):
-        if action.op not in CURVATURE | MOVES:
+        if action.op is not Op.FILL and action.op not in MOVES:
             last[rank, action.stage, schedule.window_at(action)] = position
     ends: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> when its last copy has its gradients
     for (_, stage, window), position in last.items():
@@ -150,14 +150,14 @@ def add_step(schedule: Schedule, order: Order) -> Order:
 
     Of an asynchronous schedule each stage's directly follows its own REDUCE, because others may wait for its weights.
 
-    K-FAC's work of the window comes before them, so that its inverses are used at once. They stand together because the
+    Fills of the window come before them, so that what they make is used at once. They stand together because the
     gradient norm that clips them is known only when all are reduced.
     """
     if schedule.is_asynchronous:
         return tuple(_stepping_by_itself(order))
     last: dict[tuple[int, int], int] = {}
     for position, (rank, action) in enumerate(order):
-        if action.op is Op.REDUCE or action.op in CURVATURE:
+        if action.op is Op.REDUCE or action.op is Op.FILL:
             last[rank, action.window] = position
         elif action.payload is Payload.STASH and action.microbatch is not None:
             window = schedule.window_of(action.microbatch)

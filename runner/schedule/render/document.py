@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from runner.schedule.render.table import cells
-from runner.schedule.simulation.clock import Costs, Simulation, simulate
+from runner.schedule.simulation.clock import Costs, simulate
 from runner.schedule.stream import updates, versions_held
 from runner.schedule.values import Schedule
 
-__all__ = ["to_json"]
+__all__ = ["filling_document", "to_json"]
 
 
 def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) -> dict[str, Any]:
@@ -18,8 +18,9 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
     An entry ``[stage, window, index]`` of ``updates`` is an optimizer step that comes before ``index`` of the rank's
     actions. A move ``[stage, micro-batch, rank]`` is a micro-batch whose activations that rank keeps for a while.
     ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
-    Of pipefisher, ``refresh_interval`` is after how many steps the inverses are new, and ``utilisation`` the share of
-    rank time under work, with and without K-FAC's. ``steady_bubble_ratio`` is null where ``period`` is not given.
+    Where work fills the bubbles, ``refresh_interval`` is after how many steps all of it is done, and ``utilisation``
+    the share of rank time under work, with it and without. ``steady_bubble_ratio`` is null where ``period`` is not
+    given.
 
     Args:
         schedule: one optimizer step, or a stream of several.
@@ -45,7 +46,7 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
         "costs": _costs(schedule, costs),
         "makespan": times.makespan,
         "bubble_ratio": times.bubble_ratio,
-        **(_curvature(schedule, times) if schedule.has_curvature else {}),
+        **filling_document(schedule, times.bubble_ratio, times.utilisation_without_fills),
         "steady_bubble_ratio": 1.0 - busy / (schedule.ranks * period) if period else None,
         "inner_idle": list(times.inner_idle),
         "peak_activations": list(times.peak_activations),
@@ -56,10 +57,20 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
 
 
 def _costs(schedule: Schedule, costs: Costs) -> dict[str, float]:
-    used = ("F", "B", "I", "W", "comm", *(("curvature", "inversion") if schedule.has_curvature else ()))
-    return {name: getattr(costs, name) for name in used}
+    fills = schedule.filling.kinds if schedule.filling is not None else ()
+    plain = {name: getattr(costs, name) for name in ("F", "B", "I", "W", "comm")}
+    return plain | {kind.cost: costs.of_fill(kind) for kind in fills}
 
 
-def _curvature(schedule: Schedule, times: Simulation) -> dict[str, Any]:
-    shares = {"with_curvature": 1.0 - times.bubble_ratio, "without": times.utilisation_without_curvature}
+def filling_document(schedule: Schedule, bubble_ratio: float, without: float) -> dict[str, Any]:
+    """Of a schedule whose bubbles are filled: steps until all of that is done, and the share of time that ranks work.
+
+    Args:
+        schedule: any; of one without such work the document is empty.
+        bubble_ratio: idle / total rank time.
+        without: the share of rank time under other work.
+    """
+    if schedule.filling is None:
+        return {}
+    shares = {f"with_{schedule.filling.key}": 1.0 - bubble_ratio, "without": without}
     return {"refresh_interval": schedule.windows, "utilisation": shares}

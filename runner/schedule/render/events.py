@@ -50,7 +50,7 @@ def events_of(view: Schedule | Program, costs: Costs | StageCosts) -> tuple[Even
         return None if microbatch is None else microbatch // schedule.parts
 
     return tuple(
-        Event(rank, action.op.value, action.stage, asked(action.microbatch), start, end, label(schedule, action))
+        Event(rank, str(action.work), action.stage, asked(action.microbatch), start, end, label(schedule, action))
         for rank, row in enumerate(view.actions)
         for action, start, end in zip(row, times.start[rank], times.end[rank], strict=True)
         if action.op not in MOVES

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 
+from runner.schedule.fills import Filling
 from runner.schedule.render.events import BESIDE, Event, events_of
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Program, Schedule
@@ -20,10 +21,9 @@ _COLORS = {
     "I": ("#6fc7c0", "input gradient"),
     "W": ("#f4b66a", "weight gradient"),
     "R": ("#c9b6e4", "recompute"),
-    "CURV_A": ("#e8d174", "K-FAC: sums of inputs"),
-    "CURV_B": ("#d9b13c", "K-FAC: sums of output gradients"),
-    "INV_A": ("#c98bb9", "K-FAC: inversions of inputs' factors"),
-    "INV_B": ("#b0699c", "K-FAC: inversions of output gradients' factors"),
+}
+"""Work of forwards and backwards; that which fills bubbles comes after it."""
+_UPDATE_COLORS = {
     "STEP": ("#7a5ea8", "optimizer step"),
     "REDUCE": ("#d1495b", "gradient reduction"),
     "SEND": ("#6b7280", "send"),
@@ -54,7 +54,8 @@ def to_svg(view: Schedule | Program, costs: Costs | StageCosts, *, title: str | 
         f"{schedule.name}: {schedule.ranks} ranks, {_batches(schedule)}, {chunks}"
         f"bubble {100 * times.bubble_ratio:.1f} %"
     )
-    return timeline_svg(events_of(view, costs), title=default if title is None else title, unit=unit)
+    panel = Panel(default if title is None else title, events_of(view, costs), schedule.filling)
+    return panels_svg([panel], unit=unit)
 
 
 def _batches(schedule: Schedule) -> str:
@@ -68,10 +69,12 @@ class Panel(NamedTuple):
     Args:
         title: printed above it.
         events: what happened; compute of one rank must not overlap, messages may.
+        filling: what its work that fills bubbles is; None: it has none, or that is drawn as other work.
     """
 
     title: str
     events: Sequence[Event]
+    filling: Filling | None = None
 
 
 def timeline_svg(
@@ -92,7 +95,7 @@ def panels_svg(panels: Sequence[Panel], *, unit: str = "s", span: tuple[float, f
     events = [event for panel in panels for event in panel.events]
     first, last = span or (min((e.start for e in events), default=0.0), max((e.end for e in events), default=0.0))
     has_messages = any(event.op in BESIDE and event.end > event.start for event in events)
-    drawing = _Drawing(first, last, _colors(events), _LANE + _GAP + (_BESIDE_LANE if has_messages else 0.0), unit)
+    drawing = _Drawing(first, last, _colors(panels), _LANE + _GAP + (_BESIDE_LANE if has_messages else 0.0), unit)
     parts, top = [], 0.0
     for panel in panels:
         drawn, top = drawing.panel(panel, top)
@@ -130,11 +133,13 @@ class _Drawing:
         return "\n".join(parts), bottom + 40.0
 
 
-def _colors(events: Sequence[Event]) -> dict[str, tuple[str, str]]:
+def _colors(panels: Sequence[Panel]) -> dict[str, tuple[str, str]]:
     """Colour and name of every op that occurs, known ones first."""
-    found = list(dict.fromkeys(event.op for event in events))
-    others = [op for op in found if op not in _COLORS]
-    known = {op: entry for op, entry in _COLORS.items() if op in found}
+    found = list(dict.fromkeys(event.op for panel in panels for event in panel.events))
+    kinds = [kind for panel in panels if panel.filling is not None for kind in panel.filling.kinds]
+    named = _COLORS | {kind.name: (kind.color, kind.label) for kind in kinds} | _UPDATE_COLORS
+    others = [op for op in found if op not in named]
+    known = {op: entry for op, entry in named.items() if op in found}
     return known | {op: (_OTHER[place % len(_OTHER)], op) for place, op in enumerate(others)}
 
 

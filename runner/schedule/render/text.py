@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from runner.schedule.simulation.clock import Costs, Simulation, StageCosts, simulate
-from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Program, Schedule
+from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
 
 __all__ = ["to_text"]
 
@@ -17,9 +17,6 @@ _LEGEND = (
     "digit: forward of that micro-batch (mod 10); letter: its backward (a = 0); capital: weight gradient; "
     "~ recompute; . idle"
 )
-
-_CURVATURE_LEGEND = "+ and * K-FAC's sums of inputs and of output gradients; = its inversions"
-_CURVATURE_CHARACTERS = {Op.CURV_A: "+", Op.CURV_B: "*", Op.INV_A: "=", Op.INV_B: "="}
 
 _Lane = tuple[int, int]
 """Pipeline and stage: a row of a rank's grid."""
@@ -75,13 +72,15 @@ def _time_lines(view: Schedule | Program, times: Simulation, mark: tuple[int, in
         if mark and mark[0] == rank:
             first, last = _span(times, rank, mark[1], unit)
             yield " " * (width + 2 + first) + _pointer(row[mark[1]], mark, last - first)
-    legend = f"{_LEGEND}; {_CURVATURE_LEGEND}" if schedule.has_curvature else _LEGEND
+    filling = schedule.filling
+    legend = f"{_LEGEND}; {filling.legend}" if filling is not None else _LEGEND
     yield f"one character = {'' if exact else 'about '}{unit:g}; {legend}"
     yield f"span {times.makespan:g}, bubble {100 * times.bubble_ratio:.1f} % of all rank time"
-    if schedule.has_curvature:
+    if filling is not None:
         yield (
-            f"new inverses every {schedule.windows} steps; ranks work {100 * (1 - times.bubble_ratio):.1f} % of the "
-            f"time with K-FAC's work, {100 * times.utilisation_without_curvature:.1f} % without"
+            f"new {filling.brings} every {schedule.windows} steps; ranks work "
+            f"{100 * (1 - times.bubble_ratio):.1f} % of the time with {filling.work}'s work, "
+            f"{100 * times.utilisation_without_fills:.1f} % without"
         )
 
 
@@ -137,7 +136,7 @@ def _draw(
             lane = row, action.stage
             first, last = _span(times, rank, index, unit)
             for column in range(first, min(last, columns)):
-                drawn[column] = (lane, _character(action, schedule.parts))
+                drawn[column] = (lane, _character(action, schedule))
     return drawn
 
 
@@ -150,10 +149,10 @@ def _line(drawn: list[tuple[_Lane, str] | None], lane: _Lane) -> str:
     return "".join("." if cell is None else cell[1] if cell[0] == lane else " " for cell in drawn)
 
 
-def _character(action: Action, parts: int) -> str:
-    if action.op in CURVATURE:
-        return _CURVATURE_CHARACTERS[action.op]
-    microbatch = (action.microbatch or 0) // parts
+def _character(action: Action, schedule: Schedule) -> str:
+    if action.op is Op.FILL:
+        return schedule.filling.kind(action.fill).character if schedule.filling is not None else "?"
+    microbatch = (action.microbatch or 0) // schedule.parts
     if action.op is Op.F:
         return str(microbatch % 10)
     if action.op is Op.R:

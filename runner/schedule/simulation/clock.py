@@ -8,13 +8,14 @@ messages between ranks take their time there without occupying anything, and mov
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from runner.schedule.fills import Filling, FillKind
 from runner.schedule.simulation.peaks import peaks_in_order, peaks_in_time
 from runner.schedule.simulation.resources import Chance, Resources
-from runner.schedule.values import COMPUTE, CURVATURE, MOVES, Action, Op, Program, Schedule
+from runner.schedule.values import COMPUTE, MOVES, Action, Op, Program, Schedule
 from runner.schedule.walk import Walk, walk
 
 __all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_activations", "play", "simulate"]
@@ -27,8 +28,7 @@ class Costs:
     Args:
         F, B, I, W: forward, full backward, gradient of the input, gradient of the weights.
         comm: one message between ranks.
-        curvature: K-FAC's sum of one factor of each of the rank's layers.
-        inversion: K-FAC's inversion of one factor of each of the rank's layers.
+        fills: of work that fills bubbles, by the key of ``cost.*`` that its kind names; others cost what the kind says.
     """
 
     F: float = 1.0
@@ -36,16 +36,20 @@ class Costs:
     I: float = 1.0  # noqa: E741 - the field's name in the literature
     W: float = 1.0
     comm: float = 0.0
-    curvature: float = 0.5
-    inversion: float = 1.5
+    fills: Mapping[str, float] = field(default_factory=dict)
 
-    def per_stage(self, stages: int, chunks: int, parts: int = 1) -> StageCosts:
+    def of_fill(self, kind: FillKind) -> float:
+        """The duration of a kind of work that fills bubbles."""
+        return self.fills.get(kind.cost, kind.default_cost)
+
+    def per_stage(self, stages: int, chunks: int, parts: int = 1, filling: Filling | None = None) -> StageCosts:
         """The same durations stage by stage.
 
         Args:
             stages: how many there are.
             chunks: how many of them a rank has.
             parts: into how many parts a micro-batch is cut; the result is of one part.
+            filling: what fills the bubbles; None: nothing does.
         """
 
         def each(cost: float) -> tuple[float, ...]:
@@ -57,8 +61,10 @@ class Costs:
             each(self.I),
             each(self.W),
             comm=(self.comm,) * (stages - 1),
-            curvature=(each(self.curvature),) * 2,
-            inversion=((self.inversion / chunks,) * stages,) * 2,
+            fills={
+                kind.name: each(self.of_fill(kind)) if kind.of_microbatch else (self.of_fill(kind) / chunks,) * stages
+                for kind in (filling.kinds if filling is not None else ())
+            },
         )
 
 
@@ -70,8 +76,8 @@ class StageCosts:
         F, B, I, W: per stage; ``I`` and ``W`` may be empty where no backward is split.
         comm: per edge between stage s and s+1, either direction; empty means none.
         reduce, step: per stage and optimizer step; empty means none.
-        curvature: of K-FAC, per stage: the sums of the factors of inputs, and those of output gradients.
-        inversion: likewise, of these factors; of a step, whatever the micro-batches.
+        fills: of work that fills bubbles, per stage, by the name of its kind; of a kind of a stage once, whatever the
+            micro-batches. A kind that is not there costs nothing.
         stash: per stage: sending what it keeps of a micro-batch to another rank; empty means none.
         occupancy: per edge: the part of ``comm`` in which a message occupies its link; empty means none, so that no
             message waits for another.
@@ -84,8 +90,7 @@ class StageCosts:
     comm: Sequence[float] = ()
     reduce: Sequence[float] = ()
     step: Sequence[float] = ()
-    curvature: tuple[Sequence[float], Sequence[float]] = ((), ())
-    inversion: tuple[Sequence[float], Sequence[float]] = ((), ())
+    fills: Mapping[str, Sequence[float]] = field(default_factory=dict)
     stash: Sequence[float] = ()
     occupancy: Sequence[float] = ()
 
@@ -117,7 +122,7 @@ class Simulation:
         makespan: end of the last action.
         busy: per rank, time under compute and STEP.
         computing: per rank, time of that under compute.
-        curvature: per rank, time of that under K-FAC's work.
+        filling: per rank, time of that under work that fills bubbles.
         bubble_ratio: idle / total rank time over the makespan.
         inner_idle: per rank, time without compute between its first and its last compute action.
     """
@@ -130,7 +135,7 @@ class Simulation:
     computing: tuple[float, ...]
     bubble_ratio: float
     inner_idle: tuple[float, ...]
-    curvature: tuple[float, ...] = ()
+    filling: tuple[float, ...] = ()
 
     @cached_property
     def peak_activations(self) -> tuple[float, ...]:
@@ -151,10 +156,10 @@ class Simulation:
         )
 
     @property
-    def utilisation_without_curvature(self) -> float:
+    def utilisation_without_fills(self) -> float:
         """The share of all rank time in which ranks run forwards, backwards and STEP."""
         total = self.makespan * len(self.busy)
-        return (sum(self.busy) - sum(self.curvature)) / total if total else 0.0
+        return (sum(self.busy) - sum(self.filling)) / total if total else 0.0
 
 
 def simulate(view: Schedule | Program, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Simulation:
@@ -179,7 +184,7 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitt
         rank, index, action, missing = walked.stuck[0]
         raise ValueError(f"{schedule.name} hangs: rank {rank} waits at action {index} ({action}) for {missing}")
     if isinstance(costs, Costs):
-        costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts)
+        costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts, schedule.filling)
     stash = _complete("a stash", costs.stash, schedule.stages)
     occupancy = _complete("a link's occupancy", costs.occupancy, schedule.stages - 1)
     resources = Resources(view, durations(costs, view), stash, occupancy, _chances(jitter))
@@ -208,42 +213,45 @@ def _chances(jitter: Jitter | None) -> Chance:
     return lambda action, message: jitter.factor(action, message=message)
 
 
-def durations(costs: StageCosts, view: Schedule | Program) -> dict[Op, tuple[float, ...]]:
-    """The duration of every op that ``view`` uses, by stage; that of a message by edge.
+def durations(costs: StageCosts, view: Schedule | Program) -> dict[str, tuple[float, ...]]:
+    """The duration of every op, and kind of fill, that ``view`` uses, by stage; that of a message by edge.
 
     Raises:
         ValueError: if ``costs`` does not cover the stages.
     """
     schedule = view.schedule if isinstance(view, Program) else view
     none = (0.0,) * schedule.stages
-    table = {
+    table: dict[str, tuple[float, ...]] = {
         Op.F: tuple(costs.F),
         Op.B: tuple(costs.B),
         Op.I: tuple(costs.I),
         Op.W: tuple(costs.W),
         Op.R: tuple(costs.F),
         Op.SEND: tuple(costs.comm) or none[:-1],
-        **{op: tuple(cost) for op, cost in zip(_CURVATURE, (*costs.curvature, *costs.inversion), strict=True)},
+        **_fill_durations(costs, schedule),
         Op.REDUCE: tuple(costs.reduce) or none,
         Op.STEP: tuple(costs.step) or none,
     }
-    used = {action.op for row in view.actions for action in row} - {Op.RECV} - MOVES | {Op.SEND}
-    for op in sorted(used):
-        needed = schedule.stages - 1 if op is Op.SEND else schedule.stages
-        if len(table[op]) != needed:
-            raise ValueError(f"costs of {op}: {len(table[op])} given, {needed} needed for {schedule.stages} stages")
+    used: set[str] = {action.work for row in view.actions for action in row} - {Op.RECV} - MOVES | {Op.SEND}
+    for work in sorted(used):
+        needed, given = schedule.stages - 1 if work == Op.SEND else schedule.stages, len(table[work])
+        if given != needed:
+            raise ValueError(f"costs of {work}: {given} given, {needed} needed for {schedule.stages} stages")
     return table
 
 
-_CURVATURE = (Op.CURV_A, Op.CURV_B, Op.INV_A, Op.INV_B)
+def _fill_durations(costs: StageCosts, schedule: Schedule) -> dict[str, tuple[float, ...]]:
+    kinds = schedule.filling.kinds if schedule.filling is not None else ()
+    free = {kind.name: (0.0,) * schedule.stages for kind in kinds}
+    return free | {kind: tuple(cost) for kind, cost in costs.fills.items()}
 
 
 def _summary(view: Schedule | Program, start: list[list[float]], end: list[list[float]]) -> Simulation:
-    busy, computing, inner_idle, curvature = [], [], [], []
+    busy, computing, inner_idle, filling = [], [], [], []
     for row, starts, ends in zip(view.actions, start, end, strict=True):
         spans = [(a.op, s, e) for a, s, e in zip(row, starts, ends, strict=True) if a.op in COMPUTE]
         compute = sum(e - s for _, s, e in spans)
-        curvature.append(sum(e - s for op, s, e in spans if op in CURVATURE))
+        filling.append(sum(e - s for op, s, e in spans if op is Op.FILL))
         inner_idle.append(spans[-1][2] - spans[0][1] - compute if spans else 0.0)
         steps = sum(e - s for a, s, e in zip(row, starts, ends, strict=True) if a.op is Op.STEP)
         computing.append(compute)
@@ -259,5 +267,5 @@ def _summary(view: Schedule | Program, start: list[list[float]], end: list[list[
         computing=tuple(computing),
         bubble_ratio=1.0 - sum(busy) / total if total else 0.0,
         inner_idle=tuple(inner_idle),
-        curvature=tuple(curvature),
+        filling=tuple(filling),
     )

@@ -87,7 +87,7 @@ def realised(schedule: Schedule, costs: Costs | StageCosts, jitter: Jitter | Non
     if not schedule.ahead:
         return schedule
     if isinstance(costs, Costs):
-        costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts)
+        costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts, schedule.filling)
     rows = schedule.actions
     forwards = [[action for action in row if action.op is Op.F] for row in rows]
     turn = [0] * schedule.ranks

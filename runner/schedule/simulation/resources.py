@@ -26,7 +26,7 @@ class Resources:
 
     Args:
         view: what is played.
-        durations: by op and stage; of messages by edge.
+        durations: by op, or kind of fill, and stage; of messages by edge.
         stash: by stage: moving what it keeps of a micro-batch to another rank.
         occupancy: by edge: how long a message occupies its link.
         chance: see :data:`Chance`.
@@ -38,7 +38,7 @@ class Resources:
     def __init__(
         self,
         view: Schedule | Program,
-        durations: Mapping[Op, Sequence[float]],
+        durations: Mapping[str, Sequence[float]],
         stash: Sequence[float],
         occupancy: Sequence[float],
         chance: Chance,
@@ -98,7 +98,7 @@ class Resources:
                 if self._reductions[rank].waiting:
                     return False
                 start = max(start, self._reductions[rank].free)
-            end = self._free[rank] = start + self._durations[op][action.stage] * self._chance(action, False)
+            end = self._free[rank] = start + self._durations[action.work][action.stage] * self._chance(action, False)
         self.start[rank][cell], self.end[rank][cell] = start, end
         self._ended[action] = end
         return True

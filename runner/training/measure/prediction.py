@@ -16,16 +16,15 @@ from runner.engine.transport.base import Handle
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.update import Update
 from runner.engine.window import StepBatch
+from runner.engine.works.watch import watch_of
 from runner.model.device import device_memory_bytes
 from runner.model.layers import StageModule
 from runner.optim.kinds.build import build_optimizer, measure_step_seconds_per_byte
-from runner.optim.kinds.kfac import KFAC, preconditioned_layers
 from runner.optim.states.master import MasterWeights
 from runner.plan.make import make_plan
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan, StageSeconds
 from runner.profile import ModelProfile
-from runner.strategy.curvature import preconditioning
 from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["measured_plan"]
@@ -114,12 +113,9 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
         clip_value=trainer.grad_clip_value,
         scaling=None,
     )
-    kfac = preconditioning(optimizer)
-    if kfac is not None:
-        copy_of = {id(parameter): copy for parameter, copy in zip(trained, copies, strict=True)}
-        for layer in preconditioned_layers(module):
-            kfac.track(copy_of[id(layer.weight)], copy_of.get(id(layer.bias)))
-        _invert_all(kfac)
+    watch = watch_of(optimizer)
+    if watch is not None:
+        watch.rehearse(module, {id(parameter): copy for parameter, copy in zip(trained, copies, strict=True)})
     update.attach(optimizer.step, optimizer.master_of if isinstance(optimizer, MasterWeights) else None)
 
     def step() -> None:
@@ -127,18 +123,8 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
         update.apply(update.verdict().factor)
         update.close()
 
-    inversions = 0.0
-    if kfac is not None and kfac.refresh_every and engine.curvature is None:
-        inversions = update_seconds(lambda: _invert_all(kfac)) / kfac.refresh_every
-    return update_seconds(step) + inversions
-
-
-def _invert_all(kfac: KFAC) -> None:
-    """Invert all factors, whose sums are zero."""
-    for factors in kfac.tracked:
-        for factor in factors:
-            factor.rows = 1
-    kfac.refresh()
+    besides = watch.seconds_besides(update_seconds) if watch is not None and engine.filler is None else 0.0
+    return update_seconds(step) + besides
 
 
 def _reduce_seconds(strategy: EngineStrategy, engine: Engine, stage: int) -> float:

@@ -41,7 +41,8 @@ def draw_timelines(
         for event in own
     ]
     predicted = events_of(plan.schedule, plan.time.costs)
-    panels = [Panel(f"{plan.schedule.name}, predicted", predicted), Panel(f"step {step + 1}, measured", measured)]
+    titled = {f"{plan.schedule.name}, predicted": predicted, f"step {step + 1}, measured": measured}
+    panels = [Panel(title, events, plan.schedule.filling) for title, events in titled.items()]
     (run_dir / "timeline.svg").write_text(panels_svg(panels), encoding="utf-8")
     trace = timelines_trace({"predicted": predicted, "measured": measured})
     (run_dir / "timeline.json").write_text(json.dumps(trace), encoding="utf-8")

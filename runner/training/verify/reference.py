@@ -39,7 +39,7 @@ from runner.training.data.loading import make_loader
 from runner.training.lightning_module import own_optimizer
 from runner.training.scaling import loss_scaling
 from runner.training.verify.recorded_tensors import gradients_of, recorded_steps, weights_of, write_tensors
-from runner.training.verify.reference_curvature import ReferenceCurvature
+from runner.training.verify.reference_fills import ReferenceFills
 from runner.training.verify.reference_versions import ReferenceVersions
 
 __all__ = ["run_reference"]
@@ -61,22 +61,22 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     if own is None:
         scheduler = build_scheduler(config, optimizer)
     recorded = recorded_steps(config, read_profile(run_dir))
-    curvature = ReferenceCurvature(config, run_dir, optimizer, model, find_ties(loaded.layers))
+    fills = ReferenceFills(config, run_dir, optimizer, model, find_ties(loaded.layers))
     versions = ReferenceVersions(config, run_dir, model)
     buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
             batches = _microbatches(config, batch)
-            curvature.begin(step)
+            fills.begin(step)
             with versions.read():
                 total, weight = _accumulate(
-                    config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, curvature
+                    config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, fills
                 )
             finite = _all_finite(total, trained)
             if finite:
                 _scale_and_clip(config, optimizer, trained, weight * scale.of_sum)
             gradients = {name: value.clone() for name, value in gradients_of(model).items() if step + 1 in recorded}
-            curvature.end()
+            fills.end()
             if finite:
                 optimizer.step()
                 scale.succeeded()
@@ -166,7 +166,7 @@ def _accumulate(
     replicas: Sequence[Sequence[tuple[Any, Any, int]]],
     step: int,
     loss_scale: float,
-    curvature: ReferenceCurvature,
+    fills: ReferenceFills,
 ) -> tuple[float, float]:
     """Return ``(loss sum, weight)`` of a step; its summed gradients, scaled like the loss, are in the parameters."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
@@ -181,7 +181,7 @@ def _accumulate(
         for number, (inputs, targets, samples) in enumerate(microbatches, replica * len(microbatches)):
             if not samples:
                 continue
-            with torch.autocast(device, autocast, enabled=autocast is not None), curvature.seeing(number):
+            with torch.autocast(device, autocast, enabled=autocast is not None), fills.seeing(number):
                 given = (inputs, targets) if model.takes_targets else inputs
                 output = model(to_precision(given, dtype), _seeding(config.seed, step, number))
             total, weight = loss_sum(loss(to_precision(output, torch.float32), targets), samples)

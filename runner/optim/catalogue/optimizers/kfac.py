@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.config.rules.table import Row, Table, value_at
 from runner.config.rules.values import at_least, is_given, positive
@@ -13,6 +13,9 @@ from runner.optim.catalogue.kind import OptimizerKind
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
+
+    from runner.engine.works.watch import LayerWatch
+    from runner.profiling.fills import FillProfiler
 
 __all__ = ["KFAC"]
 
@@ -29,6 +32,18 @@ def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
         damping=section.damping,
         **({} if section.refresh_every is None else {"refresh_every": section.refresh_every}),
     )
+
+
+def _watch(optimizer: Any) -> LayerWatch:
+    from runner.engine.actions.curvature import CurvatureWatch
+
+    return CurvatureWatch(optimizer)
+
+
+def _profiler() -> FillProfiler:
+    from runner.profiling.factors import FactorProfiler
+
+    return FactorProfiler()
 
 
 def _differs(path: str, value: object) -> Callable[[RunConfig], bool]:
@@ -70,6 +85,51 @@ _RULES: Table[RunConfig] = Table(
     ),
 )
 
+
+def _against_factors(why: str, breaks: Callable[[Any], bool]) -> Row[Any]:
+    return Row(
+        "schedule.name",
+        lambda f: breaks(f.order),
+        "must be another with optimizer={config.optimizer.name}",
+        why,
+        fix="schedule=1f1b",
+        value=lambda f: f.order.name,
+    )
+
+
+_ORDERS: Table[Any] = Table(
+    "Schedules under which K-FAC cannot take its factors",
+    (
+        _against_factors(
+            "The ranks of {order.name} hold stages twice, and each copy sees a part of the micro-batches",
+            lambda order: order.has_copies,
+        ),
+        _against_factors(
+            "{order.name} sends what autograd saved to another rank, and the layers' inputs would stay",
+            lambda order: order.moves_activations,
+        ),
+        _against_factors(
+            "{order.name} splits the backward, and its factors are taken in a whole one",
+            lambda order: order.splits_backward,
+        ),
+    ),
+    first_of_each_key=True,
+)
+
+_IN_BUBBLES: Table[Any] = Table(
+    "Schedules whose bubbles are filled with K-FAC's work",
+    (
+        Row(
+            "optimizer.refresh_every",
+            lambda f: f.config.optimizer.refresh_every is not None,
+            "must be null with schedule={order.name}",
+            "The inverses are new when the bubbles of {order.name} have had room for them",
+            fix="optimizer.refresh_every=null",
+            when=lambda f: f.order.filling is not None,
+        ),
+    ),
+)
+
 KFAC = OptimizerKind(
     name="kfac",
     description="gradient descent on gradients of linear layers that K-FAC preconditions",
@@ -80,6 +140,10 @@ KFAC = OptimizerKind(
     temporaries=3,
     reads=("momentum", "damping", "refresh_every"),
     decoupled=False,
-    curvature=True,
+    watch=_watch,
+    profiler=_profiler,
+    fills="curvature",
     rules=(_RULES,),
+    order_rules=(_ORDERS, _IN_BUBBLES),
+    classes=("runner.optim.kinds.kfac.KFAC",),
 )

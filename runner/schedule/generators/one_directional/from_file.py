@@ -18,7 +18,7 @@ from pathlib import Path
 from runner.errors import Problem, RequestError, did_you_mean
 from runner.schedule.catalogue.kinds import Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.checking.schedule import check
-from runner.schedule.values import COMPUTE, CURVATURE, Action, Op, Schedule, parse_action
+from runner.schedule.values import COMPUTE, Action, Op, Schedule, parse_action
 
 __all__ = ["SPEC", "read_schedule", "schedule_of_rows"]
 
@@ -27,6 +27,7 @@ _DERIVED = re.compile("[0-9]+(?:(?:SEND|RECV)_[FB][0-9]+|UNSHARD|RESHARD|REDUCE_
 _DOUBLED = re.compile("([0-9]+)F([0-9]*[02468])[+]([0-9]+)")
 _HALVED = re.compile("([0-9]+[BIW])([0-9]+)[.]([01])")
 _PATH = "schedule.file"
+_FORM = "must be <stage><op><micro-batch> with op F, B, I, W or R, e.g. 2F0"
 
 
 def read_schedule(file: str) -> Schedule | list[Problem]:
@@ -142,9 +143,9 @@ def _compute(text: str) -> Action | str:
     try:
         action = parse_action(text)
     except ValueError:
-        return "must be <stage><op><micro-batch> with op F, B, I, W or R, e.g. 2F0"
-    if action.op in CURVATURE:
-        return "is work of K-FAC, which schedule=pipefisher places"
+        return _FORM
+    if action.op is Op.FILL:  # no file says what such work is
+        return _FORM
     if action.op not in COMPUTE:
         return "must be a compute action: F, B, I, W or R"
     return action

@@ -4,135 +4,102 @@ The work is that of the first step's micro-batches. The number of steps is the i
 new.
 
 Source: Osawa, Li and Hoefler, "PipeFisher: Efficient Training of Large Language Models Using Pipelining and Fisher
-Information Matrices", 2023, and its rule of filling the idle times of a profiled step.
+Information Matrices", 2023.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
-
 from runner.errors import Problem
 from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
+from runner.schedule.fills import Filling, FillKind, Shown
+from runner.schedule.generators.fill_bubbles import fill_bubbles
 from runner.schedule.generators.one_directional.gpipe import gpipe
 from runner.schedule.generators.one_directional.one_f_one_b import one_f_one_b
-from runner.schedule.simulation.clock import Costs, Simulation, StageCosts, durations, simulate
-from runner.schedule.stream import repeat
-from runner.schedule.values import Action, Op, Schedule
+from runner.schedule.simulation.clock import Costs, StageCosts
+from runner.schedule.values import Schedule
 
-__all__ = ["SPEC", "Filling", "Gap", "fill", "gaps_of", "pipefisher"]
+__all__ = ["CURV_A", "CURV_B", "INV_A", "INV_B", "KFAC", "SPEC", "pipefisher"]
 
-_MARGIN = 0.05  # of an item's time, which its place has besides
-_SHOWN_BY = {Op.CURV_A: Op.F, Op.CURV_B: Op.B}
-_SUMMED_BY = {Op.INV_A: Op.CURV_A, Op.INV_B: Op.CURV_B}
+_OF_FIRST = "curvature is that of the first window's micro-batches"
+_OF_STAGE = "an inversion is of no micro-batch"
 
-Filling = Mapping[int, Sequence[Action]]
-"""Of one step of one rank: the work before each index of its list; the list's length stands for the end."""
+CURV_A = FillKind(
+    name="CURV_A",
+    cost="curvature",
+    default_cost=0.5,
+    character="+",
+    color="#e8d174",
+    label="K-FAC: sums of inputs",
+    shown_by=Shown.FORWARD,
+    rule=_OF_FIRST,
+)
+"""Add what a forward showed of the layers' inputs to their factors."""
+
+CURV_B = FillKind(
+    name="CURV_B",
+    cost="curvature",
+    default_cost=0.5,
+    character="*",
+    color="#d9b13c",
+    label="K-FAC: sums of output gradients",
+    shown_by=Shown.GRADIENT,
+    rule=_OF_FIRST,
+)
+"""The same of a backward and the gradients of the layers' outputs."""
+
+INV_A = FillKind(
+    name="INV_A",
+    cost="inversion",
+    default_cost=1.5,
+    character="=",
+    color="#c98bb9",
+    label="K-FAC: inversions of inputs' factors",
+    follows="CURV_A",
+    rule=_OF_STAGE,
+)
+"""Invert the factors of a stage's inputs."""
+
+INV_B = FillKind(
+    name="INV_B",
+    cost="inversion",
+    default_cost=1.5,
+    character="=",
+    color="#b0699c",
+    label="K-FAC: inversions of output gradients' factors",
+    follows="CURV_B",
+    rule=_OF_STAGE,
+)
+"""Invert those of the gradients of its outputs."""
+
+KFAC = Filling(
+    work="K-FAC",
+    key="curvature",
+    brings="inverses",
+    legend="+ and * K-FAC's sums of inputs and of output gradients; = its inversions",
+    optimizer="kfac",
+    description="the sums and inversions of K-FAC",
+    kinds=(CURV_A, CURV_B, INV_A, INV_B),
+)
+"""All of it; sums come before inversions, inputs before output gradients."""
 
 
-class Gap(NamedTuple):
-    """Idle time of a rank in one step: before which index of its list, and how long."""
-
-    before: int
-    length: float
-
-
-def pipefisher(base: Schedule, costs: StageCosts) -> Schedule:
+def pipefisher(base: Schedule, costs: Costs | StageCosts) -> Schedule:
     """``base`` as a stream of as many steps as K-FAC's work needs, with that work in it.
 
     Args:
         base: one step of one pipeline with whole backwards.
         costs: durations of its compute and of the work.
     """
-    times, takes = simulate(base, costs), durations(costs, base)
-    fillings = [
-        fill(row, gaps_of(times, rank), _work_of(row), lambda item: takes[item.op][item.stage])
-        for rank, row in enumerate(base.actions)
-    ]
-    stream = repeat(base, max(map(len, fillings)))
-    size = len(base.actions[0])
-    actions = tuple(tuple(_woven(row, size, of_rank)) for row, of_rank in zip(stream.actions, fillings, strict=True))
-    return replace(stream, name="pipefisher", actions=actions)
-
-
-def gaps_of(times: Simulation, rank: int) -> list[Gap]:
-    """When a rank idles, from the step's beginning to the end of its last rank's compute."""
-    gaps, free = [], 0.0
-    for index, (start, end) in enumerate(zip(times.start[rank], times.end[rank], strict=True)):
-        gaps.append(Gap(index, start - free))
-        free = end
-    gaps.append(Gap(len(times.end[rank]), times.makespan - free))
-    return [gap for gap in gaps if gap.length > 0]
-
-
-def fill(
-    row: Sequence[Action], gaps: Sequence[Gap], work: Iterable[Action], seconds: Callable[[Action], float]
-) -> list[Filling]:
-    """Where the work goes, step by step.
-
-    Of the items whose prerequisites hold, each gap takes the first that it has room for, with a margin, as long as
-    there is one; gaps of the next steps take what is left. What is longer than all gaps comes at the end of a step,
-    where it makes the step longer.
-
-    Args:
-        row: a rank's compute of one step.
-        gaps: of that step, in order.
-        work: by priority.
-        seconds: of an item, in the unit of the gaps.
-    """
-    waiting = list(work)
-    position = {action: index for index, action in enumerate(row)}
-    fillings: list[Filling] = []
-
-    def fits(item: Action, room: float) -> bool:
-        return (1 + _MARGIN) * seconds(item) <= room
-
-    def is_ready(item: Action, index: int) -> bool:
-        """Sums wait for what shows them, inversions for all sums of their stage."""
-        if item.op in _SUMMED_BY:
-            return not any(one.op is _SUMMED_BY[item.op] and one.stage == item.stage for one in waiting)
-        return bool(fillings) or position[item._replace(op=_SHOWN_BY[item.op])] < index
-
-    while waiting:
-        filling: dict[int, list[Action]] = defaultdict(list)
-        for index, room in gaps:
-            while item := next((one for one in waiting if fits(one, room) and is_ready(one, index)), None):
-                waiting.remove(item)
-                filling[index].append(item._replace(window=len(fillings)))
-                room -= (1 + _MARGIN) * seconds(item)
-        for item in list(waiting):
-            if not any(fits(item, gap.length) for gap in gaps) and is_ready(item, len(row)):
-                waiting.remove(item)
-                filling[len(row)].append(item._replace(window=len(fillings)))
-        fillings.append(filling)
-    return fillings
-
-
-def _work_of(row: Sequence[Action]) -> list[Action]:
-    """K-FAC's work of a rank's step, by priority; sums in the order of what shows them."""
-    sums = [action._replace(op=op) for op, shown_by in _SHOWN_BY.items() for action in row if action.op is shown_by]
-    stages = sorted({action.stage for action in row})
-    return sums + [Action(op, stage) for op in _SUMMED_BY for stage in stages]
-
-
-def _woven(row: Sequence[Action], size: int, fillings: Sequence[Filling]) -> Iterator[Action]:
-    """A rank's list over steps of ``size`` actions, with the work in its places."""
-    for window, begin in enumerate(range(0, len(row), size)):
-        filling = fillings[window] if window < len(fillings) else {}
-        for index, action in enumerate(row[begin : begin + size]):
-            yield from filling.get(index, ())
-            yield action
-        yield from filling.get(size, ())
+    if isinstance(costs, Costs):
+        costs = costs.per_stage(base.stages, base.chunks, base.parts, KFAC)
+    return fill_bubbles(base, KFAC, costs, "pipefisher")
 
 
 _FILLED = {"1f1b": one_f_one_b, "gpipe": gpipe}
 
 
 def _pipefisher(request: ScheduleRequest) -> Schedule:
-    base, costs = _FILLED[request.base or "1f1b"](request.ranks, request.microbatches), request.costs
-    return pipefisher(base, costs.per_stage(request.ranks, 1) if isinstance(costs, Costs) else costs)
+    return pipefisher(_FILLED[request.base or "1f1b"](request.ranks, request.microbatches), request.costs)
 
 
 def _pipefisher_problems(request: ScheduleRequest) -> list[Problem]:
