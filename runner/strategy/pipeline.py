@@ -35,13 +35,13 @@ from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import Reducer
 from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.update.sharding import Sharding
-from runner.engine.update.ties import tied_weights
 from runner.engine.update.twins import running_statistics_problems
 from runner.engine.window import StepBatch
 from runner.errors import raise_problems
 from runner.memory.apply.install import install
 from runner.model.compiled import compile_layers
 from runner.model.layers import StageModule
+from runner.model.tags import ParameterTag, tags_of, tied_names
 from runner.optim.states.backup import OptimizerBackup
 from runner.optim.states.master import MasterWeights
 from runner.schedule.generators.one_directional.forward_only import forward_only
@@ -177,25 +177,24 @@ class EngineStrategy(NamedCheckpointStrategy):
             optimizer = self.optimizers[0]
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
-            begin, curvature = self._attach_curvature(optimizer, module)
+            begin, curvature = self._attach_curvature(optimizer)
             self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, curvature)
             tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]
             self.exchange = attach_compression(optimizer, self.engine, tied)
         self.setup_precision_plugin()
 
-    def _attach_curvature(
-        self, optimizer: Optimizer, module: PipelineModule
-    ) -> tuple[Callable[[], None] | None, ScheduledCurvature | None]:
+    def _attach_curvature(self, optimizer: Optimizer) -> tuple[Callable[[], None] | None, ScheduledCurvature | None]:
         """For K-FAC: the function to call before a step, and the object that does the work of a curvature schedule."""
         kfac, curvature = preconditioning(optimizer), None
         if kfac is None:
             return None, None
         assert self.engine is not None
         assert self.meter is not None
+        tied = tied_names(self.engine.tags)
         if self.plan.schedule.has_curvature:
-            curvature = schedule_curvature(optimizer, self.engine.stages, module.ties)
+            curvature = schedule_curvature(optimizer, self.engine.stages, tied)
         else:
-            watch_curvature(optimizer, self.engine.stages, module.ties)
+            watch_curvature(optimizer, self.engine.stages, tied)
         self.meter.watch(kfac.factors)
         return None if curvature is not None else kfac.begin, curvature
 
@@ -236,8 +235,12 @@ class EngineStrategy(NamedCheckpointStrategy):
                 self.plan, module.ties, self.options, self.root_device, timeout_seconds=self._timeout.total_seconds()
             ),
             options=self.options,
-            tied=tied_weights(
-                module.ties, self.plan.partition, self.plan.topology.holders, stages, self.view.later_copies
+            tags=tags_of(
+                stages,
+                ties=module.ties,
+                partition=self.plan.partition,
+                ranks_of_stage=self.plan.topology.holders,
+                later_copies=self.view.later_copies,
             ),
             sharding=self._sharding_of(stages),
             keep=self._gradients_of,
@@ -247,9 +250,11 @@ class EngineStrategy(NamedCheckpointStrategy):
         """The object that keeps the gradients of this rank's stages instead of the engine, or None."""
         return None
 
-    def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
-        """The gradients of one stage if the engine keeps them."""
-        return StageGradients(parameters)
+    def _gradients_of(
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], tag: ParameterTag | None
+    ) -> StageGradients:
+        """The gradients of one stage if the engine keeps them; see :data:`runner.engine.update.sets.Keep`."""
+        return StageGradients(parameters, tag)
 
     # A step
 

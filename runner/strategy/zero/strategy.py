@@ -23,6 +23,7 @@ from runner.engine.update.gradients import StageGradients
 from runner.engine.update.sharding import KeptElsewhere, Sharding
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule
+from runner.model.tags import ParameterTag
 from runner.model.ties import Tie
 from runner.optim.states.delayed import DelayedUpdate
 from runner.strategy.held_bytes import held_bytes
@@ -85,8 +86,10 @@ class ZeroEngineStrategy(EngineStrategy):
         return ties
 
     @override
-    def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
-        return DeepSpeedGradients(parameters) if self._stage == 0 else KeptElsewhere(parameters)
+    def _gradients_of(
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], tag: ParameterTag | None
+    ) -> StageGradients:
+        return DeepSpeedGradients(parameters, tag) if self._stage == 0 else KeptElsewhere(parameters, tag)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:

@@ -47,16 +47,17 @@ class ReferenceCurvature:
         self._window = 0
         if self._kfac is None:
             return
+        tied = {tie.name for tie in ties}
         self._plan = plan = make_plan(config, read_profile(run_dir), device_memory_bytes=device_memory_bytes(config))
         if plan.schedule.has_curvature:
-            (layers,) = layers_of_stages({0: model}, ties).values()
+            (layers,) = layers_of_stages({0: model}, tied).values()
             cuts = {stage: model.layers[first : last + 1] for stage, (first, last) in enumerate(plan.partition)}
             held = {stage: {id(each) for part in cut for each in part.modules()} for stage, cut in cuts.items()}
             self._curvature = ScheduledCurvature(
                 self._kfac, {stage: [each for each in layers if id(each) in own] for stage, own in held.items()}
             )
         else:
-            watch_curvature(optimizer, {0: model}, ties)
+            watch_curvature(optimizer, {0: model}, tied)
 
     def begin(self, step: int) -> None:
         """Prepare for a step."""
