@@ -15,6 +15,7 @@ from runner.engine.update.reducer import LocalGradients
 from runner.engine.update.replicas import ReplicaExchange
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule
+from runner.model.tags import named_parameters
 from runner.optim.kinds.onebit import OneBitOptimizer
 from runner.optim.states.master import MasterWeights
 
@@ -127,10 +128,6 @@ def _by_name(saved: Iterable[OwnErrors], wanted: Set[str]) -> tuple[dict[str, li
 
 def _layout(optimizer: Optimizer, stages: Mapping[int, StageModule]) -> tuple[list[str], list[int]]:
     """Names and sizes of the parameters, in the order in which the optimizer concatenates them."""
-    named: dict[Any, str] = {
-        parameter: module.global_name(name)
-        for module in stages.values()
-        for name, parameter in module.named_parameters()
-    }
+    named: dict[Any, str] = {parameter: name for name, parameter in named_parameters(stages).items()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [named[parameter] for parameter in held], [parameter.numel() for parameter in held]
