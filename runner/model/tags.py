@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch.nn import Parameter
 
 from runner.model.layers import StageModule
-from runner.model.ties import Tie
+from runner.model.ties import Tie, crossing_ties
 
 __all__ = ["ParameterTag", "holder_groups", "named_parameters", "tags_of", "tied_names"]
 
@@ -74,7 +74,7 @@ def tags_of(
         later_copies: stages of this rank whose first copy another rank of its pipeline holds.
     """
     tie_of = {tie.name: tie for tie in ties}
-    found = {}
+    found: dict[str, ParameterTag] = {}
     for stage, module in stages.items():
         for local_name, parameter in module.named_parameters(remove_duplicate=False):
             name = module.global_name(local_name)
@@ -88,8 +88,8 @@ def tags_of(
                 is_first_copy=users[0] in stages and users[0] not in later_copies,
                 is_trained=parameter.requires_grad,
             )
-    shared = [name for name in tie_of if name in found and found[name].spans_stages]
-    return {name: found[name] for name in (*shared, *(name for name in found if name not in shared))}
+    shared = {tie.name: found[tie.name] for tie in crossing_ties(ties, partition) if tie.name in found}
+    return shared | found
 
 
 def tied_names(tags: Mapping[str, ParameterTag]) -> set[str]:
@@ -105,8 +105,7 @@ def holder_groups(
     Args:
         ties, partition, ranks_of_stage: as :func:`tags_of` takes them.
     """
-    users = (tie.stages(partition) for tie in ties)
-    return [_holders(stages, ranks_of_stage) for stages in users if len(stages) > 1]
+    return [_holders(tie.stages(partition), ranks_of_stage) for tie in crossing_ties(ties, partition)]
 
 
 def named_parameters(stages: Mapping[int, StageModule]) -> dict[str, Parameter]:

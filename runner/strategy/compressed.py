@@ -29,11 +29,12 @@ def compressing(optimizer: Optimizer) -> OneBitOptimizer | None:
     return inner if isinstance(inner, OneBitOptimizer) else None
 
 
-def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]) -> ReplicaExchange | None:
+def attach_compression(optimizer: Optimizer, engine: Engine, crossing: Sequence[str]) -> ReplicaExchange | None:
     """Let a 1-bit optimizer exchange momentum between the stage's replicas instead of gradients.
 
     Args:
-        tied: names of weights that several stages hold.
+        crossing: names of the model's weights that several stages hold. Every rank is given them, not only the ranks
+            that hold one, so that all refuse together.
 
     Returns:
         the exchange; None if nothing is compressed, or there is one replica.
@@ -44,8 +45,8 @@ def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]
     onebit = compressing(optimizer)
     if onebit is None:
         return None
-    if tied:
-        why = f"{tied[0]} is on several stages, whose gradients are summed over all of its replicas"
+    if crossing:
+        why = f"{crossing[0]} is on several stages, whose gradients are summed over all of its replicas"
         rule = "must exchange whole gradients for weights that stages share"
         raise RequestError([Problem("optimizer.name", onebit.option, rule, why, "optimizer=adamw")])
     engine.reduce_by(lambda gradients: LocalGradients(lambda: onebit.compresses))

@@ -42,6 +42,7 @@ from runner.memory.apply.install import install
 from runner.model.compiled import compile_layers
 from runner.model.layers import StageModule
 from runner.model.tags import ParameterTag, tags_of, tied_names
+from runner.model.ties import crossing_ties
 from runner.optim.states.backup import OptimizerBackup
 from runner.optim.states.master import MasterWeights
 from runner.schedule.generators.one_directional.forward_only import forward_only
@@ -179,8 +180,8 @@ class EngineStrategy(NamedCheckpointStrategy):
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
             begin, curvature = self._attach_curvature(optimizer)
             self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, curvature)
-            tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]
-            self.exchange = attach_compression(optimizer, self.engine, tied)
+            crossing = [tie.name for tie in crossing_ties(module.ties, self.plan.partition)]
+            self.exchange = attach_compression(optimizer, self.engine, crossing)
         self.setup_precision_plugin()
 
     def _attach_curvature(self, optimizer: Optimizer) -> tuple[Callable[[], None] | None, ScheduledCurvature | None]:
