@@ -21,6 +21,8 @@ from runner.engine.transport.delayed import DelayedTransport
 from runner.engine.transport.sockets import SocketTransport
 from runner.engine.window import StepBatch
 from runner.model.layers import build_stage, layers_of
+from runner.model.tags import tags_of
+from runner.model.ties import find_ties
 from runner.optim.states.backup import OptimizerBackup
 from runner.plan.layout.batches import split_sizes
 from runner.plan.layout.topology import Topology
@@ -85,10 +87,8 @@ class RunnerPipeline:
         order = fuse_backwards(schedule)
         microbatches = order.microbatches  # as they are computed
         sources = layers_of(nn.Sequential(*layers), seed=0)
-        stages = {
-            stage: build_stage(sources, *_layers_of_stage(stage, order.stages, len(layers)))
-            for stage in order.stages_of(rank)
-        }
+        partition = [_layers_of_stage(stage, order.stages, len(layers)) for stage in range(order.stages)]
+        stages = {stage: build_stage(sources, *partition[stage]) for stage in order.stages_of(rank)}
         self._has_first, self._has_last = 0 in stages, order.stages - 1 in stages
         topology = Topology.grid(ranks, 1, placement=order.rows)
         groups = [tuple(range(ranks)), *(topology.holders(stage) for stage in range(order.stages))]
@@ -97,14 +97,23 @@ class RunnerPipeline:
             transport = link(transport)
         elif delay_seconds:
             transport = DelayedTransport(transport, delay_seconds=delay_seconds, bytes_per_second=None)
+        view = RankView.of(topology, rank, microbatches=microbatches)
+        tags = tags_of(
+            stages,
+            ties=find_ties(sources),
+            partition=partition,
+            ranks_of_stage=topology.holders,
+            later_copies=view.later_copies,
+        )
         self.engine = Engine(
-            view=RankView.of(topology, rank, microbatches=microbatches),
+            view=view,
             training=lower(order),
             forward_only=lower(forward_only(order, microbatches)),
             stages=stages,
             loss=loss,
             transport=transport,
             options=EngineOptions(microbatches, post_validation=post_validation),
+            tags=tags,
         )
         parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]
         optimizer = make_optimizer(parameters)

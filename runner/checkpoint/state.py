@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from runner.errors import Problem
 from runner.model.layers import StageModule
+from runner.model.tags import named_parameters
 from runner.optim.catalogue.registry import kind_of_class
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "gather_optimizer_state",
     "load_buffers",
     "load_optimizer_state",
-    "named_parameters",
     "own_buffers",
     "own_optimizer_state",
     "tensor_problems",
@@ -29,17 +29,18 @@ _MOST_DIFFERENCES = 3
 
 
 def own_optimizer_state(
-    optimizer: Optimizer, stages: Mapping[int, StageModule], states: Mapping[Tensor, Mapping[str, Any]] | None = None
+    optimizer: Optimizer, parameters: Mapping[str, Parameter], states: Mapping[Tensor, Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """``{"state": {global name: {…}}, "param_groups": [settings]}`` of this rank; tensors on the CPU.
+    """``{"state": {global name: {…}}, "param_groups": [settings]}`` of some parameters; tensors on the CPU.
 
     Args:
+        parameters: by global name; those without a state are left out.
         states: by parameter; needed if the optimizer's own states belong to other tensors than the parameters.
     """
     optimizer = getattr(optimizer, "_optimizer", optimizer)
     found = optimizer.state if states is None else states
     state = {}
-    for name, parameter in named_parameters(stages).items():
+    for name, parameter in parameters.items():
         if parameter in found:
             entries = found[parameter].items()
             state[name] = {key: value.cpu() if isinstance(value, Tensor) else value for key, value in entries}
@@ -131,12 +132,3 @@ def tensor_problems(model: Mapping[str, Sequence[int]], checkpoint: Mapping[str,
 def _copied(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Copies of the tensors, because those of a checkpoint are memory-mapped."""
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
-
-
-def named_parameters(stages: Mapping[int, StageModule]) -> dict[str, Parameter]:
-    """Parameters by global name."""
-    return {
-        module.global_name(name): parameter
-        for module in stages.values()
-        for name, parameter in module.named_parameters()
-    }

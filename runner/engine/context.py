@@ -30,8 +30,8 @@ class RankView:
         first_microbatch: global number of this replica's first micro-batch: d * T.
         holders: of each of this rank's stages, all global ranks with a copy: replicas, and the twins of pipelines that
             cross. Their gradients are summed, in this order.
-        later_copies: this rank's stages of which another rank of its pipeline holds the first copy: the one that
-            counts in the gradient norm and goes into files.
+        later_copies: this rank's stages of which another rank of its pipeline holds the first copy; what follows from
+            that for each parameter is in its tag, see :class:`runner.model.tags.ParameterTag`.
     """
 
     position: int

@@ -33,9 +33,9 @@ from runner.engine.transport.base import Transport
 from runner.engine.transport.watched import WatchedTransport
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import Reducer
+from runner.engine.update.sets import Keep, stage_sets, tied_sets
 from runner.engine.update.sharding import ShardedUpdate, Sharding
 from runner.engine.update.stage_update import Backup, NotFiniteError, StageUpdate
-from runner.engine.update.ties import TiedWeight, group_by_holders
 from runner.engine.update.twins import compare_twins
 from runner.engine.update.update import Update
 from runner.engine.weights.store import WeightStore
@@ -46,6 +46,7 @@ from runner.engine.works.work import Filler, Work, Works
 from runner.errors import RunFailedError
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
+from runner.model.tags import ParameterTag, named_parameters
 from runner.schedule.lowering.speculate import speculation
 from runner.schedule.values import Action, Payload, Program
 
@@ -63,11 +64,12 @@ class Engine:
         loss: the loss function.
         transport: how messages travel.
         options: what the run fixes.
-        tied: this rank's copies of weights that several stages hold.
+        tags: what each of this rank's parameters is, by global name.
         sharding: keeps and applies the gradients of this rank's one stage together with its other replicas.
         keep: makes the gradients of a stage.
 
     Attributes:
+        tags: what each of this rank's parameters is, by global name.
         gradients: of each stage.
         tied_gradients: of the weights that several stages hold, which are in no stage's.
         stores: of each stage that keeps several versions of its weights.
@@ -84,9 +86,9 @@ class Engine:
         loss: LossFunction,
         transport: Transport,
         options: EngineOptions,
-        tied: Sequence[TiedWeight] = (),
+        tags: Mapping[str, ParameterTag],
         sharding: Sharding | None = None,
-        keep: Callable[[Sequence[tuple[str, torch.nn.Parameter]]], StageGradients] = StageGradients,
+        keep: Keep = StageGradients,
     ) -> None:
         schedule = training.schedule
         self.view = view
@@ -94,11 +96,9 @@ class Engine:
         self.options = options
         self.transport = transport = WatchedTransport(transport) if schedule.ahead else transport
         self._sharding = sharding
-        shared = {id(weight.parameter) for weight in tied}
-        self.gradients = {stage: keep(_named_parameters(module, shared)) for stage, module in stages.items()}
-        for stage in view.later_copies:
-            self.gradients[stage].counted = False
-        self.tied_gradients = group_by_holders(tied)
+        self.tags = dict(tags)
+        self.gradients = stage_sets(self.stages, self.tags, keep)
+        self.tied_gradients = tied_sets(self.stages, self.tags)
         self._stream = RankStream(view, training, forward_only, options.microbatches)
         self.stores = _stores(self.stages, schedule.delays)
         self._updates = self._make_updates()
@@ -182,8 +182,14 @@ class Engine:
 
     @property
     def first_copies(self) -> dict[int, StageModule]:
-        """This rank's stages without twins whose first copy is elsewhere in its pipeline: those that go into files."""
+        """This rank's stages whose first copy in its pipeline this one is: their buffers go into files."""
         return {stage: module for stage, module in self.stages.items() if stage not in self.view.later_copies}
+
+    @property
+    def saved_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that go into files from this rank's pipeline through this rank, by global name."""
+        own = named_parameters(self.stages)
+        return {name: parameter for name, parameter in own.items() if self.tags[name].is_first_copy}
 
     @property
     def bytes_sent(self) -> dict[str, int]:
@@ -455,7 +461,7 @@ class Engine:
     def _wait_for_sums(self, window: Window, stages: frozenset[int]) -> None:
         """Wait for the window's loss, over replicas too, and for the sums of the stages' gradients."""
         reductions = [each for stage in sorted(stages) for each in self._executor.reductions.pop(stage, ())]
-        reductions += [each for group in self.tied_gradients for each in group.start(self.transport)]
+        reductions += [each for group in self.tied_gradients for each in group.reduce(self.transport)]
         if not window.knows_totals:
             totals = self._headers.totals(window).to(self.transport.device)
             if len(self.view.replicas) > 1:
@@ -564,10 +570,6 @@ def _without(others: Sequence[StageGradients], apply_update: Callable[[], None])
     apply_update()
     for gradients in others:
         gradients.claim()
-
-
-def _named_parameters(module: StageModule, left_out: set[int]) -> list[tuple[str, torch.nn.Parameter]]:
-    return [(module.global_name(n), p) for n, p in module.named_parameters() if id(p) not in left_out]
 
 
 def _named_buffers(module: StageModule) -> list[tuple[str, Tensor]]:

@@ -146,9 +146,7 @@ class Executor:
 
     def _reduce(self, action: Action) -> None:
         """Start summing the stage's gradients over its replicas and twins; STEP waits for it."""
-        holders = self._rank.view.holders[action.stage]
-        started = self._gradients[action.stage].reduce(self._rank.transport, holders) if len(holders) > 1 else []
-        self.reductions[action.stage] = started
+        self.reductions[action.stage] = self._gradients[action.stage].reduce(self._rank.transport)
 
     def _step(self, action: Action) -> None:
         self._on_step(self._rank.window_of(action), action.stage)

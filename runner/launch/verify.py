@@ -123,11 +123,11 @@ def _promise(config: RunConfig, plan: RunPlan) -> Promise:
 def _ties_cross(config: RunConfig, plan: RunPlan) -> bool:
     """Whether a weight is shared by layers of several stages."""
     from runner.model.load import model_layers
-    from runner.model.ties import find_ties
+    from runner.model.ties import crossing_ties, find_ties
 
     if plan.schedule.stages == 1:
         return False
-    return any(len(tie.stages(plan.partition)) > 1 for tie in find_ties(model_layers(config)))
+    return bool(crossing_ties(find_ties(model_layers(config)), plan.partition))
 
 
 def _raise(outcome: Outcome, place: Path) -> None:

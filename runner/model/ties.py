@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from runner.errors import Problem
 
-__all__ = ["Layer", "Tie", "find_ties", "first_names", "sharing_problems", "tied_parameters", "with_all_names"]
+__all__ = [
+    "Layer",
+    "Tie",
+    "crossing_ties",
+    "find_ties",
+    "first_names",
+    "sharing_problems",
+    "tied_parameters",
+    "with_all_names",
+]
 
 
 class Layer(Protocol):
@@ -79,6 +88,11 @@ def tied_parameters(layers: Iterable[Layer]) -> list[Tensor]:
         for name, parameter in layer.given.named_parameters(remove_duplicate=False)
         if (layer.index, layer.full_name(name)) in names
     ]
+
+
+def crossing_ties(ties: Iterable[Tie], partition: Sequence[tuple[int, int]]) -> list[Tie]:
+    """The weights that several stages use, where ``partition`` is the first and last layer of each stage."""
+    return [tie for tie in ties if len(tie.stages(partition)) > 1]
 
 
 def first_names(ties: Iterable[Tie]) -> dict[str, str]:

@@ -108,10 +108,11 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         """The whole model's weights by global name on rank 0, empty on other ranks. In parts, this rank's weights."""
         assert self.engine is not None
         self.engine.settle()
-        copies = self.engine.first_copies
+        copies, tags = self.engine.first_copies, self.engine.tags
         whole = {name: value.detach() for module in copies.values() for name, value in module.global_state().items()}
         buffers = own_buffers(copies)  # replicas have different buffers; those of the first belong to the model
-        own = self.saved_here({name: value for name, value in whole.items() if name not in buffers})
+        weights = {name: value for name, value in whole.items() if name not in buffers and tags[name].is_first_copy}
+        own = self.saved_here(weights)
         own |= buffers if self.replica == 0 else {}
         parts = self.saved_parts({name: own[name].cpu() for name in whole if name in own})
         return {name: value for part in parts or [] for name, value in part.items()}
@@ -138,7 +139,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
     def _own_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any] | None:
         """The state of this rank's stages, if its replica saves, else None. Every rank must call it."""
         assert self.engine is not None
-        return own_optimizer_state(optimizer, self.engine.first_copies) if self._saves else None
+        return own_optimizer_state(optimizer, self.engine.saved_parameters) if self._saves else None
 
     @property
     def _saves(self) -> bool:

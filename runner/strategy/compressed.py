@@ -15,6 +15,7 @@ from runner.engine.update.reducer import LocalGradients
 from runner.engine.update.replicas import ReplicaExchange
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule
+from runner.model.tags import named_parameters
 from runner.optim.kinds.onebit import OneBitOptimizer
 from runner.optim.states.master import MasterWeights
 
@@ -28,11 +29,12 @@ def compressing(optimizer: Optimizer) -> OneBitOptimizer | None:
     return inner if isinstance(inner, OneBitOptimizer) else None
 
 
-def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]) -> ReplicaExchange | None:
+def attach_compression(optimizer: Optimizer, engine: Engine, crossing: Sequence[str]) -> ReplicaExchange | None:
     """Let a 1-bit optimizer exchange momentum between the stage's replicas instead of gradients.
 
     Args:
-        tied: names of weights that several stages hold.
+        crossing: names of the model's weights that several stages hold. Every rank is given them, not only the ranks
+            that hold one, so that all refuse together.
 
     Returns:
         the exchange; None if nothing is compressed, or there is one replica.
@@ -43,8 +45,8 @@ def attach_compression(optimizer: Optimizer, engine: Engine, tied: Sequence[str]
     onebit = compressing(optimizer)
     if onebit is None:
         return None
-    if tied:
-        why = f"{tied[0]} is on several stages, whose gradients are summed over all of its replicas"
+    if crossing:
+        why = f"{crossing[0]} is on several stages, whose gradients are summed over all of its replicas"
         rule = "must exchange whole gradients for weights that stages share"
         raise RequestError([Problem("optimizer.name", onebit.option, rule, why, "optimizer=adamw")])
     engine.reduce_by(lambda gradients: LocalGradients(lambda: onebit.compresses))
@@ -127,10 +129,6 @@ def _by_name(saved: Iterable[OwnErrors], wanted: Set[str]) -> tuple[dict[str, li
 
 def _layout(optimizer: Optimizer, stages: Mapping[int, StageModule]) -> tuple[list[str], list[int]]:
     """Names and sizes of the parameters, in the order in which the optimizer concatenates them."""
-    named: dict[Any, str] = {
-        parameter: module.global_name(name)
-        for module in stages.values()
-        for name, parameter in module.named_parameters()
-    }
+    named: dict[Any, str] = {parameter: name for name, parameter in named_parameters(stages).items()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [named[parameter] for parameter in held], [parameter.numel() for parameter in held]

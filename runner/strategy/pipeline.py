@@ -34,7 +34,6 @@ from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import Reducer
 from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.update.sharding import Sharding
-from runner.engine.update.ties import tied_weights
 from runner.engine.update.twins import running_statistics_problems
 from runner.engine.window import StepBatch
 from runner.engine.works.watch import watch_of
@@ -43,6 +42,8 @@ from runner.errors import raise_problems
 from runner.memory.apply.install import install
 from runner.model.compiled import compile_layers
 from runner.model.layers import StageModule
+from runner.model.tags import ParameterTag, tags_of
+from runner.model.ties import crossing_ties
 from runner.optim.states.backup import OptimizerBackup
 from runner.optim.states.master import MasterWeights
 from runner.schedule.generators.one_directional.forward_only import forward_only
@@ -179,8 +180,8 @@ class EngineStrategy(NamedCheckpointStrategy):
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
             begin, filler = self._attach_watch(optimizer, module)
             self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, filler)
-            tied = [tie.name for tie in module.ties if len(tie.stages(self.plan.partition)) > 1]
-            self.exchange = attach_compression(optimizer, self.engine, tied)
+            crossing = [tie.name for tie in crossing_ties(module.ties, self.plan.partition)]
+            self.exchange = attach_compression(optimizer, self.engine, crossing)
         self.setup_precision_plugin()
 
     def _attach_watch(
@@ -238,8 +239,12 @@ class EngineStrategy(NamedCheckpointStrategy):
                 self.plan, module.ties, self.options, self.root_device, timeout_seconds=self._timeout.total_seconds()
             ),
             options=self.options,
-            tied=tied_weights(
-                module.ties, self.plan.partition, self.plan.topology.holders, stages, self.view.later_copies
+            tags=tags_of(
+                stages,
+                ties=module.ties,
+                partition=self.plan.partition,
+                ranks_of_stage=self.plan.topology.holders,
+                later_copies=self.view.later_copies,
             ),
             sharding=self._sharding_of(stages),
             keep=self._gradients_of,
@@ -249,9 +254,11 @@ class EngineStrategy(NamedCheckpointStrategy):
         """The object that keeps the gradients of this rank's stages instead of the engine, or None."""
         return None
 
-    def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
-        """The gradients of one stage if the engine keeps them."""
-        return StageGradients(parameters)
+    def _gradients_of(
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], tag: ParameterTag | None
+    ) -> StageGradients:
+        """The gradients of one stage if the engine keeps them; see :data:`runner.engine.update.sets.Keep`."""
+        return StageGradients(parameters, tag)
 
     # A step
 

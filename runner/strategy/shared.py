@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from runner.checkpoint.state import named_parameters, own_optimizer_state
+from runner.checkpoint.state import own_optimizer_state
 from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.update.replicas import ReplicaExchange
+from runner.model.tags import named_parameters
 from runner.optim.states.shared import SharedStates
 from runner.strategy.pipeline import EngineStrategy
 
@@ -51,7 +52,7 @@ class SharedStatesStrategy(EngineStrategy):
     def _own_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any] | None:
         assert self.engine is not None
         states = self._shared.whole()
-        return own_optimizer_state(optimizer, self.engine.first_copies, states) if self._saves else None
+        return own_optimizer_state(optimizer, self.engine.saved_parameters, states) if self._saves else None
 
     @override
     def _load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:

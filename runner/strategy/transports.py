@@ -13,7 +13,7 @@ from runner.engine.transport.base import Transport
 from runner.engine.transport.delayed import DelayedTransport
 from runner.engine.transport.processes import ProcessTransport
 from runner.engine.transport.sockets import SocketTransport
-from runner.engine.update.ties import holder_groups
+from runner.model.tags import holder_groups
 from runner.model.ties import Tie
 from runner.strategy.protocols import Layout
 

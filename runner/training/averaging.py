@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.nn import Parameter
 
+from runner.model.tags import named_parameters
 from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["AVERAGE", "WeightAveraging"]
@@ -45,10 +46,9 @@ class WeightAveraging(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         strategy = _strategy(trainer)
         assert strategy.engine is not None
-        for module in strategy.engine.stages.values():
-            for name, parameter in module.named_parameters():
-                if parameter.requires_grad:
-                    self._weights[module.global_name(name)] = parameter
+        tags = strategy.engine.tags
+        own = named_parameters(strategy.engine.stages)
+        self._weights |= {name: parameter for name, parameter in own.items() if tags[name].is_trained}
         for name, parameter in self._weights.items():
             start = self._loaded.get(name, parameter.detach())
             self._averages[name] = start.to(device=parameter.device, dtype=torch.float32, copy=True)
@@ -80,7 +80,10 @@ class WeightAveraging(Callback):
 
         For a checkpoint in parts, it returns the averages of this rank only.
         """
-        own = {name: value.cpu() for name, value in strategy.saved_here(self._averages).items()}
+        assert strategy.engine is not None
+        saved = strategy.engine.saved_parameters
+        averages = {name: value for name, value in self._averages.items() if name in saved}
+        own = {name: value.cpu() for name, value in strategy.saved_here(averages).items()}
         return {name: value for part in strategy.saved_parts(own) or [] for name, value in part.items()}
 
     def on_save_checkpoint(

@@ -13,7 +13,6 @@ from runner.engine.actions.compute import Compute
 from runner.engine.engine import Engine
 from runner.engine.executor import Executor
 from runner.engine.update.gradients import StageGradients
-from runner.engine.update.ties import TiedGradients
 from runner.engine.window import Window
 from runner.schedule.values import Action
 from runner.training.verify.recording_rank import run_recording_rank
@@ -102,8 +101,10 @@ def no_clip(config: RunConfig, run_dir: Path) -> None:
 def untied_weight(config: RunConfig, run_dir: Path) -> None:
     """Stages that share a weight keep their own sums of its gradient."""
 
-    def start(self: TiedGradients, transport: Any) -> list[Any]:
-        return []
+    right = StageGradients.reduce
 
-    TiedGradients.start = start
+    def reduce(self: StageGradients, transport: Any) -> list[Any]:
+        return [] if self.tag is not None and self.tag.spans_stages else right(self, transport)
+
+    StageGradients.reduce = reduce
     run_recording_rank(config, run_dir)

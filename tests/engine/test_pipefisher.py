@@ -123,7 +123,7 @@ def test_goes_on_bit_for_bit_from_any_step(cut: int) -> None:
         submitted(first, transport, schedule, batches[:cut])
         first.drain()
         names = {key for state in kfac.state.values() for key in state}
-        saved = own_optimizer_state(kfac, first.stages)
+        saved = own_optimizer_state(kfac, first.saved_parameters)
         weights = {name: value.clone() for name, value in first.stages[transport.rank].state_dict().items()}
         second, other = engines(transport, schedule, broken)
         second.stages[transport.rank].load_state_dict(weights)

@@ -139,11 +139,11 @@ def test_local_gradients_stay_and_are_judged_together() -> None:
         gradients = StageGradients([("w", parameter)])
         gradients.reducer = LocalGradients(lambda: True)
         gradients.flats[0].fill_(float(transport.rank + 1))
-        for handle in gradients.reduce(transport, (0, 1)):
+        for handle in gradients.reducer.start(gradients, transport, (0, 1)):
             handle.wait()
         kept = gradients.flats[0].tolist()
         gradients.flats[0][2] = math.nan if transport.rank else 1.0
-        for handle in gradients.reduce(transport, (0, 1)):
+        for handle in gradients.reducer.start(gradients, transport, (0, 1)):
             handle.wait()
         assert not gradients.are_finite()
         return kept, gradients.flats[0].tolist()[1:2], gradients.reducer.bytes_sent
@@ -156,7 +156,7 @@ def test_local_gradients_are_summed_where_they_may() -> None:
         gradients = StageGradients([("w", nn.Parameter(torch.zeros(3)))])
         gradients.reducer = LocalGradients(lambda: False)
         gradients.flats[0].fill_(float(transport.rank + 1))
-        for handle in gradients.reduce(transport, (0, 1)):
+        for handle in gradients.reducer.start(gradients, transport, (0, 1)):
             handle.wait()
         return gradients.flats[0].tolist()
 

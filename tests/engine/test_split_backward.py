@@ -247,12 +247,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
 }
 
 
+def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
 class Run:
     """One stage's gradients, by a full backward or a split one, over two micro-batches with the same random numbers."""
 
     def __init__(self, module: nn.Module, values: list[Any], *, first: bool) -> None:
         self.module = module
-        self.gradients = StageGradients(module.named_parameters())
+        self.gradients = StageGradients(trained(module))
         self.values = values
         self.first = first
         self.input_gradients: list[Tensor | None] = []
@@ -360,7 +364,7 @@ def test_has_the_bits_of_a_full_backward_in_bf16(name: str) -> None:
     expected, split = make(name), make(name)
     for run in (expected, split):
         run.module.bfloat16()
-        run.gradients = StageGradients(run.module.named_parameters())
+        run.gradients = StageGradients(trained(run.module))
         run.values = [
             map_tensors(lambda t: t.bfloat16() if t.is_floating_point() else t, value) for value in run.values
         ]
@@ -434,7 +438,7 @@ def test_what_only_i_needs_is_free_after_it() -> None:
     module = nn.Sequential(
         nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, width)
     )
-    StageGradients(module.named_parameters())
+    StageGradients(trained(module))
     norm_inputs: list[weakref.ref[Any]] = []
     module[3].register_forward_hook(lambda _, given, output: norm_inputs.append(weakref.ref(given[0])))
     x = torch.randn(rows, width, requires_grad=True)

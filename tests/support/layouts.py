@@ -13,11 +13,11 @@ from runner.engine.engine import Engine, EngineOptions
 from runner.engine.transport.base import Transport
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.replicas import ReplicaExchange
-from runner.engine.update.ties import tied_weights
 from runner.engine.window import StepBatch, split_microbatches
 from runner.engine.works.watch import watch_of
 from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
+from runner.model.tags import tags_of
 from runner.model.ties import find_ties
 from runner.optim.states.backup import OptimizerBackup
 from runner.optim.states.master import MasterWeights
@@ -72,7 +72,7 @@ def make_engine(
     ties = find_ties(sources)
     topology = Topology.grid(pipeline, data, placement=order.rows)
     view = RankView.of(topology, transport.rank, microbatches=count)
-    tied = tied_weights(ties, cut, topology.holders, stages, view.later_copies)
+    tags = tags_of(stages, ties=ties, partition=cut, ranks_of_stage=topology.holders, later_copies=view.later_copies)
     engine = Engine(
         view=view,
         training=lower(order),
@@ -81,7 +81,7 @@ def make_engine(
         loss=loss,
         transport=transport,
         options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, **options),
-        tied=tied,
+        tags=tags,
     )
     parameters = list(dict.fromkeys(parameter for stage in stages.values() for parameter in stage.parameters()))
     if not parameters:

@@ -15,23 +15,25 @@ from torch.nn import Parameter
 
 from runner.engine.transport.base import Handle, Transport
 from runner.engine.update.reducer import PlainSum, Reducer
+from runner.model.tags import ParameterTag
 
 __all__ = ["StageGradients"]
 
 
 class StageGradients:
-    """The gradients of the trainable parameters of one stage.
+    """The gradients of trained parameters that are reduced together: those of one stage, or tied ones.
 
-    ``reducer`` sums them over the ranks that hold the stage; it is a plain sum until another one is set.
+    ``reducer`` sums them over the ranks that hold them; it is a plain sum until another one is set.
 
     Args:
-        parameters: ``(global name, parameter)`` pairs; frozen ones are left out.
-        counted: they are part of the gradient norm; another rank counts its copies otherwise.
+        parameters: ``(global name, parameter)`` pairs, all of them trained.
+        tag: of one of them; all have its holders, and count in the gradient norm where it does. None: no other rank
+            holds them.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, Parameter]], *, counted: bool = True) -> None:
-        trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-        self.counted = counted
+    def __init__(self, parameters: Iterable[tuple[str, Parameter]], tag: ParameterTag | None = None) -> None:
+        trained = list(parameters)
+        self.tag = tag
         self.reducer: Reducer = PlainSum()
         self.names = [name for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
@@ -45,6 +47,16 @@ class StageGradients:
             self.flats.append(flat)
             self._views += zip(members, views, strict=True)
         self.claim()
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The global ranks whose gradients are summed, ascending; empty where no other rank holds the parameters."""
+        return self.tag.holders if self.tag is not None else ()
+
+    @property
+    def counted(self) -> bool:
+        """Whether they are part of the gradient norm on this rank; else another rank counts its copies."""
+        return self.tag is None or self.tag.is_first_copy
 
     @property
     def num_bytes(self) -> int:
@@ -63,9 +75,9 @@ class StageGradients:
         for flat in self.flats:
             flat.zero_()
 
-    def reduce(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
-        """Start summing over the ranks that hold this stage, as the reducer does."""
-        return self.reducer.start(self, transport, group)
+    def reduce(self, transport: Transport) -> list[Handle]:
+        """Start summing over the holders, as the reducer does, once every backward has added its share."""
+        return self.reducer.start(self, transport, self.holders) if len(self.holders) > 1 else []
 
     def start_sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
         """Start a plain sum, in place."""
@@ -96,7 +108,7 @@ class StageGradients:
             master_of: the fp32 weight that a parameter is rounded from.
         """
         masters = [master_of(parameter) for parameter in self.parameters]
-        wide = StageGradients(zip(self.names, masters, strict=True), counted=self.counted)
+        wide = StageGradients(zip(self.names, masters, strict=True), self.tag)
         with torch.no_grad():
             for parameter, master in zip(self.parameters, masters, strict=True):
                 if parameter.grad is not None and master.grad is not None:

@@ -6,7 +6,7 @@ verdict on what is not finite. A :class:`Sharding` takes a stage's gradients ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from runner.engine.transport.base import Transport
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.loss_scale import LossScaling
 from runner.engine.update.update import Update, Verdict
+from runner.model.tags import ParameterTag
 
 __all__ = ["KeptElsewhere", "ShardedUpdate", "Sharding"]
 
@@ -58,11 +59,10 @@ class Sharding(Protocol):
 class KeptElsewhere(StageGradients):
     """The engine's view of gradients that a :class:`Sharding` keeps: their parameters, and no buffer."""
 
-    def __init__(self, parameters: Iterable[tuple[str, Parameter]]) -> None:
-        super().__init__(())
-        trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-        self.names = [name for name, _ in trained]
-        self.parameters = [parameter for _, parameter in trained]
+    def __init__(self, parameters: Sequence[tuple[str, Parameter]], tag: ParameterTag | None = None) -> None:
+        super().__init__((), tag)
+        self.names = [name for name, _ in parameters]
+        self.parameters = [parameter for _, parameter in parameters]
 
 
 class ShardedUpdate(Update):

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from runner.engine.transport.base import Handle, Transport
 from runner.engine.update.gradients import StageGradients
 from runner.model.layers import StageModule
+from runner.model.tags import ParameterTag
 from runner.optim.operators import load_operators, needed_operators
 from runner.strategy.zero.flat_pieces import pieces
 from runner.strategy.zero.twin_flow import TwinFlow
@@ -135,8 +136,8 @@ class DeepSpeedGradients(StageGradients):
     Nothing is summed before :meth:`attach`.
     """
 
-    def __init__(self, parameters: Sequence[tuple[str, Parameter]]) -> None:
-        super().__init__(parameters)
+    def __init__(self, parameters: Sequence[tuple[str, Parameter]], tag: ParameterTag | None = None) -> None:
+        super().__init__(parameters, tag)
         self._engine: Any = None
 
     def attach(

@@ -23,7 +23,8 @@ from runner.engine.update.gradients import StageGradients
 from runner.engine.update.sharding import KeptElsewhere, Sharding
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule
-from runner.model.ties import Tie
+from runner.model.tags import ParameterTag
+from runner.model.ties import Tie, crossing_ties
 from runner.optim.states.delayed import DelayedUpdate
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.pipeline import EngineStrategy, Layout
@@ -70,9 +71,11 @@ class ZeroEngineStrategy(EngineStrategy):
     def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
         if self._stage == 0:
             return None
-        crossing = [tie.name for tie in self._ties() if len(tie.stages(self.plan.partition)) > 1]
+        crossing = crossing_ties(self._ties(), self.plan.partition)
         if crossing:
-            why = f"{crossing[0]} is on several stages, and each stage's DeepSpeed engine would update its own copy"
+            why = (
+                f"{crossing[0].name} is on several stages, and each stage's DeepSpeed engine would update its own copy"
+            )
             rule = "must be null for weights that stages share"
             raise RequestError([Problem("zero.stage", self._stage, rule, why, "zero.stage=null")])
         (stage,) = stages.values()
@@ -85,8 +88,10 @@ class ZeroEngineStrategy(EngineStrategy):
         return ties
 
     @override
-    def _gradients_of(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> StageGradients:
-        return DeepSpeedGradients(parameters) if self._stage == 0 else KeptElsewhere(parameters)
+    def _gradients_of(
+        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], tag: ParameterTag | None
+    ) -> StageGradients:
+        return DeepSpeedGradients(parameters, tag) if self._stage == 0 else KeptElsewhere(parameters, tag)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:

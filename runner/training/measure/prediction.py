@@ -18,7 +18,7 @@ from runner.engine.update.update import Update
 from runner.engine.window import StepBatch
 from runner.engine.works.watch import watch_of
 from runner.model.device import device_memory_bytes
-from runner.model.layers import StageModule
+from runner.model.tags import named_parameters
 from runner.optim.kinds.build import build_optimizer, measure_step_seconds_per_byte
 from runner.optim.states.master import MasterWeights
 from runner.plan.make import make_plan
@@ -52,9 +52,9 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
         "stages": {
             stage: {
                 **{op: seconds_per_action(measured, op, stage) for op in "FBIW"},
-                "step": _update_seconds(config, module, engine),
+                "step": _update_seconds(config, engine, stage),
             }
-            for stage, module in engine.stages.items()
+            for stage in engine.stages
         },
         "message": message_seconds(engine.transport, strategy.view.pipeline, crossing),
         "reduce": {stage: _reduce_seconds(strategy, engine, stage) for stage in sorted(engine.stages)},
@@ -90,9 +90,11 @@ def _combine(ranks: list[dict[str, Any]], num_stages: int) -> StageSeconds:
     )
 
 
-def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> float:
+def _update_seconds(config: RunConfig, engine: Engine, stage: int) -> float:
     """Seconds to scale, clip, update and clear one stage, measured on a copy if the stage is small."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    module = engine.stages[stage]
+    own = named_parameters({stage: module})
+    trained = [parameter for name, parameter in own.items() if engine.tags[name].is_trained]
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
     masters = PRECISIONS[config.precision.name].master_weights
     if not trained:
@@ -128,8 +130,9 @@ def _update_seconds(config: RunConfig, module: StageModule, engine: Engine) -> f
 
 
 def _reduce_seconds(strategy: EngineStrategy, engine: Engine, stage: int) -> float:
-    holders, gradients = engine.view.holders[stage], engine.gradients[stage]
-    if len(holders) == 1:
+    gradients = engine.gradients[stage]
+    holders = gradients.holders
+    if len(holders) <= 1:
         return 0.0
     if strategy.reducer is not None:
         fresh = strategy.reducer(gradients)  # one that has kept nothing, over gradients that are zero between steps
