@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from runner.errors import Problem, RequestError, did_you_mean
 
-__all__ = ["import_named", "import_target"]
+__all__ = ["call_named", "import_named", "import_target"]
 
 
 def import_named(path: str, target: str, *, what: str = "function", fits: Callable[[Any], bool] = callable) -> Any:
@@ -45,6 +46,29 @@ def import_named(path: str, target: str, *, what: str = "function", fits: Callab
         why = f"{module_name} has no {what} {name}"
         raise RequestError([Problem(path, target, f"must name a {what} of that module", why, fix)])
     return found
+
+
+def call_named(path: str, target: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a user's function returns.
+
+    Args:
+        path: the field that names it, for messages.
+        target: ``package.module:name``.
+        function: what ``target`` names.
+        args, kwargs: what it is called with.
+
+    Raises:
+        RequestError: it raised; the error and the line of the user's code are in the message.
+    """
+    try:
+        return function(*args, **kwargs)
+    except RequestError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is this one
+        where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+        why = f"Calling it raised {type(error).__name__}: {error}{where}"
+        raise RequestError([Problem(path, target, "must run with the arguments that it is given", why)]) from error
 
 
 def import_target(path: str, target: str) -> Callable[..., Any]:

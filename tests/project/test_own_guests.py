@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from runner.config.compose.resolve import resolve
+from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import schedule_of, schedule_problems
 from runner.schedule import build, check, check_program, lower, problems_of
 from runner.schedule.catalogue.kinds import ScheduleRequest
@@ -130,7 +131,7 @@ def test_a_schedule_of_ones_own_is_drawn_and_checked(folder: Path, monkeypatch: 
         ("toys:backwards_first", {}, "rank 0, cell 0 (0B0): must come after 0F0 (cell 1)"),
         ("toys:pairs", {"sise": 2}, "Calling it raised TypeError"),
         ("toys:nothing", {}, "must name a function or ScheduleSpec of that module"),
-        ("toys:sums", {}, "must be callable with ranks, microbatches and schedule.kwargs"),
+        ("toys:sums", {}, "must run with the arguments that it is given"),
         ("nowhere:pairs", {}, "must name a module that imports"),
     ],
 )
@@ -205,16 +206,22 @@ def test_all_four_run_together(folder: Path) -> None:
 def test_the_documents_own_schedule_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/design.md's module and option file, as a reader would copy them; and its generator as it stands there."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    module, option, *rest = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "mine.py").write_text(module, encoding="utf-8")
+    module, option, optimizer, its_option, generator = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "mine.py").write_text(f"{module}\n{optimizer}", encoding="utf-8")
     (tmp_path / "conf" / "schedule").mkdir(parents=True)
+    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
+    (tmp_path / "conf" / "optimizer" / "signs.yaml").write_text(its_option, encoding="utf-8")
     (tmp_path / "conf" / "schedule" / "pairs.yaml").write_text(option, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = resolve(["schedule=pairs", "parallelism.pipeline=3", "schedule.microbatches=6"])
+    config = resolve(["schedule=pairs", "optimizer=signs", "parallelism.pipeline=3", "schedule.microbatches=6"])
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.tensor([2.0, -3.0])
+    optimizer_of(config.optimizer).make(config.optimizer, [weight]).step()
+    assert weight.tolist() == pytest.approx([0.99, 1.01])
     assert schedule_problems(config) == []
     own = schedule_of(config)
     assert (own.name, own.ranks, own.microbatches) == ("pairs", 3, 6)
     shipped: dict[str, Any] = {}
-    exec(rest[0], shipped)
+    exec(generator, shipped)
     assert shipped["SPEC"].generate(ScheduleRequest(ranks=3, microbatches=6)).actions == own.actions

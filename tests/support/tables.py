@@ -64,7 +64,7 @@ def schedules() -> list[list[str]]:
         assert spec.summary, f"{spec.name} has no summary"
         names = ", ".join(f"`{name}`" for name in (spec.name, *_aliases(spec)))
         rows.append([names, *(_figures(spec) if spec.figures is None else spec.figures), spec.summary])
-    return rows
+    return [*rows, ["`custom`", "", "", "the order that `schedule.target`, your own function, returns"]]
 
 
 def _figures(spec: ScheduleSpec) -> tuple[str, str]:

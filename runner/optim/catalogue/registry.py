@@ -13,7 +13,7 @@ from runner.optim.catalogue import compressors, optimizers
 from runner.optim.catalogue.compression import CompressionKind
 from runner.optim.catalogue.found import find_kinds
 from runner.optim.catalogue.kind import OptimizerKind
-from runner.targets import import_named
+from runner.targets import call_named, import_named
 
 __all__ = [
     "COMPRESSORS",
@@ -111,4 +111,5 @@ def _imported(path: str, target: str, kind: type) -> Any:
 
 
 def _call(function: Any, section: CompressionConfig, gradients: Any) -> Any:
-    return function(gradients, **section.kwargs)
+    assert section.target is not None  # it names the function
+    return call_named("compression.target", section.target, function, gradients, **section.kwargs)

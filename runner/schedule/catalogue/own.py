@@ -11,7 +11,7 @@ from runner.schedule.catalogue.kinds import Legal, ScheduleRequest, ScheduleSpec
 from runner.schedule.checking.schedule import check
 from runner.schedule.generators.one_directional.from_file import schedule_of_rows
 from runner.schedule.values import Schedule
-from runner.targets import import_named
+from runner.targets import call_named, import_named
 
 __all__ = ["own_spec"]
 
@@ -67,11 +67,11 @@ def own_spec(name: str, target: str) -> ScheduleSpec:
 
 def _made(name: str, target: str, make: Callable[..., Any], request: ScheduleRequest) -> Schedule | list[Problem]:
     """The schedule that a user's function makes of a request, or what is wrong with it."""
+    asked_for = {"ranks": request.ranks, "microbatches": request.microbatches}
     try:
-        made = make(ranks=request.ranks, microbatches=request.microbatches, **request.kwargs)
-    except Exception as error:
-        why = f"Calling it raised {type(error).__name__}: {error}"
-        return [Problem(_PATH, target, "must be callable with ranks, microbatches and schedule.kwargs", why)]
+        made = call_named(_PATH, target, make, **asked_for, **request.kwargs)
+    except RequestError as error:
+        return list(error.problems)
     if not isinstance(made, Schedule):
         if not _are_rows(made):
             why = f"It returned a {type(made).__name__}"

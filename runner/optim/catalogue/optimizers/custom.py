@@ -8,7 +8,7 @@ from runner.config.rules.table import Row, Table
 from runner.config.schema import OptimizerConfig, RunConfig
 from runner.errors import Problem, RequestError
 from runner.optim.catalogue.kind import OptimizerKind
-from runner.targets import import_target
+from runner.targets import call_named, import_target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,8 @@ def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
     from torch.optim import Optimizer
 
     assert section.target is not None  # a rule asks for it
-    made = import_target("optimizer.target", section.target)(parameters, lr=section.lr, **section.kwargs)
+    function = import_target("optimizer.target", section.target)
+    made = call_named("optimizer.target", section.target, function, parameters, lr=section.lr, **section.kwargs)
     if not isinstance(made, Optimizer):
         rule, kind = "must return a torch.optim.Optimizer", type(made).__name__
         raise RequestError([Problem("optimizer.target", section.target, rule, f"It returned a {kind}")])
