@@ -14,6 +14,7 @@ from runner.engine.engine import Engine
 from runner.engine.executor import Executor
 from runner.engine.update.gradients import StageGradients
 from runner.engine.window import Window
+from runner.engine.works.work import Place
 from runner.schedule.values import Action
 from runner.training.verify.recording_rank import run_recording_rank
 
@@ -29,9 +30,9 @@ def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
     """The second micro-batch's loss is reported, but has no gradient."""
     right = Compute._lose
 
-    def lose(self: Compute, window: Window, microbatch: int, output: Any, *, counts: bool = True) -> torch.Tensor:
-        total = right(self, window, microbatch, output, counts=counts)
-        made: torch.Tensor = total * 0.0 if microbatch == 1 else total
+    def lose(self: Compute, place: Place, output: Any, *, counts: bool = True) -> torch.Tensor:
+        total = right(self, place, output, counts=counts)
+        made: torch.Tensor = total * 0.0 if place.number == 1 else total
         return made
 
     Compute._lose = lose
@@ -40,7 +41,7 @@ def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
 
 def stale_weight(config: RunConfig, run_dir: Path) -> None:
     """Stage 1 computes with the weights of the step before, and updates the newest."""
-    right, update = Executor.run, Engine._finish_step
+    right, update = Executor.run, Engine._stage_is_due
     held: dict[int, list[torch.Tensor]] = {}
 
     def parameters(stages: Any) -> list[torch.nn.Parameter]:
@@ -51,24 +52,25 @@ def stale_weight(config: RunConfig, run_dir: Path) -> None:
             for parameter, value in zip(parameters(stages), values, strict=True):
                 parameter.copy_(value)
 
-    def run(self: Executor, window: Window, actions: Sequence[Action], failed: Any) -> None:
-        newest = [parameter.detach().clone() for parameter in parameters(self.stages)]
-        put(self.stages, held.get(0, newest))
+    def run(self: Executor, actions: Sequence[Action], failed: Any, *, training: bool = True) -> None:
+        stages = self._rank.stages
+        newest = [parameter.detach().clone() for parameter in parameters(stages)]
+        put(stages, held.get(0, newest))
         held[0], held[1] = newest, newest
-        right(self, window, actions, failed)
+        right(self, actions, failed, training=training)
 
-    def finish(self: Engine, window: Window) -> None:
+    def is_due(self: Engine, window: Window, stage: int) -> None:
         put(self.stages, held[1])
-        update(self, window)
+        update(self, window, stage)
 
-    Executor.run, Engine._finish_step = run, finish
+    Executor.run, Engine._stage_is_due = run, is_due
     run_recording_rank(config, run_dir)
 
 
 def missing_reduce(config: RunConfig, run_dir: Path) -> None:
     """Replicas keep their own sums."""
 
-    def reduce(self: Executor, window: Window, action: Action) -> None:
+    def reduce(self: Executor, action: Action) -> None:
         pass
 
     Executor._reduce = reduce
@@ -79,8 +81,8 @@ def swapped_target(config: RunConfig, run_dir: Path) -> None:
     """Every sample has its neighbour's target, over the borders of micro-batches."""
     right = Engine._open
 
-    def opened(self: Engine, batch: Any, training: bool) -> Window:
-        window = right(self, batch, training)
+    def opened(self: Engine, batch: Any, training: bool, place: int | None = None) -> Window:
+        window = right(self, batch, training, place)
         if window.targets is not None:
             sizes = [len(part) for part in window.targets]
             window.targets = list(torch.cat(list(window.targets)).roll(1, dims=0).split(sizes))  # type: ignore[no-untyped-call]  # the library's
