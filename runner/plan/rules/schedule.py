@@ -153,7 +153,7 @@ FILLED: Table[OrderFacts] = Table(
 
 
 def _own_tables() -> Iterator[Table[OrderFacts]]:
-    """What the shipped optimizers say of schedules; a table that several have is there once."""
+    """The rules of this package's optimizers about schedules; a table that several optimizers share comes once."""
     tables = {table.title: table for kind in OPTIMIZERS.values() for table in kind.order_rules}
     yield from (replace(table, applies=_has(title)) for title, table in tables.items())
 
@@ -167,7 +167,7 @@ def _has(title: str) -> Callable[[OrderFacts], bool]:
 
 
 OPTIMIZERS_ON_ORDERS: tuple[Table[OrderFacts], ...] = tuple(_own_tables())
-"""What each optimizer says about the schedules that it goes with."""
+"""The rules of optimizers about schedules."""
 
 
 def _not_compressed(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
