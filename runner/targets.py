@@ -1,4 +1,4 @@
-"""Import what a configuration names, as ``package.module:name``; needs no torch."""
+"""Imports objects that a configuration names as ``package.module:name``; needs no torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["call_named", "import_named", "import_target"]
 
 
 def import_named(path: str, target: str, *, what: str = "function", fits: Callable[[Any], bool] = callable) -> Any:
-    """The object that ``target`` names.
+    """Import and return the object that ``target`` names.
 
-    The working directory is importable, so that a user's own modules need no installation.
+    Modules in the working directory can be imported, so that a user's own modules need no installation.
 
     Args:
         path: the field that holds the target, for messages, e.g. ``model.target``.
         target: ``package.module:name``.
-        what: the object should be, for messages.
-        fits: whether an object is one of these.
+        what: the kind of object that is expected, for messages.
+        fits: whether an object is of this kind.
 
     Raises:
-        RequestError: the module does not import, or has no such object; the cause is in the message.
+        RequestError: the module cannot be imported, or has no such object; the message has the cause.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -72,6 +72,6 @@ def call_named(path: str, target: str, function: Callable[..., Any], *args: Any,
 
 
 def import_target(path: str, target: str) -> Callable[..., Any]:
-    """The function that ``target`` names; as :func:`import_named`."""
+    """Import and return the function that ``target`` names; see :func:`import_named`."""
     found: Callable[..., Any] = import_named(path, target)
     return found

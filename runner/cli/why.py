@@ -1,4 +1,4 @@
-"""The additions of ``runner plan --why`` to a plan: reasons, rules that looked at the request, DeepSpeed's settings."""
+"""The additions of ``runner plan --why`` to a plan: reasons, rules that the request touches, DeepSpeed's settings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Why", "why_of"]
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a plan is as it is.
+    """The reasons why a plan is as it is.
 
     Args:
         named: keys and groups that the request names.
         reasons: the plan's own notes, which its table prints.
-        rules: those that bind what is named to other keys; all of them hold.
-        deepspeed: its configuration as it is derived; None where DeepSpeed is not used.
+        rules: the rules that connect named keys with other keys; all of them hold.
+        deepspeed: the derived DeepSpeed configuration; None if DeepSpeed is not used.
     """
 
     named: tuple[str, ...]
@@ -48,12 +48,12 @@ class Why:
 
 
 def why_of(plan: RunPlan, config: RunConfig, overrides: Sequence[str]) -> Why:
-    """Why the plan of a request is as it is.
+    """Collect the reasons why the plan of a request is as it is.
 
     Args:
-        plan: of the request.
+        plan: the plan of the request.
         config: the request.
-        overrides: that it was made of.
+        overrides: the overrides from which the request was made.
     """
     named = tuple(dict.fromkeys(word.partition("=")[0].lstrip("+~") for word in overrides))
     return Why(

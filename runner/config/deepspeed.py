@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration, derived from a request: nothing in it is decided twice."""
+"""Derives DeepSpeed's configuration from a request, so that nothing is decided twice."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from runner.config.schema import RunConfig
 __all__ = ["MOST_PREFETCHED", "deepspeed_settings"]
 
 MOST_PREFETCHED = 50_000_000
-"""Elements of weights gathered ahead of their use with zero.stage=3, at most: DeepSpeed's own default."""
+"""The most elements of weights that zero.stage=3 gathers before their use: DeepSpeed's own default."""
 
 _NEVER = 2**31 - 1
 
 
 def deepspeed_settings(config: RunConfig, *, accelerated: bool) -> dict[str, Any]:
-    """The dictionary that DeepSpeed gets.
+    """The configuration dictionary for DeepSpeed.
 
     Args:
         config: a request with ``zero.stage``.
-        accelerated: the device has memory of its own, so that what is offloaded lies in pinned memory.
+        accelerated: whether the device has its own memory, so that offloaded values are in pinned host memory.
     """
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": _largest_microbatch(config),
-        "gradient_accumulation_steps": 1,  # the runner accumulates, and divides once
+        "gradient_accumulation_steps": 1,  # the runner accumulates gradients, and divides them once
         "gradient_clipping": config.trainer.grad_clip_norm or 0.0,
-        "zero_allow_untested_optimizer": True,  # the optimizer is the runner's own, by name
+        "zero_allow_untested_optimizer": True,  # the runner makes the optimizer, by name
         "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": _NEVER,  # the runner logs
+        "steps_per_print": _NEVER,  # the runner logs instead
         "zero_optimization": _zero(config, accelerated),
     }
     settings |= _precision(config)
@@ -50,9 +50,9 @@ def _largest_microbatch(config: RunConfig) -> int:
 
 
 def _precision(config: RunConfig) -> dict[str, Any]:
-    """Formats of weights and states. Autocast and loss scaling are the runner's."""
+    """The formats of weights and states. The runner does autocast and loss scaling itself."""
     precision = PRECISIONS[config.precision.name]
-    if config.zero.stage == 0:  # the optimizer, and its masters, are the runner's
+    if config.zero.stage == 0:  # the runner makes the optimizer and its master weights
         names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
         return {"communication_data_type": names[precision.weights], "gradient_allreduce_op": "sum"}
     if precision.weights == "bfloat16":
@@ -60,7 +60,7 @@ def _precision(config: RunConfig) -> dict[str, Any]:
         return {
             "bf16": {
                 "enabled": True,
-                "check_grad_overflow": False,  # the runner asks all ranks, once
+                "check_grad_overflow": False,  # the runner checks all ranks, once
                 "bf16_master_weights_and_grads": own,
                 "bf16_optimizer_states": own,
             }
@@ -79,7 +79,7 @@ def _zero(config: RunConfig, accelerated: bool) -> dict[str, Any]:
     settings |= {"overlap_comm": False, "contiguous_gradients": True, "reduce_bucket_size": zero.bucket_elements}
     if stage == 3:
         settings |= {
-            "stage3_param_persistence_threshold": 0,  # every weight is shared out, as planned
+            "stage3_param_persistence_threshold": 0,  # every weight is sharded, as planned
             "stage3_prefetch_bucket_size": min(zero.bucket_elements, MOST_PREFETCHED),
         }
     for part, where in (("offload_optimizer", offload.optimizer), ("offload_param", offload.parameters)):
@@ -89,5 +89,5 @@ def _zero(config: RunConfig, accelerated: bool) -> dict[str, Any]:
                 settings[part]["nvme_path"] = offload.nvme_path
     if offload.optimizer != "none" and offload.ratio != 1.0:
         settings["offload_optimizer"]["ratio"] = offload.ratio
-        settings["sub_group_size"] = 1  # so that every weight goes to either side for itself
+        settings["sub_group_size"] = 1  # so that each weight is placed separately
     return settings

@@ -1,7 +1,8 @@
-"""A hand-written DeepSpeed configuration, checked key by key against the request.
+"""Checks a hand-written DeepSpeed configuration, key by key, against the request.
 
-What the runner decides (batches, clipping, precision, optimizer, stage, offload) may be said again, not otherwise;
-``auto`` is always right. Keys that only tune are taken over. Everything else is refused: nothing is dropped silently.
+What the runner decides (batches, clipping, precision, optimizer, stage, offload) may be repeated, but not with another
+value; ``auto`` is always accepted. Keys that only tune are passed on. Every other key is refused: nothing is dropped
+silently.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LEARNING_RATE = "lr_scheduler=NAME: the runner sets the learning rate of every 
 
 
 def file_problems(config: RunConfig) -> Iterator[Problem]:
-    """What of ``zero.config`` contradicts the request, cannot be read, or is not known; both paths are named."""
+    """Problems of ``zero.config``: it cannot be read, contradicts the request or has unknown keys; names both paths."""
     if config.zero.config is None or config.zero.stage is None:
         return
     try:
@@ -59,7 +60,7 @@ def file_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def tuning_of(path: str) -> dict[str, Any]:
-    """What a checked file adds: its tuning keys, nested as DeepSpeed wants them."""
+    """The tuning keys of a checked file, nested as DeepSpeed expects them."""
     nested: dict[str, Any] = {}
     for key, value in _flat(_read(path)):
         if key in _TUNING and value != _AUTO:
@@ -72,7 +73,7 @@ def tuning_of(path: str) -> dict[str, Any]:
 
 
 def _decided(config: RunConfig) -> dict[str, tuple[str, Any]]:
-    """Each key that the runner decides: what of the request does, and its value."""
+    """Each DeepSpeed key that the runner decides: the part of the request that decides it, and its value."""
     zero, offload, optimizer, precision = config.zero, config.offload, config.optimizer, config.precision.name
     clip = config.trainer.grad_clip_norm or 0.0
     weights = PRECISIONS[precision].weights if precision in PRECISIONS else precision

@@ -1,4 +1,4 @@
-"""The links between this machine's ranks as ``runner doctor --collectives`` has measured them."""
+"""Measurements of the links between this machine's ranks by ``runner doctor --collectives``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["cache_root", "links_file", "with_measured_link"]
 
 
 def cache_root() -> Path:
-    """Where measurements of this machine are kept: ``$RUNNER_CACHE``, else ``~/.cache/runner``."""
+    """The folder for measurements of this machine: ``$RUNNER_CACHE``, else ``~/.cache/runner``."""
     root = os.environ.get("RUNNER_CACHE")
     return Path(root) if root else Path.home() / ".cache" / "runner"
 
 
 def links_file() -> Path:
-    """One file per machine, which holds ``bytes_per_second``, ``latency_seconds``, ``date`` and what was measured."""
+    """This machine's file, which holds ``bytes_per_second``, ``latency_seconds``, ``date`` and what was measured."""
     return cache_root() / "links" / f"{platform.node() or 'machine'}.json"
 
 
 def with_measured_link(config: RunConfig) -> RunConfig:
-    """``hardware=auto`` with the link's figures, where they were measured and the request names none.
+    """Add measured figures of the link to ``hardware=auto``, if there are any and the request names none.
 
-    They become part of the request, so that ranks on other machines plan with the same ones.
+    They become part of the request, so that ranks on other machines plan with the same figures.
     """
     hardware = config.hardware
     if hardware.name != "auto" or hardware.link_bytes_per_second is not None or hardware.link_latency_seconds:

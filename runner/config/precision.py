@@ -1,4 +1,4 @@
-"""What each ``precision=`` keeps in which number format. Formats are torch's names; nothing here needs torch."""
+"""The number formats of each ``precision=``. Formats have torch's names, but nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["PRECISIONS", "Precision"]
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Number formats of one run. The loss is computed in fp32 in each of them.
+    """The number formats of one run. The loss is always computed in fp32.
 
     Args:
-        weights: of weights, their gradients and, unless ``autocast`` says otherwise, activations.
-        autocast: format that torch.autocast computes matrix products in; None = the weights' own.
-        master_weights: the optimizer keeps fp32 weights and states and rounds the weights after each step.
-        loss_scaling: the loss is scaled dynamically, because small gradients underflow in this format.
-        arithmetic: key of ``hardware.flops`` whose peak the matrix products can reach.
+        weights: format of weights, their gradients and, unless ``autocast`` says otherwise, activations.
+        autocast: format in which torch.autocast computes matrix products; None = the format of the weights.
+        master_weights: whether the optimizer keeps fp32 weights and states and rounds the weights after each step.
+        loss_scaling: whether the loss is scaled dynamically, because small gradients underflow in this format.
+        arithmetic: the key of ``hardware.flops`` whose peak the matrix products can reach.
     """
 
     weights: str

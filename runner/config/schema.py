@@ -289,7 +289,7 @@ class TransportConfig:
 
 @dataclass
 class LauncherConfig:
-    """Where the ranks run. Rules: runner/config/rules/launcher.py."""
+    """Chooses where the ranks run. Rules: runner/config/rules/launcher.py."""
 
     name: str = "local"
     rendezvous_timeout_seconds: float = 60.0  # longest wait until all ranks have met

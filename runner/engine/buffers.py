@@ -1,4 +1,4 @@
-"""Tensors that wait for their use, each with one owner: put once, taken once."""
+"""Tensors that wait for their use; each has one owner, and is put once and taken once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Buffers"]
 
 
 class Buffers:
-    """Values by (kind, stage, micro-batch)."""
+    """Holds values by (kind, stage, micro-batch)."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, int, int], Any] = {}
 
     def put(self, kind: str, stage: int, microbatch: int, value: Any) -> None:
-        """Hand ``value`` over.
+        """Store ``value``.
 
         Raises:
-            RuntimeError: the place is taken.
+            RuntimeError: there is a value already.
         """
         key = kind, stage, microbatch
         if key in self._held:
@@ -28,14 +28,14 @@ class Buffers:
         self._held[key] = value
 
     def has(self, kind: str, stage: int, microbatch: int) -> bool:
-        """Whether a value is there."""
+        """Whether there is such a value."""
         return (kind, stage, microbatch) in self._held
 
     def peek(self, kind: str, stage: int, microbatch: int) -> Any:
-        """Look at a value that stays.
+        """Return a value and keep it.
 
         Raises:
-            RuntimeError: it is not there.
+            RuntimeError: there is no such value.
         """
         try:
             return self._held[kind, stage, microbatch]
@@ -43,23 +43,23 @@ class Buffers:
             raise RuntimeError(f"the {kind} of stage {stage}, micro-batch {microbatch} is not there") from None
 
     def take(self, kind: str, stage: int, microbatch: int) -> Any:
-        """Take a value away; like :meth:`peek` otherwise."""
+        """Remove and return a value; otherwise like :meth:`peek`."""
         try:
             return self._held.pop((kind, stage, microbatch))
         except KeyError:
             return self.peek(kind, stage, microbatch)
 
     def clear(self) -> list[Any]:
-        """Take everything away."""
+        """Remove and return all values."""
         values = list(self._held.values())
         self._held.clear()
         return values
 
     def require_empty(self, numbers: Container[int] | None = None) -> None:
-        """Raise RuntimeError, naming what is left, unless nothing is.
+        """Raise a RuntimeError that names the values that are left, if there are any.
 
         Args:
-            numbers: of the micro-batches that are looked at; default: all.
+            numbers: the micro-batches to check; default: all.
         """
         held = sorted(key for key in self._held if numbers is None or key[2] in numbers)
         if held:
@@ -67,7 +67,7 @@ class Buffers:
             raise RuntimeError(f"buffers were left at the end of the window (stage/micro-batch): {left}")
 
     def describe(self, stage: int, microbatch: int | None) -> str:
-        """The shapes that a stage's micro-batch holds, for error messages."""
+        """The shapes of the values of a stage and micro-batch, for error messages."""
         parts = []
         for (kind, at, number), value in self._held.items():
             if at == stage and number == microbatch:

@@ -1,4 +1,4 @@
-"""Where a rank stands in its pipeline, and what the parts of its executor share."""
+"""The place of a rank in its pipeline, and the objects that the parts of its executor share."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["RankContext", "RankView", "number_of"]
 
 @dataclass(frozen=True)
 class RankView:
-    """Where a rank stands.
+    """The place of a rank in its pipeline and among its replicas.
 
     Args:
-        position: in its pipeline.
-        pipeline: global rank at each position of this rank's pipeline.
-        replicas: global ranks that hold the same stages at the same position, in replica order.
-        num_stages: stages of the model.
-        first_microbatch: global number of this replica's first micro-batch: d * T.
-        holders: of each of this rank's stages, all global ranks with a copy: replicas, and the twins of pipelines that
-            cross. Their gradients are summed, in this order.
-        later_copies: this rank's stages of which another rank of its pipeline holds the first copy; what follows from
-            that for each parameter is in its tag, see :class:`runner.model.tags.ParameterTag`.
+        position: its position in its pipeline.
+        pipeline: the global rank at each position of this rank's pipeline.
+        replicas: the global ranks that hold the same stages at the same position, in replica order.
+        num_stages: number of stages of the model.
+        first_microbatch: the global number of this replica's first micro-batch: d * T.
+        holders: for each of this rank's stages, all global ranks with a copy: replicas, and the twins of pipelines
+            that cross. Their gradients are summed, in this order.
+        later_copies: this rank's stages whose first copy is on another rank of its pipeline; the consequences for each
+            parameter are in its tag, see :class:`runner.model.tags.ParameterTag`.
     """
 
     position: int
@@ -44,7 +44,7 @@ class RankView:
 
     @classmethod
     def of(cls, topology: Topology, rank: int, *, microbatches: int) -> Self:
-        """Where ``rank`` stands in a topology; ``microbatches`` are one replica's."""
+        """The view of ``rank`` in a topology; ``microbatches`` is the number of one replica's micro-batches."""
         place, stages = topology.coordinates(rank), topology.stages_of(rank)
         return cls(
             position=place.pipe,
@@ -64,18 +64,19 @@ class RankView:
 
 @dataclass
 class RankContext:
-    """What compute and messages of one rank share.
+    """The objects that compute and messages of one rank share.
 
     Args:
-        view: where the rank stands.
+        view: the place of the rank.
         stages: its stage modules by stage.
-        transport: how messages travel.
-        microbatches: of a window.
-        schedules: of a training window (True) and of a validation window: where each micro-batch finds its stages.
+        transport: sends and receives messages.
+        microbatches: number of micro-batches of a window.
+        schedules: the schedules of a training window (True) and of a validation window (False), which tell on which
+            rank each micro-batch finds its stages.
         buffers: tensors that wait for their use.
-        sharding: keeps the gradients of the rank's stage, where the engine does not.
-        timeline: what was done when.
-        windows: those under way, by their places; see :class:`runner.engine.stream.RankStream`.
+        sharding: keeps the gradients of the rank's stage, if the engine does not.
+        timeline: the times of what the rank did.
+        windows: the windows that have begun and not ended, by place; see :class:`runner.engine.stream.RankStream`.
     """
 
     view: RankView
@@ -89,28 +90,28 @@ class RankContext:
     windows: dict[int, Window] = field(default_factory=dict)
 
     def window_of(self, action: Action) -> Window:
-        """The window that ``action`` is of; fills of a stage are of none.
+        """The window to which ``action`` belongs; fills of a stage belong to none.
 
         Raises:
-            KeyError: it is not under way.
+            KeyError: it has not begun, or has ended.
         """
         place = action.window if action.microbatch is None else action.microbatch // self.microbatches
         return self.windows[place]
 
     def holds(self, window: Window, stage: int, microbatch: int, op: Op = Op.F) -> bool:
-        """Whether this rank runs ``op`` of ``stage`` and ``microbatch``; of a window without backwards: F alone."""
+        """Whether this rank runs ``op`` of ``stage`` and ``microbatch``; a window without backwards has only F."""
         schedule = self.schedules[window.training]
         if not 0 <= stage < schedule.stages:
             return False
         return schedule.rank_of(stage, window.index(microbatch), op) == self.view.position
 
     def recomputes_elsewhere(self, window: Window, stage: int) -> bool:
-        """Whether the backward of a stage is on another rank than its forward."""
+        """Whether the backward of a stage is not on the rank of its forward."""
         schedule = self.schedules[window.training]
         return 0 <= stage < schedule.stages and window.training and schedule.has_other_backward(stage)
 
 
 def number_of(action: Action) -> int:
-    """The micro-batch of a compute action or message."""
+    """The number of the micro-batch of a compute action or message."""
     assert action.microbatch is not None
     return action.microbatch

@@ -1,11 +1,12 @@
-"""One rank of a pipeline: batches in, finished optimizer steps out.
+"""The engine of one rank of a pipeline: it takes batches and returns finished optimizer steps.
 
-The engine is a stream: :meth:`Engine.submit` takes one step's batch and returns the steps that it finished: of a
-flushed schedule that one, of an asynchronous one perhaps an earlier one. :meth:`Engine.drain` finishes what is under
-way. Ranks are not synchronised between steps: the first stage may work on the next step while the others finish this
-one.
+The engine is a stream: :meth:`Engine.submit` takes one step's batch and returns the steps that ended. With a flushed
+schedule this is the same step, with an asynchronous one perhaps an earlier step. :meth:`Engine.drain` finishes the
+steps that have begun. Ranks are not synchronised between steps: the first stage may work on the next step while the
+others finish this one.
 
-A step's loss and gradients are sums over micro-batches and replicas, divided once by the summed weight, at STEP.
+A step's loss and gradients are sums over micro-batches and replicas; at STEP they are divided once by the summed
+weight.
 """
 
 from __future__ import annotations
@@ -54,26 +55,26 @@ __all__ = ["Engine", "EngineOptions", "FinishedStep"]
 
 
 class Engine:
-    """See the module's text.
+    """Runs one rank of a pipeline, see the module's text.
 
     Args:
-        view: where this rank stands.
-        training, forward_only: the lowered programs of training, one step or a stream of several that repeats, and of
-            a validation window.
+        view: the place of this rank.
+        training, forward_only: the lowered programs of training (one step, or a stream of several that repeats) and
+            of a validation window.
         stages: this rank's stage modules by stage.
         loss: the loss function.
-        transport: how messages travel.
-        options: what the run fixes.
-        tags: what each of this rank's parameters is, by global name.
+        transport: sends and receives messages.
+        options: the settings of the run.
+        tags: describes each of this rank's parameters, by global name.
         sharding: keeps and applies the gradients of this rank's one stage together with its other replicas.
         keep: makes the gradients of a stage.
 
     Attributes:
-        tags: what each of this rank's parameters is, by global name.
-        gradients: of each stage.
-        tied_gradients: of the weights that several stages hold, which are in no stage's.
-        stores: of each stage that keeps several versions of its weights.
-        updating: the step whose update is being applied; where windows overlap, not always the last submitted one.
+        tags: describes each of this rank's parameters, by global name.
+        gradients: the gradients of each stage.
+        tied_gradients: the gradients of weights that several stages hold; they belong to no stage's gradients.
+        stores: the weight store of each stage that keeps several versions of its weights.
+        updating: the step whose update is being applied; if windows overlap, not always the last submitted one.
     """
 
     def __init__(
@@ -103,14 +104,14 @@ class Engine:
         self.stores = _stores(self.stages, schedule.delays)
         self._updates = self._make_updates()
         self._step = 0
-        self._since = 0  # the first step after the pipeline was empty the last time
+        self._since = 0  # the first step since the pipeline was last empty
         self._stop_after: int | None = None
         self._begin_step: Callable[[], None] | None = None
         self._filler: Filler | None = None
         self._stop_requested = False
         self._finished: list[FinishedStep] = []
         self.updating = 0
-        self._is_training = True  # what ran last
+        self._is_training = True  # whether the last window was of training
         schedules = {True: schedule, False: forward_only.schedule}
         self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding)
         self._executor = Executor(
@@ -139,7 +140,7 @@ class Engine:
         return Works(works)
 
     def _make_updates(self) -> list[StageUpdate]:
-        """One for all stages of the rank; where windows overlap, one for each."""
+        """Make one update for all stages of the rank, or one for each stage if windows overlap."""
         if self._sharding is not None:
             sharded = ShardedUpdate(self._sharding, self.transport, self.options.scaling)
             return [StageUpdate(self.stages, self.options, sharded)]
@@ -168,12 +169,12 @@ class Engine:
 
     @property
     def all_gradients(self) -> list[StageGradients]:
-        """Every set of gradients of this rank: of its stages, and of the weights that several stages hold."""
+        """All gradients of this rank: those of its stages, and those of weights that several stages hold."""
         return [*self.tied_gradients, *self.gradients.values()]
 
     @property
     def update(self) -> Update:
-        """What scales this rank's losses and gradients."""
+        """The update that scales this rank's losses and gradients."""
         return self._updates[0].update
 
     @property
@@ -182,18 +183,18 @@ class Engine:
 
     @property
     def first_copies(self) -> dict[int, StageModule]:
-        """This rank's stages whose first copy in its pipeline this one is: their buffers go into files."""
+        """This rank's stages whose first copy in its pipeline is on this rank; their buffers are saved in files."""
         return {stage: module for stage, module in self.stages.items() if stage not in self.view.later_copies}
 
     @property
     def saved_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that go into files from this rank's pipeline through this rank, by global name."""
+        """The parameters that this rank saves in files for its pipeline, by global name."""
         own = named_parameters(self.stages)
         return {name: parameter for name, parameter in own.items() if self.tags[name].is_first_copy}
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes this rank sent in training steps so far: of activations, also lent or sent twice, and of gradients."""
+        """Bytes that this rank has sent in training steps: activations (also lent or sent twice), and gradients."""
         sent = self._executor.bytes_sent
         activations = sum(count for payload, count in sent.items() if payload is not Payload.GRADIENT)
         return {"activation": activations, "gradient": sent[Payload.GRADIENT]}
@@ -206,17 +207,18 @@ class Engine:
         begin: Callable[[], None] | None = None,
         filler: Filler | None = None,
     ) -> None:
-        """Set what updates the weights from ``parameter.grad``.
+        """Set the function that updates the weights from ``parameter.grad``.
 
         Args:
-            apply_update: updates every weight that has a gradient; for the step :attr:`updating`.
-            master_of: the fp32 master of a weight, whose ``grad`` is set in place of the weight's; None: no masters.
-            backup: takes an update back; post-validation needs one.
-            begin: called before the first forward of a training step; None: most see nothing of it but its end.
-            filler: does the work that fills the schedule's bubbles, where it has such work.
+            apply_update: updates every weight that has a gradient, for the step :attr:`updating`.
+            master_of: returns the fp32 master of a weight, whose ``grad`` is set instead of the weight's; None: there
+                are no masters.
+            backup: undoes an update; post-validation needs one.
+            begin: called before the first forward of a training step; most optimizers need no such call.
+            filler: does the work that fills the schedule's bubbles, if it has such work.
 
         Raises:
-            ValueError: the schedule has such work, and there is nothing to do it.
+            ValueError: the schedule has such work, but ``filler`` is missing.
         """
         schedule = self._stream.schedule(training=True)
         if filler is None and schedule.filling is not None:
@@ -232,13 +234,13 @@ class Engine:
         self._begin_step = begin
 
     def reduce_by(self, make: Callable[[StageGradients], Reducer]) -> None:
-        """Have each stage's gradients summed by a reducer of its own; those of tied weights are summed as they are."""
+        """Sum each stage's gradients with its own reducer; those of tied weights are summed without one."""
         for stage in self.stages:
             self.gradients[stage].reducer = make(self.gradients[stage])
 
     @property
     def filler(self) -> Filler | None:
-        """What does the work that fills the schedule's bubbles, where it has such work."""
+        """The object that does the work which fills the schedule's bubbles, if it has such work."""
         return self._filler
 
     @property
@@ -248,7 +250,7 @@ class Engine:
 
     @property
     def interval(self) -> int:
-        """Steps after which the training program repeats itself."""
+        """The number of steps after which the training program repeats itself."""
         return self._stream.interval
 
     @property
@@ -258,16 +260,16 @@ class Engine:
 
     @property
     def taken_back(self) -> list[TakenBack]:
-        """Steps that were reported and then taken back; whoever reads them may clear the list."""
+        """Steps that were reported and then undone; the reader may clear the list."""
         return self._updates[0].taken_back
 
     @property
     def stops(self) -> bool:
-        """Whether no further batch shall be submitted: some rank asked for it, and all ranks have come equally far."""
+        """Whether no further batch shall be submitted: a rank asked to stop, and all ranks are at the same step."""
         return self._stop_after is not None and self._step > self._stop_after
 
     def start_at(self, step: int) -> None:
-        """Set the index of the next step, after a resume. Weights have the version that so many steps have made."""
+        """Set the index of the next step, after a resume. The weights have version ``step``."""
         if step != self._step:
             for store in self.stores.values():
                 if store.newest != step:
@@ -277,11 +279,11 @@ class Engine:
 
     @property
     def actions_begun(self) -> int:
-        """How many actions of all windows this rank has begun: what grows where there is progress."""
+        """The number of actions that this rank has begun, over all windows; it grows while there is progress."""
         return self._executor.begun
 
     def place(self) -> tuple[str, str]:
-        """The last action that this rank has begun, in words and in the picture of the schedule."""
+        """The last action that this rank has begun, in words and as a picture of the schedule."""
         action = self._executor.current
         if action is None:
             return "before its first action", ""
@@ -290,14 +292,14 @@ class Engine:
         return f"in step {self._step + 1}, last at {describe_place(action, self.stages)}", picture
 
     def request_stop(self) -> None:
-        """Ask all ranks to stop at the end of the next step that begins here; safe in a signal handler."""
+        """Ask all ranks to stop at the end of the next step that this rank begins; safe in a signal handler."""
         self._stop_requested = True
 
     def submit(self, batch: StepBatch) -> list[FinishedStep]:
-        """Run what a rank does from one step's batch to the next one's.
+        """Run this rank's actions from one step's batch to the next batch.
 
         Returns:
-            the steps that ended on this rank, in order; of a flushed schedule the batch's own.
+            the steps that ended on this rank, in order; with a flushed schedule, the step of this batch.
 
         Raises:
             RunFailedError: an action failed (with the schedule's picture), the loss is not finite, or twins differ.
@@ -319,12 +321,12 @@ class Engine:
         return self._take_finished()
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
-        """Run one forward-only window; this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
+        """Run one forward-only window; return this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
         window = self._forward_only(batch, with_loss=True)
         return float(window.loss[0]), float(window.loss[1])
 
     def predict(self, batch: StepBatch) -> Any:
-        """Run one forward-only window without loss; the last layer's output for all samples, None on other ranks."""
+        """Run one forward-only window without loss; return the output for all samples, None without the last stage."""
         window = self._forward_only(replace(batch, targets=None), with_loss=False)
         outputs = [window.outputs[microbatch] for microbatch in sorted(window.outputs)]
         return join_microbatches(outputs) if outputs else None
@@ -333,7 +335,7 @@ class Engine:
         self.settle()
         for module in self.stages.values():
             module.eval()
-        self.timeline.begin(self._step, time.perf_counter())  # so that no training step gets these times
+        self.timeline.begin(self._step, time.perf_counter())  # these times belong to no training step
         window = self._open(batch, training=False)
         self._run(self._stream.forward_only(), training=False)
         if with_loss:
@@ -345,10 +347,10 @@ class Engine:
         return window
 
     def rehearse(self, batch: StepBatch, windows: int) -> Timeline:
-        """Run training windows without their update, to measure; weights, buffers and gradients stay as they were.
+        """Run training windows without their update, to measure; weights, buffers and gradients do not change.
 
         Returns:
-            the times of these windows, which the engine's own timeline does not keep.
+            the times of these windows, which are not in the engine's own timeline.
         """
         kept = self._copy_buffers()
         own, self._rank.timeline = self.timeline, Timeline()
@@ -369,16 +371,16 @@ class Engine:
         return measured
 
     def drain(self) -> list[FinishedStep]:
-        """Finish what is under way; afterwards the engine holds no activation and no message.
+        """Finish the steps that have begun; afterwards the engine holds no activation and no message.
 
         Returns:
-            the steps that ended by it on this rank.
+            the steps that have ended by this on this rank.
         """
         self._empty()
         return self._take_finished()
 
     def _empty(self) -> None:
-        """:meth:`drain`, whose steps the next caller of it or of :meth:`submit` is told."""
+        """Like :meth:`drain`, but the next call of it or of :meth:`submit` returns the steps."""
         self.settle()
         self._executor.drain()
         self._headers.drain()
@@ -396,7 +398,7 @@ class Engine:
         with self.transport.exclusive():
             random_state = torch.get_rng_state()
         self._executor.run(actions, failed, training=training)
-        with self.transport.exclusive():  # ranks in threads share the generator: not between another's seed and its use
+        with self.transport.exclusive():  # ranks in threads share the generator: wait for other ranks' use of it
             torch.set_rng_state(random_state)
 
     def _open(self, batch: StepBatch, training: bool, place: int | None = None) -> Window:
@@ -413,15 +415,15 @@ class Engine:
         self._rank.windows[window.first // self.options.microbatches] = window
         if self._sharding is not None and training:
             self._sharding.begin(self.options.microbatches)
-        self._losses_known(window)  # where no forward of this replica will say so: it has no sample
+        self._losses_known(window)  # a replica without samples has no forward that would do this
         return window
 
     def _in_program(self, action: Action) -> Action:
-        """An action of a window under way, as its program numbers it."""
+        """An action of the present windows, with the numbers of its program."""
         return self._stream.in_program(action, self._step, self._since) if self._is_training else action
 
     def _close_ended(self) -> None:
-        """Nothing is alive of the windows whose stages have all been updated."""
+        """Remove the windows whose stages have all been updated; their buffers must be empty."""
         for place, window in list(self._rank.windows.items()):
             if not window.waits_for_step:
                 self._executor.require_empty(window)
@@ -442,7 +444,7 @@ class Engine:
     # STEP
 
     def _stage_is_due(self, window: Window, stage: int) -> None:
-        """A stage came to its STEP; the stages that are updated together wait for the last of them."""
+        """Run STEP of a stage; stages that are updated together wait for the last of them."""
         (update,) = (each for each in self._updates if stage in each.stages)
         window.waits_for_step.discard(stage)
         if window.waits_for_step & update.stages:
@@ -459,7 +461,7 @@ class Engine:
                 self._stop_after = window.step + self._stream.overlap
 
     def _wait_for_sums(self, window: Window, stages: frozenset[int]) -> None:
-        """Wait for the window's loss, over replicas too, and for the sums of the stages' gradients."""
+        """Wait for the window's loss over all replicas, and for the sums of the stages' gradients."""
         reductions = [each for stage in sorted(stages) for each in self._executor.reductions.pop(stage, ())]
         reductions += [each for group in self.tied_gradients for each in group.reduce(self.transport)]
         if not window.knows_totals:
@@ -472,10 +474,9 @@ class Engine:
             window.learn(totals)
 
     def settle(self) -> None:
-        """Wait until the last step can no longer be taken back, and none is under way: whoever reads the weights comes
-        after this.
+        """Wait until no step is running and the last one can no longer be undone; call it before reading weights.
 
-        What a filler keeps of micro-batches is worked off, and its results are in the optimizer's states.
+        Afterwards a filler has used what it keeps of micro-batches, and its results are in the optimizer's states.
         """
         if self._stream.overlap and self._step > self._since:
             self._run(self._stream.drain(self._step - self._since, self._since))
@@ -488,12 +489,12 @@ class Engine:
 
     @property
     def _is_pending(self) -> bool:
-        """Whether the last step may yet be taken back; that is of flushed schedules, which have one update."""
+        """Whether the last step may still be undone; this is only so in flushed schedules, which have one update."""
         return self._updates[0].is_pending
 
     def _begin_next(self, window: Window, actions: Sequence[Action]) -> int:
-        """What of a window needs no verdict on the last step, then the verdict; how many actions that were."""
-        assert self._beginning is not None  # post-validation is of flushed schedules
+        """Run the beginning of a window that does not need the last step's result, then settle; return its length."""
+        assert self._beginning is not None  # only flushed schedules have post-validation
         length = self._beginning.lengths[self.view.position]
         own_buffers = self._copy_buffers()
         self._run(actions[:length])
@@ -511,14 +512,14 @@ class Engine:
         return length
 
     def _losses_known(self, window: Window) -> None:
-        """Tell the other ranks the loss, unless it may have to be computed again."""
+        """Send the loss to the other ranks, unless it may have to be computed again."""
         if window.targets is not None and not (window.losses_to_come or window.is_told or self._is_pending):
             self._headers.send_totals(window)
             window.is_told = True
 
     @contextmanager
     def _saying_where(self) -> Iterator[None]:
-        """A step that is not finite ends the run, and says where the first such value was made."""
+        """End the run at a step that is not finite, with an error that says where the first such value was made."""
         try:
             yield
         except NotFiniteError as error:
@@ -534,9 +535,9 @@ class Engine:
             ) from error
 
     def _find_nonfinite(self, window: Window) -> Finding | None:
-        """Play the window again, looking at every layer; the first finding of all ranks, on each of them.
+        """Run the window again, checking every layer; return the first finding of all ranks, on each of them.
 
-        None where windows overlap: messages of other windows are under way.
+        Return None if windows overlap, because messages of other windows are on their way.
         """
         if self._stream.overlap:
             return None
@@ -559,12 +560,12 @@ class Engine:
 
 
 def _stores(stages: Mapping[int, StageModule], delays: Sequence[int]) -> dict[int, WeightStore]:
-    """A store for each stage whose windows do not all read its newest weights."""
+    """Make a store for each stage whose windows do not all read its newest weights."""
     return {stage: WeightStore(module, delays[stage]) for stage, module in stages.items() if delays and delays[stage]}
 
 
 def _without(others: Sequence[StageGradients], apply_update: Callable[[], None]) -> None:
-    """Update the weights that have a gradient, as if those of ``others`` had none."""
+    """Update the weights that have a gradient, except those of ``others``."""
     for gradients in others:
         gradients.release()
     apply_update()

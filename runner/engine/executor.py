@@ -1,8 +1,8 @@
-"""Run one rank's list of actions: a table from op to handler, and the buffers that they own.
+"""Runs one rank's list of actions, with a table from op to handler, and the buffers that they own.
 
-The executor knows no schedule by name. Messages that an action needs were posted by RECV actions that the lowering
-placed; the handler of the action waits for them. A buffer is put once and taken once; what is left at the end of a
-window is an error.
+The executor knows no schedule by name. The lowering has placed RECV actions that post the messages which an action
+needs; the handler of the action waits for them. A buffer is put once and taken once; a buffer that is left at the end
+of a window is an error.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["Executor"]
 
 
 class Executor:
-    """Runs compute, messages and reductions; the optimizer's part of STEP is handed to ``on_step``.
+    """Runs compute, messages and reductions; the optimizer's part of STEP is done by ``on_step``.
 
     Args:
-        rank: where this rank stands, and what the parts share.
-        works: what stands around forwards and backwards.
+        rank: the place of this rank, and what the parts share.
+        works: the additions that wrap forwards and backwards.
         gradients: the gradients of each of the rank's stages.
         loss: the loss function, used by the last stage.
-        dtype: of the model's input.
-        autocast: format of the forwards' matrix products; None where it is the weights' own.
-        seed: what random layers are seeded from, with step, micro-batch and layer.
-        on_losses: called once per window with targets on the last stage's rank, when the last loss is known.
+        dtype: dtype of the model's input.
+        autocast: format of the forwards' matrix products; None if it is the format of the weights.
+        seed: seed of random layers, combined with step, micro-batch and layer.
+        on_losses: called on the last stage's rank once per window with targets, when the last loss is known.
         on_step: called with the window and the stage of every STEP.
     """
 
@@ -56,9 +56,9 @@ class Executor:
         on_step: Callable[[Window, int], None],
     ) -> None:
         self.reductions: dict[int, list[Handle]] = {}
-        """The sums under way of each stage's gradients."""
-        self.current: Action | None = None  # being executed
-        self.begun = 0  # actions so far
+        """The reductions of each stage's gradients that have begun."""
+        self.current: Action | None = None  # the action that runs now
+        self.begun = 0  # number of actions so far
         self._rank = rank
         self._gradients = gradients
         self._on_step = on_step
@@ -78,13 +78,13 @@ class Executor:
         }
 
     def attach(self, filler: Filler) -> None:
-        """Let ``filler`` do its actions, and see the forwards and backwards."""
+        """Let ``filler`` do its actions, and wrap the forwards and backwards."""
         self._compute.works = Works([*self._compute.works.all, filler])
         self._handlers[Op.FILL] = partial(self._fill, filler)
 
     @property
     def bytes_sent(self) -> dict[Payload, int]:
-        """Bytes sent in training windows so far."""
+        """Bytes that were sent in training windows so far."""
         return self._messages.bytes_sent
 
     @bytes_sent.setter
@@ -94,12 +94,12 @@ class Executor:
     def run(
         self, actions: Sequence[Action], failed: Callable[[Action, Exception], Exception], *, training: bool = True
     ) -> None:
-        """Execute ``actions`` in order, which the schedule's rule may change meanwhile.
+        """Execute ``actions`` in order; the schedule's rule may change the order meanwhile.
 
         Args:
-            actions: of windows that are under way.
+            actions: actions of windows that have begun.
             failed: makes the error to raise when an action fails.
-            training: the windows are of training.
+            training: whether the windows are of training.
         """
         actions = list(actions)
         with torch.set_grad_enabled(training):
@@ -118,34 +118,34 @@ class Executor:
                     raise failed(action, error) from error
 
     def require_empty(self, window: Window) -> None:
-        """Nothing of a window that has ended is alive.
+        """Check that no buffer of a window that has ended is left.
 
         Raises:
-            RuntimeError: something is.
+            RuntimeError: there is one.
         """
         self._rank.buffers.require_empty(window.numbers)
 
     def abandon(self, in_flight: Sequence[Action]) -> None:
-        """Drop what the beginning of a window has made, and the messages that are under way because of it."""
+        """Drop everything that the beginning of a window has made, and the messages that it has caused."""
         for action in in_flight:
             self._messages.receive(action)
         self._messages.abandon()
 
     def drain(self) -> None:
-        """Wait for the messages still under way; afterwards nothing is alive."""
+        """Wait for the messages that are still on their way; afterwards no buffer may be left."""
         self._messages.drain()
         self._rank.buffers.require_empty()
 
     def describe(self, action: Action) -> str:
-        """The buffers that an action's stage and micro-batch own, with their shapes."""
+        """The buffers of an action's stage and micro-batch, with their shapes."""
         return self._rank.buffers.describe(action.stage, action.microbatch)
 
     def with_loss(self, wrap: Callable[[LossFunction], LossFunction]) -> AbstractContextManager[None]:
-        """Use a wrapped loss function for a while."""
+        """Use a wrapped loss function within the context."""
         return self._compute.with_loss(wrap)
 
     def _reduce(self, action: Action) -> None:
-        """Start summing the stage's gradients over its replicas and twins; STEP waits for it."""
+        """Start to sum the stage's gradients over its replicas and twins; STEP waits for the sums."""
         self.reductions[action.stage] = self._gradients[action.stage].reduce(self._rank.transport)
 
     def _step(self, action: Action) -> None:

@@ -1,4 +1,4 @@
-"""An action failed: say where, in the picture of the schedule."""
+"""Explains where an action failed, with a picture of the schedule."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def explain_failure(
     buffers: str,
     stages: Mapping[int, StageModule],
 ) -> Exception:
-    """The error to raise in place of ``error``: the action, the stage's layers, its buffers, and the grid.
+    """The error to raise instead of ``error``; it shows the action, the stage's layers, its buffers and the schedule.
 
-    Errors that explain themselves are kept as they are, and so is running out of memory, which is told apart by type.
+    Errors that explain themselves are returned unchanged, and so are out-of-memory errors, which callers know by type.
     """
     import torch
 
@@ -50,7 +50,7 @@ def describe_place(action: Action, stages: Mapping[int, StageModule]) -> str:
 
 
 def draw_place(program: Program, view: RankView, action: Action) -> str:
-    """The schedule with an action's cell marked; empty where it is too large to be looked at."""
+    """The schedule with an action's cell marked; empty if the schedule is too large to read."""
     from runner.schedule.render.text import to_text
 
     if program.schedule.microbatches > _MOST_MICROBATCHES_DRAWN:
@@ -67,8 +67,10 @@ def _held(action: Action, stages: Mapping[int, StageModule]) -> str:
 
 
 def _cell(row: Sequence[Action], action: Action) -> int:
-    """Where a rank's row of the picture shows ``action``: a message is shown at the compute that makes or takes it,
-    a reduction and a step at the last compute of their stage, what a rank keeps for another at its own last one.
+    """The cell of a rank's row in which the picture shows ``action``.
+
+    A message is shown at the compute that makes or takes it, a reduction and a step at the last compute of their
+    stage, and an action for a stage of another rank at the rank's last compute.
     """
     of_stage = [cell for cell, other in enumerate(row) if other.stage == action.stage]
     op = action.op if action.op in COMPUTE else _OP_OF_PAYLOAD[action.payload] if action.payload else None
@@ -77,7 +79,7 @@ def _cell(row: Sequence[Action], action: Action) -> int:
 
 
 def _where(error: Exception) -> str:
-    """The innermost frame of the user's own code, if the failure came from there."""
+    """The innermost frame of the user's own code, or an empty text if the failure has none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(("<", _PACKAGE))]
     return f" ({Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name})" if own else ""

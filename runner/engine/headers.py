@@ -1,4 +1,4 @@
-"""What all ranks of a pipeline learn once per window: sizes, from rank to rank, and the loss, from the last stage."""
+"""Sends to all ranks of a pipeline, once per window, sizes (from rank to rank) and the loss (from the last stage)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Headers"]
 
 
 class Headers:
-    """The header's way from the first stage, and the totals' from the last.
+    """Sends the header from the first stage through all ranks, and the totals from the last stage.
 
-    Totals go to each rank at once, when the last micro-batch's loss is known, and lie there until STEP: a rank that
-    ends its window early waits for nobody else's end.
+    Totals are sent directly to each rank when the last micro-batch's loss is known, and wait there until STEP. So a
+    rank that ends its window early need not wait for the others.
 
     Args:
-        view: where this rank stands.
-        placement: position of each stage, of each pipeline.
-        transport: how messages travel.
+        view: the place of this rank.
+        placement: for each pipeline, the position of each stage.
+        transport: sends and receives messages.
     """
 
     def __init__(self, view: RankView, placement: Sequence[Sequence[int]], transport: Transport) -> None:
@@ -42,7 +42,7 @@ class Headers:
     def header(
         self, batch: StepBatch, *, step: int, training: bool, stop: bool, timeline: Timeline
     ) -> tuple[int, int, int]:
-        """Samples of the window, the signature of its input, and how many ranks want to stop: down the pipeline."""
+        """Receive the header and pass it on; return samples, the input's signature, how many ranks want to stop."""
         previous, following = self._neighbours()
         header = torch.zeros(6, dtype=torch.int64, device=self._transport.device)
         if previous is None:
@@ -78,16 +78,16 @@ class Headers:
         return self._signatures.setdefault((str(structure), *shapes), len(self._signatures))
 
     def _neighbours(self) -> tuple[int | None, int | None]:
-        """Global ranks before and after this one on the header's way."""
+        """The global ranks before and after this one in the order in which the header passes."""
         at = self._down.index(self._view.position)
         before = self._view.pipeline[self._down[at - 1]] if at else None
         after = self._view.pipeline[self._down[at + 1]] if at + 1 < len(self._down) else None
         return before, after
 
     def send_totals(self, window: Window) -> None:
-        """Tell every other rank of the pipeline ``[sum, weight, stops]``; called by the last stage's, once a window.
+        """Send ``[sum, weight, stops]`` to every other rank of the pipeline; the last stage's rank calls it per window.
 
-        Where several ranks have a last stage, each tells its own part of the sums, and the first of them the stop.
+        If several ranks have a last stage, each sends its own part of the sums, and the first of them sends the stops.
         """
         if self._view.position != self._last:
             window.stops = 0
@@ -101,7 +101,7 @@ class Headers:
                 self._pass_on(message, rank, Channel.TOTALS)
 
     def totals(self, window: Window) -> Tensor:
-        """``[sum, weight, stops]`` of the window over the pipeline, the same on every rank; waits for it."""
+        """Wait for ``[sum, weight, stops]`` of the window over the pipeline; the result is the same on every rank."""
         parts = []
         for last in self._lasts:
             if last == self._view.position:
@@ -113,19 +113,19 @@ class Headers:
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     def _pass_on(self, message: Tensor, peer: int, channel: Channel) -> None:
-        """Send without waiting for the peer, which may be a step behind; the message before has arrived by now."""
+        """Send without waiting for the peer, which may be a step behind; the previous message has arrived by now."""
         before = self._passing.pop((channel, peer), None)
         if before is not None:
             before[0].wait()
         self._passing[channel, peer] = self._transport.send(message, peer, channel), message
 
     def drain(self) -> None:
-        """Wait for what is under way."""
+        """Wait for messages that are on their way."""
         for handle, _ in self._passing.values():
             handle.wait()
         self._passing.clear()
 
 
 def _chain(start: int, length: int) -> list[int]:
-    """Positions from ``start`` around the pipeline: the way of headers."""
+    """The positions from ``start`` around the pipeline, in the order in which headers pass."""
     return [(start + offset) % length for offset in range(length)]

@@ -1,4 +1,4 @@
-"""How a window begins: the step's sizes, learnt from the batch or from the rank upstream, and its micro-batches."""
+"""Begins a window: gets the step's sizes from the batch or the rank before, and cuts micro-batches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["WindowOpener"]
 
 
 class WindowOpener:
-    """Makes windows of batches, on one rank.
+    """Makes windows from batches, on one rank.
 
     Args:
-        view: where the rank stands.
-        stream: which losses are this rank's.
-        headers: what passes sizes on.
-        microbatches: of a step.
+        view: the place of the rank.
+        stream: tells which losses this rank computes.
+        headers: passes sizes on.
+        microbatches: number of micro-batches of a step.
         all_take_part: whether micro-batches without samples are computed on a stand-in.
     """
 
@@ -35,11 +35,11 @@ class WindowOpener:
     def open(
         self, batch: StepBatch, *, step: int, training: bool, stop: bool, loss_scale: float, timeline: Timeline
     ) -> Window:
-        """The window of a batch; tells the next rank its sizes.
+        """Make the window of a batch, and send its sizes to the next rank.
 
         Args:
             stop: whether this rank asks all to stop.
-            timeline: what waiting for the rank upstream is added to.
+            timeline: the time of waiting for the rank before is added to it.
 
         Raises:
             RunFailedError: ranks loaded different samples, or are at different steps.

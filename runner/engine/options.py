@@ -1,4 +1,4 @@
-"""What a run fixes for its engine, and what the engine says of each step."""
+"""The settings of a run for its engine, and the results of each step."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["EngineOptions", "FinishedStep", "TakenBack"]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What a run fixes for its engine.
+    """The settings of a run for its engine.
 
     Args:
-        microbatches: per optimizer step and replica.
-        dtype: of weights and, without ``autocast``, activations.
-        seed: of random layers.
+        microbatches: number of micro-batches per optimizer step and replica.
+        dtype: dtype of weights and, without ``autocast``, activations.
+        seed: seed of random layers.
         clip_norm: largest global gradient norm, or None.
         clip_value: largest element of a gradient, or None.
         autocast: format of the forwards' matrix products, or None.
-        scaling: of the loss, or None.
-        skip_nonfinite: a step whose loss or gradients are not finite is skipped, on every rank, instead of ending the
-            run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
-        compile: the layers are compiled.
-        post_validation: the ranks do not wait for each other before they update; see
+        scaling: settings of loss scaling, or None.
+        skip_nonfinite: whether a step whose loss or gradients are not finite is skipped, on every rank, instead of
+            ending the run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
+        compile: whether the layers are compiled.
+        post_validation: whether ranks update without waiting for each other; see
             :mod:`runner.engine.update.stage_update`.
         twin_check_every: steps between two comparisons of the twins of several pipelines.
-        link_delay_seconds: added to every message between ranks, for experiments.
-        link_bytes_per_second: what messages are slowed down to, for experiments; None: not.
+        link_delay_seconds: delay that is added to every message between ranks, for experiments.
+        link_bytes_per_second: speed to which messages are slowed down, for experiments; None: they are not.
     """
 
     microbatches: int
@@ -50,16 +50,16 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class FinishedStep:
-    """One optimizer step's result, the same on every rank.
+    """The result of one optimizer step, the same on every rank.
 
     Args:
         loss: mean over the step's samples (Σ sum / Σ weight).
-        grad_norm: global norm before clipping; None where nothing clips, and with post-validation, where it is known
-            a step later.
-        stop: some rank asked to stop after this step; all ranks learn it with the same step.
-        skipped: the loss or a gradient was not finite, and the weights are those of the step before; with
-            post-validation :class:`TakenBack` tells of gradients.
-        loss_scale: that this step's loss was scaled with; None where losses are not scaled.
+        grad_norm: global norm before clipping; None if nothing clips, and with post-validation, which knows it only a
+            step later.
+        stop: whether some rank asked to stop after this step; all ranks learn it with the same step.
+        skipped: whether the loss or a gradient was not finite, so that the weights are those of the step before;
+            with post-validation, :class:`TakenBack` reports gradients.
+        loss_scale: the factor by which this step's loss was scaled; None if losses are not scaled.
     """
 
     step: int
@@ -72,11 +72,12 @@ class FinishedStep:
 
 @dataclass(frozen=True)
 class TakenBack:
-    """A step that post-validation took back after it was reported, and did again as the verdict says.
+    """A step that post-validation has undone after it was reported, and corrected.
 
     Args:
-        skipped: a gradient was not finite; otherwise the gradients were clipped.
-        grad_norm: global norm before clipping, where it is finite and something clips.
+        skipped: whether the step was skipped because a gradient was not finite; otherwise it was repeated with clipped
+            gradients.
+        grad_norm: global norm before clipping, if it is finite and something clips.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""What one window of the stream (one optimizer step's micro-batches) knows of itself."""
+"""Defines a window of the stream, which is the micro-batches of one optimizer step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class StepBatch:
     """This rank's part of one optimizer step's batch.
 
     Args:
-        inputs: what the first layer takes, samples on the first axis; None on a rank without the first stage.
-        targets: what the loss takes; None on a rank without the last stage.
-        samples: samples of this replica; None on a rank that loads no data (the header tells it).
-        checksum: of the inputs, where several ranks load them and could disagree; else None.
+        inputs: input of the first layer, samples on the first axis; None on a rank without the first stage.
+        targets: targets for the loss; None on a rank without the last stage.
+        samples: number of samples of this replica; None on a rank that loads no data (it gets it in the header).
+        checksum: checksum of the inputs, if several ranks load them and could differ; else None.
     """
 
     inputs: Any = None
@@ -35,28 +35,28 @@ class StepBatch:
 
 @dataclass
 class Window:
-    """One step under way on one rank.
+    """One optimizer step that has begun on one rank.
 
     Args:
         step: index of the optimizer step.
-        training: False for a forward-only window.
-        sizes: samples of each micro-batch.
-        signature: number of the input's shape and dtype, counted by the first stage as they appear.
+        training: whether it is of training; False for a forward-only window.
+        sizes: number of samples of each micro-batch.
+        signature: a number for the input's shapes and dtypes; the first stage numbers them in order of appearance.
         inputs, targets: one entry per micro-batch, on the ranks that load them.
         loss: float64 ``[sum, weight]`` of the loss over the micro-batches, on the last stage and, after STEP,
             everywhere.
         stops: how many ranks asked to stop after this step, as far as this rank knows.
-        loss_scale: what the loss is multiplied by before its backward.
+        loss_scale: factor by which the loss is multiplied before its backward.
         own_losses: micro-batches whose loss this rank computes.
-        losses_to_come: those of them with samples whose loss is not in ``loss`` yet.
-        knows_totals: ``loss`` and ``stops`` are those of all ranks.
-        is_told: the other ranks know the loss, or shall not be told.
-        waits_for_step: this rank's stages whose optimizer step is still to come.
-        stand_ins: micro-batches without samples that are computed all the same, on one sample whose loss does not
-            count: replicas that share out their gradients must all take part in each.
-        first: the number that actions give to its first micro-batch. Several windows may be under way, and no two of
-            their micro-batches have one number; everywhere else in the window micro-batches count from 0.
-        outputs: the last layer's by micro-batch, on the last stage of a forward-only window without targets.
+        losses_to_come: number of those with samples whose loss is not in ``loss`` yet.
+        knows_totals: whether ``loss`` and ``stops`` are those of all ranks.
+        is_told: whether the loss need not be sent: the other ranks know it, or must not get it.
+        waits_for_step: this rank's stages whose optimizer step has not come yet.
+        stand_ins: micro-batches without samples that are computed nevertheless, on one sample whose loss does not
+            count, because replicas that shard gradients must all take part in each micro-batch.
+        first: the number of its first micro-batch in actions. Several windows may run at the same time, and all their
+            micro-batches have different numbers in actions; elsewhere in the window micro-batches count from 0.
+        outputs: outputs of the last layer by micro-batch, on the last stage of a forward-only window without targets.
     """
 
     step: int
@@ -81,45 +81,45 @@ class Window:
         self.losses_to_come = sum(self.sizes[number] > 0 for number in self.own_losses)
 
     def begin_again(self, loss_scale: float) -> None:
-        """Forget the losses so far; how many ranks asked to stop is known as before."""
+        """Reset the losses; the number of ranks that asked to stop is kept."""
         self.loss.zero_()
         self.loss_scale = loss_scale
         self.__post_init__()
 
     def totals(self) -> Tensor:
-        """``[sum, weight, stops]`` as one message."""
+        """``[sum, weight, stops]`` as one tensor."""
         return torch.cat([self.loss, torch.tensor([float(self.stops)], dtype=torch.float64)])
 
     def learn(self, totals: Tensor) -> None:
-        """Take what :meth:`totals` of all ranks together say."""
+        """Set the loss and the stops from the sum of all ranks' :meth:`totals`."""
         self.loss.copy_(totals[:2])
         self.stops = round(float(totals[2]))
         self.knows_totals = True
 
     @property
     def numbers(self) -> range:
-        """The numbers that actions give to its micro-batches."""
+        """The numbers of its micro-batches in actions."""
         return range(self.first, self.first + len(self.sizes))
 
     def index(self, number: int) -> int:
-        """The place, from 0, of the micro-batch that actions call ``number``."""
+        """The index, from 0, of the micro-batch that has ``number`` in actions."""
         return number - self.first
 
     def size(self, number: int) -> int:
-        """Samples of the micro-batch that actions call ``number``."""
+        """The number of samples of the micro-batch that has ``number`` in actions."""
         return self.sizes[number - self.first]
 
     def key(self, number: int) -> tuple[bool, int, int]:
-        """What a boundary's shapes may depend on, of the micro-batch that actions call ``number``."""
+        """The key on which a boundary's shapes depend, for the micro-batch that has ``number`` in actions."""
         return self.training, self.signature, self.size(number)
 
 
 @dataclass(frozen=True)
 class BoundarySpec:
-    """Shapes of what crosses one boundary: announced once, then known to both ends.
+    """The shapes of the values that cross a boundary; they are announced once and then known to both ends.
 
     Args:
-        structure: how the tensors are put together.
+        structure: the structure that the tensors are put into.
         tensors: shape, dtype and requires_grad of each.
     """
 
@@ -128,11 +128,11 @@ class BoundarySpec:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], structure: Structure) -> BoundarySpec:
-        """Of a flattened boundary."""
+        """Describe a boundary whose tensors are listed in order."""
         return cls(structure, tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors))
 
     def describes(self, tensors: Sequence[Tensor], structure: Structure) -> bool:
-        """Whether a flattened boundary has these shapes; compares without building another."""
+        """Whether a boundary whose tensors are listed has these shapes; it builds no second description."""
         return (
             len(tensors) == len(self.tensors)
             and all(
@@ -152,15 +152,15 @@ class BoundarySpec:
         return cls(structure, tuple((tuple(shape), getattr(torch, dtype), grad) for shape, dtype, grad in tensors))
 
     def allocate(self, device: torch.device) -> list[Tensor]:
-        """Empty tensors of these shapes, to receive into."""
+        """Empty tensors of these shapes, for a receive."""
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in self.tensors]
 
     def allocate_gradients(self, device: torch.device) -> list[Tensor]:
-        """Empty tensors for the gradients of those that require them."""
+        """Empty tensors for the gradients of those tensors that require them."""
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, grad in self.tensors if grad]
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
-        """The boundary made of received tensors, which are leaves that require gradients where the sender's do."""
+        """Build the boundary's value from received tensors, which require gradients if those of the sender do."""
         for tensor, (_, _, grad) in zip(tensors, self.tensors, strict=True):
             tensor.requires_grad_(grad)
         return unflatten(tensors, self.structure)
@@ -177,15 +177,15 @@ def split_microbatches(value: Any, samples: int, count: int) -> list[Any]:
 
 
 def with_stand_ins(value: Any, parts: Sequence[Any], numbers: Iterable[int]) -> list[Any]:
-    """``parts`` with one sample in each of the named micro-batches: the batch's first, or zeros where it has none."""
+    """``parts`` with one sample in each of the given micro-batches: the batch's first one, or zeros without samples."""
     one = map_tensors(lambda t: t[:1] if len(t) else t.new_zeros((1, *t.shape[1:])), value)
     return [one if number in set(numbers) else part for number, part in enumerate(parts)]
 
 
 def join_microbatches(parts: Sequence[Any]) -> Any:
-    """The inverse of :func:`split_microbatches` for outputs of one structure: tensors joined on their first axis.
+    """Join the outputs of micro-batches, which have one structure, on their first axis.
 
-    Tensors without axes, which belong to no sample, are stacked.
+    This is the inverse of :func:`split_microbatches`. Tensors without axes, which belong to no sample, are stacked.
     """
     flats = [flatten(part) for part in parts]
     columns = zip(*(tensors for tensors, _ in flats), strict=True)

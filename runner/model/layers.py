@@ -1,14 +1,14 @@
-"""A user's model as an ordered list of layers, of which a rank builds only its own.
+"""A user's model as an ordered list of layers; a rank builds only its own layers.
 
 A model function may return
 
-- an ``nn.Sequential``: its children are the layers (unless it has a ``forward`` of its own);
+- an ``nn.Sequential``: its children are the layers (unless it has its own ``forward``);
 - a module with ``layers()``: a list of modules, or of zero-argument callables that make them. Callables are
-  seeded one by one, so that a layer's weights do not depend on who builds it;
-- any other module: one layer, or a chain of segments where it is traced (:mod:`runner.model.load`).
+  seeded one by one, so that a layer's weights do not depend on the rank that builds it;
+- any other module: one layer, or a chain of segments if it is traced (:mod:`runner.model.load`).
 
-The same module or parameter may stand in several layers (:mod:`runner.model.ties`). The runner never initialises
-weights again: what the function made is what is trained.
+The same module or parameter may be in several layers (:mod:`runner.model.ties`). The runner never initialises weights
+again: it trains the weights that the function made.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BeforeLayer = Callable[[int], None]
 
 
 def mix_seed(*parts: int) -> int:
-    """A 63-bit seed from integers; every part matters, also in order (splitmix64's finaliser)."""
+    """A 63-bit seed from integers; it depends on every part and on their order (splitmix64's finaliser)."""
     state = 0x9E3779B97F4A7C15
     for part in parts:
         state = (state ^ (part & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
@@ -63,12 +63,13 @@ class LayerSource:
 
     Args:
         index: its place in the model, from 0.
-        name: what its parameters' global names start with (without the dot); may be empty for a whole module.
+        name: prefix of its parameters' global names (without the dot); may be empty for a whole module.
         build: returns the layer's module.
-        given: that module where it exists already, so that weights shared between layers can be seen.
-        label: how tables call it; default: its name.
-        spread: the layer is a whole model, which takes a tuple as positional and a dict as keyword arguments.
-        step: called with ``(input, target)`` in place of the module; the model's one layer, it returns the loss.
+        given: that module if it exists already, so that weights shared between layers can be found.
+        label: its name in tables; default: ``name``.
+        spread: whether the layer is a whole model, which takes a tuple as positional and a dict as keyword arguments.
+        step: if the layer is the model's only one: called with ``(input, target)`` instead of the module, returns the
+            loss.
     """
 
     index: int
@@ -80,13 +81,13 @@ class LayerSource:
     step: Callable[[Any], Any] | None = None
 
     def calling(self, module: nn.Module) -> Callable[[Any], Any]:
-        """How its module, once built, is given its input."""
+        """The function from the layer's input to its output, for its built module."""
         if self.step is not None:
             return self.step
         return partial(call_whole, module) if self.spread else module
 
     def full_name(self, local_name: str) -> str:
-        """A parameter of the layer as the whole model names it."""
+        """The global name of a parameter of the layer."""
         return ".".join(part for part in (self.name, local_name) if part)
 
 
@@ -94,25 +95,25 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
     """Call the user's model function and list its layers.
 
     Raises:
-        RequestError: the target does not import, or returns something that is no model.
+        RequestError: the target cannot be imported, or does not return a model.
     """
     return layers_of(make_model(config, seed), seed, config.target)
 
 
 def make_model(config: ModelConfig, seed: int) -> Any:
-    """What the user's model function returns.
+    """The return value of the user's model function.
 
     Raises:
-        RequestError: the target does not import, or raises.
+        RequestError: the target cannot be imported, or raises.
     """
     torch.manual_seed(seed)
     return call_target("model", config.target, config.kwargs)
 
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:
-    """The layers of ``model``, as a model function may return it."""
+    """The layers of ``model``, a return value of a model function."""
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
-        children = model._modules.items()  # named_children() would leave out a module's second use
+        children = model._modules.items()  # named_children() would leave out the second use of a module
         if not children:
             rule = "must have at least one layer"
             raise RequestError([Problem("model.target", target, rule, "It returned an empty Sequential")])
@@ -163,24 +164,25 @@ class Around(Protocol):
     """Runs a part of a stage in its own way."""
 
     def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
-        """What ``run(value)`` returns.
+        """Return what ``run(value)`` returns.
 
         Args:
-            run: runs the part's layers; it may be called again in the backward.
+            run: function that runs the part's layers; it may be called again in the backward.
             value: the part's input.
-            seeded: every call of ``run`` seeds the random generators by itself, layer by layer.
+            seeded: whether every call of ``run`` seeds the random generators itself, layer by layer.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive layers of a stage, and what goes around them.
+    """Consecutive layers of a stage, and what wraps them.
 
     Args:
         first, last: indices in the whole model, inclusive.
-        around: runs them in its own way; None = they are just run.
-        inside: parts of this part, which are run in its place; together its layers, in order. Empty = the layers.
+        around: runs them in its own way; None = they are run plainly.
+        inside: parts of this part, which are run instead of its layers and together are these layers, in order.
+            Empty = the layers are run.
     """
 
     first: int
@@ -192,12 +194,12 @@ class Part:
 class StageModule(nn.Module):
     """Consecutive layers of a model as one module.
 
-    Parameters keep their global names (:meth:`global_name`), so that a checkpoint does not depend on the cut. A weight
-    with several names has the first one.
+    Parameters keep their global names (:meth:`global_name`), so that a checkpoint does not depend on the partition. A
+    weight with several names has the first of them.
 
     Args:
         sources: the layers.
-        first_names: of weights with several names, each name to the first (:func:`runner.model.ties.first_names`).
+        first_names: for weights with several names: each name to the first one (:func:`runner.model.ties.first_names`).
     """
 
     def __init__(self, sources: Sequence[LayerSource], first_names: Mapping[str, str] | None = None) -> None:
@@ -217,7 +219,7 @@ class StageModule(nn.Module):
 
     @property
     def last_layer(self) -> int:
-        """Index of its last layer in the whole model."""
+        """The index of its last layer in the whole model."""
         return self.first_layer + len(self.layers) - 1
 
     def layers_between(self, first: int, last: int) -> list[nn.Module]:
@@ -226,11 +228,11 @@ class StageModule(nn.Module):
         return listed[first - self.first_layer : last + 1 - self.first_layer]
 
     def wrap(self, parts: Sequence[Part], whole: Around | None = None) -> None:
-        """Set what goes around parts of the stage, and around all of it; parameters and their names stay.
+        """Set what wraps parts of the stage, and the whole stage; parameters and their names stay the same.
 
         Args:
-            parts: together all layers, in order.
-            whole: around all parts.
+            parts: parts that together are all layers, in order.
+            whole: wraps all parts together.
 
         Raises:
             ValueError: the parts are not the stage's layers in order.
@@ -263,18 +265,18 @@ class StageModule(nn.Module):
         return value
 
     def global_name(self, local_name: str) -> str:
-        """``layers.2.weight`` of this module as the whole model names it."""
+        """The whole model's name of a parameter of this module, such as ``layers.2.weight``."""
         _, offset, rest = local_name.split(".", 2)
         name = self.layer_names[int(offset)]
         full = f"{name}.{rest}" if name else rest
         return self._first_names.get(full, full)
 
     def global_state(self) -> dict[str, torch.Tensor]:
-        """Parameters and persistent buffers by global name, each once."""
+        """Parameters and persistent buffers by global name; each comes once."""
         return {self.global_name(name): value for name, value in self.state_dict().items()}
 
     def load_global_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Copy this stage's tensors out of a whole model's state.
+        """Copy this stage's tensors from a whole model's state.
 
         Raises:
             KeyError: a tensor of this stage is missing.
@@ -283,16 +285,16 @@ class StageModule(nn.Module):
 
 
 def build_stage(sources: Sequence[LayerSource], first: int, last: int) -> StageModule:
-    """The module of layers ``first`` to ``last``, both inclusive."""
+    """Build the module of layers ``first`` to ``last``, both inclusive."""
     return StageModule(sources[first : last + 1], first_names(find_ties(sources)))
 
 
 def keeps_running_statistics(layer: nn.Module) -> bool:
-    """Whether a module remembers averages of what it has seen, like a batch norm."""
+    """Whether a module keeps running averages of its inputs, like a batch norm."""
     return bool(getattr(layer, "track_running_stats", False))
 
 
 def call_whole(model: Callable[..., Any], value: Any) -> Any:
-    """Call a whole model with a batch's input: a tuple or list is its positional arguments, a dict its keywords."""
+    """Call a whole model with a batch's input: a tuple or list as positional, a dict as keyword arguments."""
     args, kwargs = call_arguments(value)
     return model(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a rank's parameters are: who holds them, who counts and saves them, whether they are trained.
+"""Describes a rank's parameters: which ranks hold, count and save them, and whether they are trained.
 
 A :class:`ParameterTag` is made once for each parameter of a rank, when its stages are built. Gradient sets, the norm,
 files, averages and K-FAC read it, and ask nobody else.
@@ -23,7 +23,7 @@ __all__ = ["ParameterTag", "holder_groups", "named_parameters", "tags_of", "tied
 
 @dataclass(frozen=True)
 class ParameterTag:
-    """What one parameter of a rank is.
+    """Describes one parameter of a rank.
 
     Args:
         name: its global name; the first one if it has several.
@@ -31,8 +31,9 @@ class ParameterTag:
         stages: every stage of the model that uses it, ascending, also those of other ranks.
         holders: all global ranks with a copy, ascending: replicas, twins of pipelines that cross, and the ranks of its
             other stages. Its gradients are summed over them.
-        is_first_copy: this rank's copy is the one of its pipeline that counts in the gradient norm and goes into files.
-        is_trained: it has a gradient and is updated; a frozen parameter is only held.
+        is_first_copy: whether this rank's copy is the one in its pipeline that counts in the gradient norm and is
+            saved in files.
+        is_trained: whether it has a gradient and is updated; a frozen parameter is only held.
     """
 
     name: str

@@ -17,18 +17,18 @@ __all__ = ["build_scheduler", "learning_rate", "peak_rate"]
 
 
 def learning_rate(config: LrSchedulerConfig, peak: float, total_steps: int) -> Callable[[int], float]:
-    """The rate at step 0, 1, …
+    """The function from the step (0, 1, …) to its learning rate.
 
     Args:
-        config: the section; ``warmup_steps`` and ``min_lr`` count for every kind but ``constant``.
+        config: the section; ``warmup_steps`` and ``min_lr`` apply to every kind except ``constant``.
         peak: see :func:`peak_rate`.
-        total_steps: where the decay ends, unless the section says otherwise.
+        total_steps: the step at which the decay ends, unless the section says otherwise.
     """
     total = config.total_steps or total_steps
     warmup, low = config.warmup_steps, config.min_lr
 
     def fraction(step: int) -> float:
-        """How much of the way from ``min_lr`` to the peak."""
+        """The rate of a step as a fraction of the way from ``min_lr`` to the peak."""
         if step < warmup:
             logarithmic = config.name == "warmup_decay" and warmup > 1
             return math.log(step + 1) / math.log(warmup) if logarithmic else (step + 1) / warmup
@@ -41,7 +41,7 @@ def learning_rate(config: LrSchedulerConfig, peak: float, total_steps: int) -> C
 
 
 def peak_rate(config: RunConfig) -> float:
-    """The highest rate: ``optimizer.lr``, in proportion to the batch where it was said for another one.
+    """The highest rate: ``optimizer.lr``, scaled in proportion to the batch size if ``base_batch`` is given.
 
     Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", the linear scaling rule.
     """

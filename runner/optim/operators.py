@@ -1,8 +1,8 @@
-"""DeepSpeed's compiled operators: made once per machine, before a run needs them.
+"""Compiles DeepSpeed's operators once per machine, before a run needs them.
 
-By itself DeepSpeed compiles an operator where it is first used: on every rank, in the middle of a run, behind a lock
-file of torch's that a killed build leaves for ever (torch/utils/file_baton.py). Here one process compiles and others
-wait at a lock that the kernel takes back from whoever dies; ranks then load a finished file and compile nothing.
+By itself, DeepSpeed compiles an operator at its first use: on every rank, in the middle of a run, with a lock file of
+torch that a killed build never removes (torch/utils/file_baton.py). Here one process compiles and others wait for a
+lock that the kernel releases when its owner dies; ranks then load a finished file and compile nothing.
 
 ``python -m runner.optim.operators PART...`` is the compiling process.
 """
@@ -40,7 +40,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# An operator: DeepSpeed's builder of each part, the parts in the order of loading.
+# For each operator: DeepSpeed's builder of each of its parts, in the order of loading.
 _PARTS = {
     "async_io": {"pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"},
     "cpu_adam": {"cpu_adam": "CPUAdamBuilder"},
@@ -52,11 +52,11 @@ _SHOWN_LINES = 3
 
 
 class BuildError(Exception):
-    """An operator that does not compile.
+    """Raised if an operator cannot be compiled.
 
     Attributes:
-        said: the compiler's first errors, a line each.
-        log: all that was said.
+        said: the compiler's first errors, one line each.
+        log: the file with the compiler's whole output.
     """
 
     def __init__(self, said: Sequence[str], log: Path) -> None:
@@ -65,21 +65,21 @@ class BuildError(Exception):
 
 
 def needed_operators(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The operators that a run with this DeepSpeed configuration uses, its optimizer's aside."""
+    """The operators that a run with this DeepSpeed configuration uses, except that of its optimizer."""
     zero = settings.get("zero_optimization", {})
     places = [zero.get(part, {}).get("device") for part in ("offload_optimizer", "offload_param")]
     return ("async_io",) if "nvme" in places else ()
 
 
 def ready_operators(names: Sequence[str], *, accelerator: str) -> None:
-    """Compile what is missing; returns when all are there. Any number of processes may call it at once: one compiles.
+    """Compile missing operators; return when all exist. Processes may call it at the same time: only one compiles.
 
     Args:
-        names: of :func:`needed_operators`, and of the optimizer.
-        accelerator: ``cpu`` or ``cuda``, for which DeepSpeed compiles differently.
+        names: operators from :func:`needed_operators`, and that of the optimizer.
+        accelerator: ``cpu`` or ``cuda``; DeepSpeed compiles differently for each.
 
     Raises:
-        RequestError: the compiler failed; its last words are in the problem, all of them in a file that is named.
+        RequestError: the compiler failed; the problem has its first errors and the name of the file with all output.
     """
     for name in names:
         try:
@@ -89,7 +89,7 @@ def ready_operators(names: Sequence[str], *, accelerator: str) -> None:
 
 
 def build_operator(name: str, *, accelerator: str) -> Path | None:
-    """Compile one of :data:`OPERATORS` unless it is there; its folder, None where it came with DeepSpeed.
+    """Compile one of :data:`OPERATORS` if it is missing; return its folder, or None if DeepSpeed was installed with it.
 
     Raises:
         BuildError: the compiler failed.
@@ -108,7 +108,7 @@ def build_operator(name: str, *, accelerator: str) -> Path | None:
 
 
 def load_operators(names: Sequence[str], *, accelerator: str) -> None:
-    """Hand the compiled operators to DeepSpeed, which is imported, so that it compiles none."""
+    """Import DeepSpeed and give it the compiled operators, so that it compiles none."""
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     ready_operators(names, accelerator=accelerator)
@@ -118,11 +118,11 @@ def load_operators(names: Sequence[str], *, accelerator: str) -> None:
         for part in _PARTS[name]:
             if part not in OpBuilder._loaded_ops:
                 OpBuilder._loaded_ops[part] = _import(part, _folder(name, accelerator) / f"{part}.so")
-            _builder(part).load(verbose=False)  # pin_memory's symbols become everybody's here
+            _builder(part).load(verbose=False)  # this makes the symbols of pin_memory global
 
 
 def _folder(name: str, accelerator: str) -> Path:
-    """Where an operator is kept, beside torch's own extensions; another for all that a compiled file depends on."""
+    """The folder of an operator, next to torch's extensions; its name has a hash of all that the file depends on."""
     from torch.utils import cpp_extension
 
     versions = [metadata.version(package) for package in ("deepspeed", "torch")]
@@ -133,7 +133,7 @@ def _folder(name: str, accelerator: str) -> Path:
 
 
 def _processor_features() -> str:
-    """Operators are compiled for the very processor (``-march=native``), and folders may be shared by machines."""
+    """The processor's features; operators are compiled for it (``-march=native``), but machines may share folders."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -152,7 +152,7 @@ def _came_with_deepspeed(name: str) -> bool:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[int]:
-    """One process at a time; gives the lock's file descriptor, so that a child can hold it, too."""
+    """Lock out other processes; yields the lock's file descriptor, so that a child can hold the lock too."""
     with path.open("a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,10 +163,10 @@ def _alone(path: Path) -> Iterator[int]:
 
 
 def _compile(name: str, folder: Path, accelerator: str, lock: int) -> None:
-    """Compile in a folder that nobody else has seen, and put the result in its place in one move."""
+    """Compile in a new folder, and put the result in its place in one move."""
     log = folder.with_suffix(".log")
     prefix = f"{folder.name}-unfinished-"
-    for left in folder.parent.glob(f"{prefix}*"):  # by a process that was killed: whoever compiles holds the lock
+    for left in folder.parent.glob(f"{prefix}*"):  # left by killed processes: this one holds the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as made:
         environment = {**os.environ, "TORCH_EXTENSIONS_DIR": made, "DS_ACCELERATOR": accelerator}
@@ -186,12 +186,12 @@ def _compile(name: str, folder: Path, accelerator: str, lock: int) -> None:
 
 
 def has_ninja() -> bool:
-    """Whether what torch compiles with is found."""
+    """Whether ninja, with which torch compiles, is found."""
     return shutil.which("ninja", path=_search_path()) is not None
 
 
 def _search_path() -> str:
-    """Where commands are, this environment's first: pip puts ninja there, which may not be activated."""
+    """The search path for commands, this environment first: pip puts ninja there, but it may not be activated."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
@@ -202,7 +202,7 @@ def _refusal(name: str, error: BuildError) -> Problem:
 
 
 def _compilers_words(log: Path) -> Sequence[str]:
-    """What was said about the first file that failed, after its command; else why it did not come to compiling."""
+    """The output for the first file that failed, without its command; else the reason why compilation did not start."""
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     failed = next((number for number, line in enumerate(lines) if line.startswith("FAILED:")), None)
     if failed is None:
@@ -230,7 +230,7 @@ def main(parts: Sequence[str]) -> None:
     """Compile with DeepSpeed's own builders, into ``TORCH_EXTENSIONS_DIR``."""
     for part in parts:
         builder = _builder(part)
-        arguments = [argument for argument in builder.cxx_args() if argument != "-g"]  # half of the compiler's time
+        arguments = [argument for argument in builder.cxx_args() if argument != "-g"]  # takes half of the time
         builder.cxx_args = arguments.copy
         builder.load(verbose=True)
 

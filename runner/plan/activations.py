@@ -1,4 +1,4 @@
-"""What a request's activation policies do to its plan: the rules that need the model's layers, and what to tell."""
+"""The activation policies of a request in its plan: their programs, rules that need the model's layers, and notes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ def plan_activations(
     in_flight: Sequence[int] | None = None,
     budgets: Callable[[], Sequence[int]] | None = None,
 ) -> tuple[ActivationPlan, ModelProfile]:
-    """The policies' plan for these stages, and the profile with its costs in it.
+    """Make the policies' plan for these stages, and the profile with the plan's costs.
 
-    On a CPU nothing that goes to the host's memory leaves the device, and the profile says so.
+    On a CPU, nothing leaves the device by moving to the host's memory, and the profile shows this.
 
     Args:
         config: the request.
-        profile: of the step's largest micro-batch.
+        profile: the profile for the step's largest micro-batch.
         partition: first and last layer of each stage, inclusive.
-        on_accelerator: the host's memory is another one than the device's.
-        in_flight: per stage, micro-batches whose saved tensors are alive at once; None where that is not known.
-        budgets: see :func:`stage_budgets`; called where the policy reads them. None where they are not known.
+        on_accelerator: whether the host's memory is separate from the device's.
+        in_flight: for each stage, the number of micro-batches whose saved tensors are alive at once; None if it is
+            not known.
+        budgets: see :func:`stage_budgets`; called if the policy reads them. None if they are not known.
     """
     to_host, options = config.offload.activations == "save_on_cpu", _options(config)
     known = budgets() if budgets is not None and strategy_of(options).reads_budget else None
@@ -49,17 +50,17 @@ def plan_activations(
 
 
 def activation_problems(config: RunConfig, layer_names: Sequence[str]) -> list[Problem]:
-    """Layers that a policy names and the model does not have."""
+    """Problems of a policy with the model, such as layers that it names and the model does not have."""
     return policy_problems(_options(config), layer_names)
 
 
 def stage_budgets(limit: int, schedule: Schedule, plain: MemoryPrediction) -> tuple[int, ...]:
-    """Bytes that each stage's saved tensors and temporaries may take: what its rank has left, in equal parts.
+    """The bytes that each stage's saved tensors and temporaries may take: the rest of its rank, in equal parts.
 
     Args:
-        limit: bytes of a rank.
-        schedule: says which stages a rank has.
-        plain: what the ranks need where everything is kept.
+        limit: the memory limit of a rank, in bytes.
+        schedule: tells which stages a rank has.
+        plain: the memory that ranks need if everything is kept.
     """
     left: dict[int, int] = {}
     for rank, parts in enumerate(plain.parts):
@@ -71,7 +72,7 @@ def stage_budgets(limit: int, schedule: Schedule, plain: MemoryPrediction) -> tu
 
 
 def program_problems(config: RunConfig, plan: ActivationPlan) -> list[Problem]:
-    """What stands against running a plan's programs."""
+    """Reasons why a plan's programs cannot be run."""
     return [*_depth_problems(config, plan), *_operator_problems(config, plan)]
 
 
@@ -86,7 +87,7 @@ def _depth_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Problem
 
 
 def _operator_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Problem]:
-    """A user's own program keeps operators' outputs: what the rules of a shipped policy refuse beforehand."""
+    """Problems of a user's own program that keeps operators' outputs; own rules check policies of this package."""
     target, moved = config.activation_checkpoint.target, plan.to_host
     picks = any(segment.save_ops is not None for program in plan.stages for segment in program)
     if target is not None and picks and (moved or config.compile):
@@ -98,7 +99,7 @@ def _operator_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Prob
 def activation_notes(
     config: RunConfig, profile: ModelProfile, plan: ActivationPlan, in_flight: Sequence[int], *, on_accelerator: bool
 ) -> tuple[str, ...]:
-    """What a reader of the plan should know of its figures."""
+    """Notes for a reader of the plan about its figures."""
     notes = []
     if config.compile:
         notes.append("compile=true: bytes and seconds are those of layers that are not compiled, which save more")

@@ -1,4 +1,4 @@
-"""What is known of a plan before its stages are cut: the request made into numbers, once."""
+"""The draft of a plan: the numbers that follow from a request before its stages are cut."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Draft", "Layout", "Machine", "MemoryNeeds", "draft_of"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is known of the machine besides the request.
+    """Facts about the machine that are not in the request.
 
     Args:
-        link: between ranks, as measured; None where it was not.
-        local_ranks: ranks that share this machine's memory; None: all.
-        device_memory_bytes: of this machine's accelerator, where the run uses one.
+        link: the measured link between ranks; None if it was not measured.
+        local_ranks: number of ranks that share this machine's memory; None: all.
+        device_memory_bytes: memory of this machine's accelerator, if the run uses one.
     """
 
     link: Link | None
@@ -43,17 +43,17 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
+        """The number of ranks."""
         return self.pipeline * self.data * self.tensor
 
     def to_json(self) -> dict[str, int]:
-        """The plan's ``layout``."""
+        """The ``layout`` of the plan's JSON form."""
         return asdict(self) | {"world_size": self.world_size}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What a rank's memory depends on besides its layers; see :func:`runner.plan.memory.predict.predict_memory`."""
+    """Inputs of a memory prediction besides the layers; see :func:`runner.plan.memory.predict.predict_memory`."""
 
     batch_samples: int
     temporaries: int
@@ -65,18 +65,18 @@ class MemoryNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A request, its model and its schedule, with what follows from them before stages are cut.
+    """A request, its model and its schedule, with the numbers that follow from them before stages are cut.
 
     Args:
         config: the request.
-        profile: of the step's largest micro-batch.
-        schedule: one replica's.
+        profile: the profile for the step's largest micro-batch.
+        schedule: the schedule of one replica.
         layout: the degrees.
-        link: between ranks, as measured or stated, slowed down where that is asked for.
-        mean_samples: mean samples of the step's micro-batches.
-        limit_bytes: most that a rank may use.
-        host_limit_bytes: a rank's part of the host's memory; None where it is not known.
-        needs: what memory depends on besides the layers.
+        link: the measured or stated link between ranks, slowed down if the request says so.
+        mean_samples: mean number of samples of the step's micro-batches.
+        limit_bytes: the most memory that a rank may use.
+        host_limit_bytes: a rank's part of the host's memory; None if it is not known.
+        needs: inputs of the memory prediction besides the layers.
     """
 
     config: RunConfig
@@ -91,13 +91,13 @@ class Draft:
 
 
 def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule) -> Draft:
-    """The draft of a request without problems.
+    """Make the draft of a request without problems.
 
     Args:
         config: the request.
-        profile: of its model, for any micro-batch size.
-        machine: that the ranks run on.
-        schedule: that is planned.
+        profile: the profile of its model, for any micro-batch size.
+        machine: the machine of the ranks.
+        schedule: the schedule that is planned.
     """
     degrees = config.parallelism
     layout = Layout(degrees.pipeline, degrees.data, degrees.tensor)

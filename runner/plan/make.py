@@ -1,4 +1,4 @@
-"""From a request and a profile to a frozen plan: nothing here starts a process or allocates a tensor."""
+"""Makes a frozen plan from a request and a profile; nothing here starts a process or allocates a tensor."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def make_plan(
     device_memory_bytes: int | None = None,
     profile_of: Callable[[RunConfig], ModelProfile] | None = None,
 ) -> RunPlan:
-    """Check, partition and predict.
+    """Make the plan of a request: check it, partition the model, and predict memory and time.
 
     Args:
         config: the request.
-        profile: its model's, for any micro-batch size; read for the step's largest micro-batch.
-        schedule: what a plan of this request chose before, where the choice is the plan's.
-        stage_seconds: this plan's stages measured in place; they win over the profile's layers.
-        link: measured; default: what ``config.hardware`` states.
-        local_ranks: ranks that share this machine's memory; default: all.
-        device_memory_bytes: of this machine's accelerator, where the run uses one.
+        profile: the profile of its model for any micro-batch size; it is converted to the step's largest micro-batch.
+        schedule: the schedule that an earlier plan of this request chose, if the choice is left to the plan.
+        stage_seconds: measured durations of this plan's stages; they are used instead of those of the profile.
+        link: the measured link; default: that of ``config.hardware``.
+        local_ranks: number of ranks that share this machine's memory; default: all.
+        device_memory_bytes: memory of this machine's accelerator, if the run uses one.
         profile_of: makes the profile of a changed request; with it, advice may try other precisions.
 
     Returns:
-        the plan; where it does not fit, ``fits`` is false and ``problems`` says why and what would help.
+        the plan; if it does not fit, ``fits`` is false and ``problems`` says why, and what would help.
 
     Raises:
         RequestError: with everything that :func:`plan_problems` finds.
@@ -69,7 +69,7 @@ def make_plan(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Large plans are millions of small tuples, none of them garbage: looking through them doubles the time."""
+    """Pause garbage collection: large plans are millions of small tuples, and searching them doubles the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -117,7 +117,7 @@ def _planned(
     chosen: Schedule | None = None,
     stage_seconds: StageSeconds | None = None,
 ) -> RunPlan:
-    """The plan of a request without problems, with its schedule chosen where that is left to the plan."""
+    """The plan of a request without problems; chooses the schedule if that is left to the plan."""
 
     def assemble(schedule: Schedule) -> RunPlan:
         return _plan_of(draft_of(config, profile, machine, schedule), stage_seconds)
@@ -136,10 +136,10 @@ class _Stages:
     """The stages of a draft.
 
     Args:
-        layers: of each stage, first and last.
-        activations: what the policies keep of each.
-        figures: of each, with the policies' costs in them.
-        notes: what is to be said of the cut.
+        layers: first and last layer of each stage.
+        activations: what the policies keep of each stage.
+        figures: the figures of each stage, including the costs of the policies.
+        notes: notes about the partition for the reader of the plan.
     """
 
     layers: Partition
@@ -149,7 +149,7 @@ class _Stages:
 
 
 def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
-    """The plan of a draft, without advice. One replica is planned; the others are alike."""
+    """The plan of a draft, without advice. Only one replica is planned, because the others are equal."""
     stages = _cut(draft)
     raise_problems(_crossing_weights(draft, stages.layers))
     draft = _ordered_by_profile(draft, stages.figures)
@@ -174,7 +174,7 @@ def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
 
 
 def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:
-    """Trained weights that several stages share, under a schedule that updates each stage by itself."""
+    """Problems of trained weights that several stages share, in a schedule that updates each stage separately."""
     if not draft.schedule.is_asynchronous:
         return []
     for weight in draft.profile.shared:
@@ -189,9 +189,9 @@ def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:
 
 
 def _cut(draft: Draft) -> _Stages:
-    """The stages' layers, with what is kept of them.
+    """Choose the stages' layers, and plan what is kept of them.
 
-    The search sees the layers as they would be in one stage; what counts is planned for the stages found.
+    The search for a partition uses a plan for all layers as one stage; then the policies plan the stages that it found.
     """
     profile, accelerated = draft.profile, draft.needs.accelerated
     whole = (0, len(profile.layers) - 1)
@@ -211,7 +211,7 @@ def _cut(draft: Draft) -> _Stages:
 
 
 def _partition(draft: Draft, profile: ModelProfile) -> tuple[Partition, tuple[str, ...]]:
-    """The stages' layers. Where no partition fits, the plan shows the one balanced by time, and says so."""
+    """The stages' layers. If no partition fits, it is the one balanced by time, with a note that says so."""
     name, boundaries, schedule = draft.config.partition.name, draft.config.partition.boundaries, draft.schedule
     stages, placement = schedule.stages, schedule.placement[0]
     limit = _stage_limit(draft, profile)
@@ -238,7 +238,7 @@ def _stage_limit(draft: Draft, profile: ModelProfile) -> StageMemoryLimit:
 
 
 def _ordered_by_profile(draft: Draft, figures: Sequence[StageFigures]) -> Draft:
-    """The draft, with its schedule's order found anew where that follows the stages' seconds."""
+    """The draft; if the schedule's order follows the stages' seconds, with a new order from them."""
     if not follows_profile(draft.config):
         return draft
     copies = [draft.layout.data] * len(figures)
@@ -283,7 +283,7 @@ def _time(
 
 
 def _notes(draft: Draft, stages: _Stages, in_flight: Sequence[int], *, measured: bool) -> tuple[str, ...]:
-    """What a reader of the plan should know of its figures."""
+    """Notes for a reader of the plan about its figures."""
     kept = activation_notes(
         draft.config, draft.profile, stages.activations, in_flight, on_accelerator=draft.needs.accelerated
     )
@@ -302,7 +302,7 @@ def _link_notes(draft: Draft, *, measured: bool) -> tuple[str, ...]:
 
 
 def _move_notes(schedule: Schedule, figures: Sequence[StageFigures]) -> tuple[str, ...]:
-    """The traffic of activations that other ranks keep for a while."""
+    """A note about the traffic of activations that other ranks keep for a time."""
     if not schedule.moves:
         return ()
     moved = sum(figures[move.stage].saved_bytes + figures[move.stage].input_bytes for move in schedule.moves)

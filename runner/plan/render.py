@@ -1,4 +1,4 @@
-"""A plan as text for people."""
+"""Renders a plan as text for people."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from runner.plan.values import RunPlan
 
 __all__ = ["stage_lines", "to_table"]
 
-# Pipelines longer than this show their first and last positions only.
+# Of longer pipelines, only the first and last positions are shown.
 _SHOWN = 40
 
 
 def to_table(plan: RunPlan, *, width: int = 118) -> str:
-    """Layout, what each stage is, each position's memory with its parts, step time, bubble, and advice."""
+    """The layout, each stage, each position's memory with its parts, step time, bubble, and advice."""
     from rich.console import Console
     from rich.table import Table
 
@@ -39,7 +39,7 @@ def to_table(plan: RunPlan, *, width: int = 118) -> str:
 
 
 def stage_lines(plan: RunPlan) -> list[str]:
-    """One line for each stage: where it is, what it holds and why it takes what it takes."""
+    """One line for each stage: its ranks, its layers, and the parts of its memory and time."""
     seconds = sum(figures.seconds for figures in plan.figures)
     lines = []
     for stage in _shown(len(plan.figures)):
@@ -108,7 +108,7 @@ def _word(plan: RunPlan) -> str:
 
 
 def _ranks(plan: RunPlan, position: int) -> str:
-    """All replicas' ranks at a pipe position: they are numbered one after the other."""
+    """The ranks of all replicas at a pipe position, which have consecutive numbers."""
     width = plan.layout["data"] * plan.layout["tensor"]
     first = position * width
     return str(first) if width == 1 else f"{first}-{first + width - 1}"
@@ -120,7 +120,7 @@ def _layers(layers: tuple[int, int]) -> str:
 
 
 def _shown(count: int) -> list[int | None]:
-    """Positions to print; None stands for those left out."""
+    """The positions to print; None stands for those that are left out."""
     if count <= _SHOWN:
         return list(range(count))
     half = _SHOWN // 2

@@ -1,4 +1,4 @@
-"""The schedule that a configuration asks for."""
+"""Makes the schedule that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 
 
 def resolve_request(overrides: Sequence[str]) -> RunConfig:
-    """The configuration that ``overrides`` ask for.
+    """Make the configuration that ``overrides`` ask for.
 
     Raises:
-        RequestError: as :func:`runner.config.compose.resolve.resolve` does, which knows the option files alone: of a
-            published schedule it is said here that this version does not have it.
+        RequestError: as in :func:`runner.config.compose.resolve.resolve`. That function knows only the option files;
+            for another published schedule, the error here says that this version does not have it.
     """
     try:
         return with_measured_link(resolve(overrides))
@@ -47,14 +47,14 @@ def _of_published(problem: Problem) -> Problem:
 
 
 def costs_of(config: RunConfig) -> Costs:
-    """The durations of ``cost.*``; its keys besides those of every schedule are of work that fills bubbles."""
+    """The durations in ``cost.*``; keys that do not belong to every schedule are for work that fills bubbles."""
     given = {field.name: getattr(config.cost, field.name) for field in fields(config.cost)}
     plain = {field.name: given.pop(field.name) for field in fields(Costs) if field.name in given}
     return Costs(**plain, fills=given)
 
 
 def schedule_problems(config: RunConfig) -> list[Problem]:
-    """What is wrong with the schedule that ``config`` asks for."""
+    """Problems of the schedule that ``config`` asks for."""
     problems = registry.request_problems(config.schedule.name, _asked(config))
     if (config.schedule.steps or 1) > 1 and not (config.schedule.post_validation or _is_asynchronous(config)):
         rule = "needs schedule.post_validation=true, or an asynchronous schedule"
@@ -70,7 +70,7 @@ def _is_asynchronous(config: RunConfig) -> bool:
 
 
 def schedule_of(config: RunConfig) -> Schedule:
-    """The schedule that ``config`` asks for; an order that follows from costs, from ``cost.*``.
+    """Make the schedule that ``config`` asks for; an order that depends on costs uses ``cost.*``.
 
     Raises:
         RequestError: with everything that :func:`schedule_problems` finds.
@@ -85,13 +85,13 @@ def is_chosen_by_plan(config: RunConfig) -> bool:
 
 
 def follows_profile(config: RunConfig) -> bool:
-    """Whether the order that is run follows from the profile's seconds: ``cost.*``, where set, wins over them."""
+    """Whether the order that runs depends on the profile's seconds; ``cost.*``, if set, is used instead of them."""
     spec = _spec(config)
     return spec is not None and spec.by_costs and config.cost == CostConfig()
 
 
 def num_stages(config: RunConfig) -> int:
-    """Stages of a request's schedule; of a request without a schedule, its ranks."""
+    """The number of stages of a request's schedule; for an unknown schedule, one per rank by default."""
     asked, spec = config.schedule, _spec(config)
     return config.parallelism.pipeline * (asked.chunks or (spec.default_chunks if spec is not None else None) or 1)
 
@@ -105,10 +105,10 @@ def _spec(config: RunConfig) -> registry.ScheduleSpec | None:
 
 
 def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Schedule:
-    """What is planned and run for :func:`schedule_of`: full backwards where nothing is gained by their two parts.
+    """The schedule that is planned and run: :func:`schedule_of` with full backwards where splitting gains nothing.
 
     Args:
-        costs: in place of ``cost.*``.
+        costs: durations to use instead of ``cost.*``.
 
     Raises:
         RequestError: as :func:`schedule_of` does.

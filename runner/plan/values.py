@@ -1,4 +1,4 @@
-"""The frozen results of planning, and the measurements that may enter it."""
+"""The frozen results of planning, and the measurements that it may use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Link", "MemoryParts", "MemoryPrediction", "RunPlan", "StageSeconds",
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """What a rank's memory holds at one moment, in bytes.
+    """The parts of a rank's memory at one moment, in bytes.
 
     Args:
         weights: parameters and buffers of its stages.
         gradients: the persistent flat gradient buffer.
-        optimizer: optimizer states; at the optimizer step, its temporaries besides.
-        activations: what autograd saved for micro-batches in flight, and the running layer's transient.
-        buffers: the step's batch, received boundary tensors and gradients, gradients on their way out.
+        optimizer: optimizer states and, at the optimizer step, its temporaries.
+        activations: tensors that autograd saved for micro-batches in flight, and temporaries of the running layer.
+        buffers: the step's batch, received boundary tensors and gradients, and gradients that are being sent.
     """
 
     weights: int
@@ -39,28 +39,28 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        """Sum of the parts."""
+        """The sum of the parts."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
     def as_dict(self) -> dict[str, int]:
-        """By name, in this order."""
+        """The parts by name, in this order."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def largest(self) -> str:
-        """Name of the largest part."""
+        """The name of the largest part."""
         parts = self.as_dict()
         return max(parts, key=lambda name: parts[name])
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPrediction:
-    """Each rank's memory at its peak; the sum of its parts is the peak. Indexed by the rank's pipe position.
+    """Each rank's memory at its peak; the sum of its parts is the peak. Tuples are indexed by pipe position.
 
     Args:
-        parts: on the device.
-        host: what is offloaded from a device with memory of its own to the host's.
-        states: weights, gradients and optimizer states, as they are held between backwards.
-        reserved: what torch's allocator reserves of a device, at its peak; None where that is not predicted.
+        parts: the parts of the device's memory.
+        host: bytes that are offloaded to the host's memory from a device with its own memory.
+        states: bytes of weights, gradients and optimizer states between backwards.
+        reserved: bytes that torch's allocator reserves on a device at its peak; None if this is not predicted.
     """
 
     parts: tuple[MemoryParts, ...]
@@ -70,20 +70,20 @@ class MemoryPrediction:
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """Peak of each rank."""
+        """The peak of each rank."""
         return tuple(parts.total for parts in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
-    """Whole stages measured with all ranks busy, each a tuple by global stage.
+    """Durations of whole stages, measured with all ranks busy; tuples are indexed by global stage.
 
     Args:
-        forward, backward: of one micro-batch of the run's own size; the last stage's with the loss.
-        input_gradient, weight_gradient: the parts of a split backward; empty where none is split.
-        step: optimizer step of the stage.
-        message: from the moment that a boundary tensor is ready on one rank to when it can be used on the next.
-        reduce: gradient all-reduce of the stage; empty where there is one replica.
+        forward, backward: seconds for one micro-batch of the run's own size; the last stage includes the loss.
+        input_gradient, weight_gradient: the parts of a split backward; empty if none is split.
+        step: the optimizer step of the stage.
+        message: from the time when a boundary tensor is ready on one rank to the time when the next can use it.
+        reduce: gradient all-reduce of the stage; empty if there is one replica.
     """
 
     forward: tuple[float, ...]
@@ -100,18 +100,18 @@ class Link:
     """A connection between neighbouring ranks: a message of n bytes takes latency + n / bytes_per_second."""
 
     latency_seconds: float = 0.0
-    bytes_per_second: float | None = None  # None: not known, messages cost the latency alone
+    bytes_per_second: float | None = None  # None: not known, messages cost only the latency
 
     def seconds(self, num_bytes: float) -> float:
-        """Seconds of one message."""
+        """The seconds of one message."""
         return self.latency_seconds + self.transfer_seconds(num_bytes) if num_bytes else 0.0
 
     def transfer_seconds(self, num_bytes: float) -> float:
-        """Seconds of that in which the message keeps others from the link."""
+        """The part of a message's seconds in which no other message can use the link."""
         return num_bytes / self.bytes_per_second if self.bytes_per_second else 0.0
 
     def slowed(self, delay_seconds: float, bytes_per_second: float | None) -> Link:
-        """Behind another link, which a message passes first."""
+        """The combination of this link with a slower one, which a message passes first."""
         speeds = [speed for speed in (self.bytes_per_second, bytes_per_second) if speed]
         seconds_per_byte = sum(1 / speed for speed in speeds)
         return Link(self.latency_seconds + delay_seconds, 1 / seconds_per_byte if speeds else None)
@@ -119,15 +119,15 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class TimePrediction:
-    """One optimizer step.
+    """The predicted time of one optimizer step.
 
     Args:
         step_seconds: from the first action to the end of the last rank's optimizer step.
         bubble_ratio: idle / total rank time over the flushed span of the pipeline's forwards and backwards.
-        busy_seconds: per pipe position, in forwards and backwards, and in what fills the bubbles.
+        busy_seconds: for each pipe position, seconds in forwards, backwards and work that fills the bubbles.
         source: whether the seconds were measured or estimated.
-        costs: from which the schedule was played, in seconds.
-        fill_seconds: of ``busy_seconds``, under what fills the bubbles; empty where nothing does.
+        costs: the durations, in seconds, with which the schedule was simulated.
+        fill_seconds: the part of ``busy_seconds`` in work that fills the bubbles; empty if there is none.
     """
 
     step_seconds: float
@@ -139,28 +139,28 @@ class TimePrediction:
 
     @property
     def utilisation_without_fills(self) -> float:
-        """Share of rank time in forwards and backwards."""
+        """The share of rank time in forwards and backwards."""
         busy = sum(self.busy_seconds)
         return (1.0 - self.bubble_ratio) * (busy - sum(self.fill_seconds)) / busy if busy else 0.0
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything that is decided before a process exists. Per-position tuples are one replica's pipeline.
+    """Everything that is decided before a process exists. Tuples by position are for one replica's pipeline.
 
     Args:
-        layout: degrees and world size, as in the contract.
-        topology: every rank's seat.
-        schedule, program: the pipeline's compute order, and the same lowered to messages, reduce and step.
+        layout: degrees and world size.
+        topology: the seats of all ranks.
+        schedule, program: the pipeline's compute order, and the same with messages, reductions and steps.
         partition: first and last layer of each stage, inclusive.
-        profile: the profile for this run's largest micro-batch, as the model is without policies.
-        figures: per stage, as the policies make it.
-        in_flight: per stage, most micro-batches between their forward and the end of their backward.
-        activations: what is kept between forward and backward, and where.
+        profile: the profile for this run's largest micro-batch, without activation policies.
+        figures: the figures of each stage, with activation policies.
+        in_flight: for each stage, the most micro-batches between their forward and the end of their backward.
+        activations: which tensors are kept between forward and backward, and where.
         memory, time: predictions.
-        memory_limit_bytes: of one rank.
-        host_limit_bytes: of the host's memory, for what one rank offloads; None where that is not known.
-        advice: one line each: what would make it fit, whether pipelining pays, what is not known.
+        memory_limit_bytes: the memory limit of one rank.
+        host_limit_bytes: the limit for what one rank offloads to the host's memory; None if it is not known.
+        advice: lines that say what would make it fit, whether pipelining pays, and what is not known.
         problems: broken rules; a plan with problems must not start.
     """
 
@@ -182,40 +182,40 @@ class RunPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank's predicted peak is within the limit, and what is offloaded within the host's memory."""
+        """Whether each rank's predicted peak is within the limit, and offloaded values fit into the host's memory."""
         return max(self.memory.peak_bytes) <= self.memory_limit_bytes and self.fits_host
 
     @property
     def fits_host(self) -> bool:
-        """Whether what is offloaded finds room; true where the host's memory is not known."""
+        """Whether offloaded values fit into the host's memory; true if its size is not known."""
         return self.host_limit_bytes is None or max(self.memory.host, default=0) <= self.host_limit_bytes
 
     @property
     def host_memory_bytes(self) -> tuple[int, ...]:
-        """What each rank offloads to its host, by global rank."""
+        """The bytes that each rank offloads to its host, by global rank."""
         positions = (self.topology.coordinates(rank).pipe for rank in range(self.topology.world_size))
         return tuple(self.memory.host[position] for position in positions)
 
     @property
     def rank_parts(self) -> tuple[MemoryParts, ...]:
-        """Memory parts by global rank: replicas have their pipe position's."""
+        """The memory parts by global rank; replicas have those of their pipe position."""
         positions = (self.topology.coordinates(rank).pipe for rank in range(self.topology.world_size))
         return tuple(self.memory.parts[position] for position in positions)
 
     @property
     def state_bytes(self) -> tuple[dict[str, int], ...]:
-        """By global rank: weights, gradients and optimizer states on the device, and what of them is the host's."""
+        """Bytes of weights, gradients and optimizer states on the device, and on the host, by global rank."""
         positions = (self.topology.coordinates(rank).pipe for rank in range(self.topology.world_size))
         names = ("weights", "gradients", "optimizer", "host")
         return tuple({name: getattr(self.memory.states[position], name) for name in names} for position in positions)
 
     @property
     def peak_memory_bytes(self) -> tuple[int, ...]:
-        """Predicted peaks by global rank."""
+        """The predicted peaks by global rank."""
         return tuple(parts.total for parts in self.rank_parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``runner plan --json``, and each schedule's name, micro-batches and advice besides."""
+        """The document of ``runner plan --json``."""
         return {
             "fits": self.fits,
             "memory_limit_bytes": self.memory_limit_bytes,

@@ -1,4 +1,4 @@
-"""What an optimizer's own work takes of a layer: the work that schedules may put into bubbles."""
+"""Measures an optimizer's own work for a layer, which schedules may put into bubbles."""
 
 from __future__ import annotations
 

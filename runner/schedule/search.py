@@ -1,4 +1,4 @@
-"""The schedule that chooses itself: the shortest of the published orders and of those found by list scheduling.
+"""The search of ``schedule=auto``: the shortest of the published orders and of orders from list scheduling.
 
 A published order is made for equal stages. Where stages differ, messages take time or memory is short, an order found
 from the durations themselves is shorter; where none is, the published one is kept.
@@ -19,23 +19,23 @@ from runner.schedule.values import Op, Schedule
 __all__ = ["FOUND", "Choice", "CostsOf", "Rate", "Rated", "search"]
 
 CostsOf = Callable[[tuple[int, ...]], StageCosts]
-"""Placement (stage -> rank) of the first pipeline to the durations of its stages."""
+"""A function from the first pipeline's placement (stage -> rank) to the durations of its stages."""
 
 Rate = Callable[[Schedule], "tuple[float, bool] | None"]
-"""Of a schedule: seconds of its step and whether it fits; None: it cannot run at all."""
+"""A function that rates a schedule: seconds of its step and whether it fits; None: it cannot run at all."""
 
 FOUND = "auto"
-"""Name of an order that list scheduling found."""
+"""The name of an order from list scheduling."""
 
 _CHUNKS = (1, 2, 3, 4)
 _NOT_TRIED = ("concatenation", "halving")
-"""Variants: the first is what no variant means, the other trains on halves of the micro-batches that were asked for."""
-_CLOSE = 1.005  # to the lower bound: what is left to find is less than what durations vary by
+"""Variants: the first is the default; the other trains on halves of the requested micro-batches."""
+_CLOSE = 1.005  # relative distance to the lower bound that is good enough: durations vary by more
 
 
 @dataclass(frozen=True)
 class Rated:
-    """A schedule, seconds of its step, and whether it fits into the memory."""
+    """A schedule, the seconds of its step, and whether it fits into the memory."""
 
     schedule: Schedule
     seconds: float
@@ -44,12 +44,12 @@ class Rated:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a search found.
+    """The result of a search.
 
     Args:
-        best: the shortest that fits; the one that keeps least where none does.
+        best: the shortest order that fits; if none fits, the one that keeps fewest activations.
         named: all published orders that can run, the shortest first.
-        over_bound: the best one's compute, messages included, over the least time that any considered placement allows.
+        over_bound: time of the best order's compute and messages, divided by the lowest bound of all placements.
     """
 
     best: Rated
@@ -58,12 +58,12 @@ class Choice:
 
     @property
     def beaten(self) -> Rated | None:
-        """The shortest published order that fits, other than the best."""
+        """The shortest published order that fits, apart from the best."""
         return next((each for each in self.named if each.fits and each != self.best), None)
 
     @property
     def too_large(self) -> Rated | None:
-        """A published order that would be shorter, and does not fit."""
+        """The shortest published order that would be shorter than the best, but does not fit."""
         return next((each for each in self.named if not each.fits and each.seconds < self.best.seconds), None)
 
 
@@ -71,10 +71,10 @@ def search(request: ScheduleRequest, specs: Sequence[ScheduleSpec], costs_of: Co
     """Choose an order.
 
     Args:
-        request: ranks and micro-batches; chunks, where they are not free; its memory limit, which the bound knows of.
+        request: ranks and micro-batches; chunks, if they are fixed; the memory limit, which the bound uses.
         specs: the published schedules to try.
-        costs_of: durations, by where the stages are; asked for placements of schedules that were rated.
-        rate: what a schedule is worth.
+        costs_of: returns durations by placement; called for placements of schedules that were rated.
+        rate: rates a schedule.
 
     Raises:
         ValueError: no schedule at all can run.
@@ -102,7 +102,7 @@ def _span(schedule: Schedule, costs_of: CostsOf) -> float:
 
 
 def _bounds(request: ScheduleRequest, costs_of: CostsOf, schedules: Iterable[Schedule]) -> list[tuple[Schedule, float]]:
-    """One schedule of each placement with the least time that this allows; the least first."""
+    """One schedule of each placement with the lower bound of its time; the lowest bound first."""
     placed = {(each.placement, each.pipeline_of_microbatch): each for each in schedules}
     bounds = []
     for schedule in placed.values():
@@ -113,7 +113,7 @@ def _bounds(request: ScheduleRequest, costs_of: CostsOf, schedules: Iterable[Sch
 
 
 def _best(rated: Sequence[Rated]) -> Rated:
-    """The shortest of those that fit; without one, that which keeps fewest activations."""
+    """The shortest order that fits; if none fits, the one that keeps fewest activations."""
 
     def kept(each: Rated) -> float:
         return max(peak_activations(each.schedule))
@@ -123,7 +123,7 @@ def _best(rated: Sequence[Rated]) -> Rated:
 
 
 def _published(request: ScheduleRequest, specs: Sequence[ScheduleSpec]) -> Iterator[Schedule]:
-    """With every number of chunks and pipelines there is, and every variant that keeps the micro-batches' size."""
+    """Published orders with all numbers of chunks and pipelines, and all variants that keep the micro-batch size."""
     for spec in specs:
         numbers = dict.fromkeys((spec.default_chunks, *_CHUNKS)) if request.chunks is None else [request.chunks]
         variants = [None, *(name for name in spec.variants if name not in _NOT_TRIED)]
@@ -141,7 +141,7 @@ def _is_split(schedule: Schedule) -> bool:
 def _list_scheduled(
     request: ScheduleRequest, placed: Schedule, costs: StageCosts, rate: Rate, *, split: bool
 ) -> Rated | None:
-    """The shortest order of the most generous limit under which one fits."""
+    """The shortest order under the largest limit under which one fits; None if there is none."""
     for limit in _limits(request):
         orders = list_orders(FOUND, placed, costs, limit, split=split)
         timed = [(simulate(order, costs).makespan, index, order) for index, order in enumerate(orders)]
@@ -157,7 +157,7 @@ def _list_scheduled(
 
 
 def _limits(request: ScheduleRequest) -> list[int]:
-    """Micro-batches that a rank may keep, from all to one."""
+    """Limits to try for the micro-batches that a rank may keep, from all to one."""
     ranks, most = request.ranks, min(request.microbatches, 2 * request.ranks)
     if request.memory_limit is not None:
         most = min(most, request.memory_limit)

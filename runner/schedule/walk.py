@@ -1,4 +1,4 @@
-"""The in-order walk: every rank runs its list from the front, each action once its dependencies are done."""
+"""The in-order walk: every rank runs its list from the front, and each action when its dependencies are done."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Step", "Stuck", "Walk", "in_order", "walk"]
 
 
 class Step(NamedTuple):
-    """One action of the walk, with what it waited for."""
+    """One action of the walk, with the actions for which it waited."""
 
     rank: int
     cell: int  # index in the rank's list
@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """A rank that can never go on: ``action``, at ``cell`` of its list, waits for ``missing``."""
+    """A rank that can never continue: ``action``, at ``cell`` of its list, waits for ``missing``."""
 
     rank: int
     cell: int
@@ -33,14 +33,14 @@ class Stuck(NamedTuple):
 
 @dataclass(frozen=True)
 class Walk:
-    """A topological order of everything that can run, and where the rest hangs."""
+    """A topological order of all actions that can run, and the places where ranks are stuck."""
 
     steps: tuple[Step, ...]
     stuck: tuple[Stuck, ...]
 
 
 def in_order(program: Program) -> Walk:
-    """The walk of a program by its own order, which is a topological one: faster than :func:`walk`, and not checked."""
+    """The walk of a program in its own order, which is topological; faster than :func:`walk`, but without checks."""
     cells = [itertools.count() for _ in program.actions]
     return Walk(
         tuple(Step(rank, next(cells[rank]), action, dependencies(program, action)) for rank, action in program.order),
@@ -49,7 +49,7 @@ def in_order(program: Program) -> Walk:
 
 
 def walk(view: Schedule | Program) -> Walk:
-    """Walk all ranks' lists as far as they go, one action of each rank in turn. Linear in the number of actions."""
+    """Walk all ranks' lists as far as possible, one action of each rank in turn; linear in the number of actions."""
     lists = view.actions
     position = [0] * len(lists)
     done: set[Action] = set()

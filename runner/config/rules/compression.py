@@ -1,4 +1,4 @@
-"""Rules of the compression of gradients: what no compressor can be combined with, and a compressor's own."""
+"""Rules of the compression of gradients: settings that fit no compressor, and the rules of each compressor."""
 
 from __future__ import annotations
 
@@ -96,4 +96,4 @@ _SURROUNDINGS: Table[RunConfig] = Table(
 )
 
 COMPRESSION_TABLES: tuple[Table[RunConfig], ...] = (_KEYS, _SURROUNDINGS)
-"""In the order in which they are checked."""
+"""All tables of this file, in the order in which they are checked."""

@@ -1,4 +1,4 @@
-"""Rules of ``launcher``: what a cluster's job may ask for, and what belongs to no other launcher."""
+"""Rules of ``launcher``: valid values for a cluster's job, and keys that belong to one launcher only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_SLURM = (
     *("partition", "account", "sbatch", "wait", "dry_run"),
 )
 _ONE_OPTION = """'launcher.sbatch=["--exclusive"]'"""
-# What the runner writes itself, from keys of its own.
+# Options of sbatch that the runner writes itself, each with the key that decides it.
 _WRITTEN = {
     "--nodes": "launcher.nodes",
     "--ntasks": "parallelism",
@@ -125,4 +125,4 @@ _SLURM: Table[RunConfig] = Table(
 )
 
 LAUNCHER_TABLES = (_ANY, _LOCAL, _SLURM)
-"""In the order in which they are checked."""
+"""All tables of this file, in the order in which they are checked."""

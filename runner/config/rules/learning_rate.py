@@ -16,7 +16,7 @@ def _changes(config: RunConfig) -> bool:
 
 
 def _of_change(key: str) -> Row[RunConfig]:
-    """A key that has no meaning for a constant rate."""
+    """The rule that a key which has no meaning for a constant rate is not set."""
     path, unset = f"lr_scheduler.{key}", getattr(_DEFAULT, key)
     return Row(
         path,

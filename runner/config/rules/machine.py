@@ -1,4 +1,4 @@
-"""Rules of ``hardware``, ``transport`` and ``cost``: figures of a machine, and durations."""
+"""Rules of ``hardware``, ``transport`` and ``cost``: properties of a machine, and durations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _flops(config: RunConfig) -> Iterator[Problem]:
 
 
 def _size(path: str, fix: str) -> tuple[Row[RunConfig], ...]:
-    """Bytes of a memory; a fraction of a byte is a slip of the unit."""
+    """Rules for the size of a memory in bytes; a value below 1 is a mistake in the unit."""
 
     def is_fraction(config: RunConfig) -> bool:
         size = value_at(config, path)

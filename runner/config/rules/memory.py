@@ -1,4 +1,4 @@
-"""Rules of what is kept for the backward, and where: activation checkpoints, offloading, compiled layers."""
+"""Rules of activation checkpoints, offloaded activations and compiled layers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runner.memory.solve.strategy import SECTION, Option, shown
 __all__ = ["MEMORY", "POLICIES"]
 
 POLICIES = (*STRATEGIES, "custom")
-"""Names of the shipped strategies, and the one of a user's own; with a target there may be another."""
+"""Names of this package's strategies, and ``custom`` for a user's own; with a target, other names are allowed."""
 
 _OFFLOADED_ACTIVATIONS = ("none", "save_on_cpu")
 
 
 def _of_option(option: Option) -> Iterator[Row[RunConfig]]:
-    """A strategy's own option must be there and right, the others' must not."""
+    """The rules of an option: its strategies need it with a valid value, other strategies must not have it."""
     path, owners = f"{SECTION}.{option.key}", owners_of(option.key)
     if option.required:
         yield Row(
@@ -51,7 +51,7 @@ def _of_option(option: Option) -> Iterator[Row[RunConfig]]:
 
 
 def _is_own(config: RunConfig) -> bool:
-    """Whether the strategy is the user's."""
+    """Whether the strategy is a user's own."""
     return config.activation_checkpoint.target is not None
 
 
@@ -69,7 +69,7 @@ MEMORY: Table[RunConfig] = Table(
             lambda c: bool(c.activation_checkpoint.kwargs),
             "belong to a target",
             "The policy {activation_checkpoint.name} is no function of yours",
-            fix=lambda c: f"{SECTION}.kwargs={{}}",  # braces in a text would name a fact
+            fix=lambda c: f"{SECTION}.kwargs={{}}",  # braces in a plain text would name a fact
             when=lambda c: not _is_own(c) and c.activation_checkpoint.name in STRATEGIES,
         ),
         one_of("offload.activations", _OFFLOADED_ACTIVATIONS),

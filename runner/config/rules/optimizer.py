@@ -1,4 +1,4 @@
-"""Rules of the optimizer: keys that mean nothing to it, and what it says itself that it cannot be combined with."""
+"""Rules of the optimizer: keys that it does not read, and the rules of each kind of optimizer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NUMBERS: Table[RunConfig] = Table(
 
 
 def _holds(condition: Callable[[OptimizerKind], bool]) -> Callable[[RunConfig], bool]:
-    """Whether the request's optimizer is known, and is such a one."""
+    """Whether the request's optimizer is known and meets the condition."""
 
     def holds(config: RunConfig) -> bool:
         kind = find_optimizer(config.optimizer)
@@ -50,7 +50,7 @@ def _holds(condition: Callable[[OptimizerKind], bool]) -> Callable[[RunConfig], 
 
 
 def _read_by(key: str, why: str, default: str) -> Row[RunConfig]:
-    """A key that is set is one that the optimizer reads."""
+    """The rule that a key is set only if the optimizer reads it."""
     path, unset = f"optimizer.{key}", getattr(_DEFAULT, key)
     return Row(
         path,
@@ -71,7 +71,7 @@ def _owners(key: str) -> str:
 
 
 def _decoupled(own: bool) -> Row[RunConfig]:
-    """An optimizer that knows one weight decay is not asked for the other."""
+    """The rule that an optimizer with only one kind of weight decay is not asked for the other kind."""
     path, shown = "optimizer.decoupled_weight_decay", str(own).lower()
     return Row(
         path,
@@ -97,7 +97,7 @@ _KEYS: tuple[Row[RunConfig], ...] = (
 
 
 def _own_tables() -> Iterator[Table[RunConfig]]:
-    """What the shipped kinds say of themselves; a table that several have is there once."""
+    """The rules of this package's kinds; a table that several kinds share comes once."""
     titles = dict.fromkeys(table.title for kind in OPTIMIZERS.values() for table in kind.rules)
     tables = {table.title: table for kind in OPTIMIZERS.values() for table in kind.rules}
     yield from (replace(tables[title], applies=_holds(_has(title))) for title in titles)
@@ -146,4 +146,4 @@ OPTIMIZER_TABLES: tuple[Table[RunConfig], ...] = (
     *_own_tables(),
     Table("An optimizer of your own", _OF_USERS),
 )
-"""In the order in which they are checked."""
+"""All tables of this file, in the order in which they are checked."""

@@ -1,4 +1,4 @@
-"""Rules of ``precision``: the scale of the loss, for the formats that need one."""
+"""Rules of ``precision``: the loss scale, for the formats that need one."""
 
 from __future__ import annotations
 
@@ -64,4 +64,4 @@ _WITH: Table[RunConfig] = Table(
 )
 
 PRECISION_TABLES = (_WITHOUT, _WITH)
-"""One of them applies to a known precision."""
+"""The tables of this file; exactly one of them applies to a known precision."""

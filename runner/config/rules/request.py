@@ -1,4 +1,4 @@
-"""Rules of names, functions, data, degrees, schedule and partition: what a request says first."""
+"""Rules of names, functions, data, degrees, schedule and partition, the main parts of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
 
 __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 
-# Names that decide what runs; the options of each group have these and no others.
+# The names that the options of each group may have.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "partition": ("uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
@@ -29,13 +29,13 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "logger": ("tensorboard", "csv", "none", "custom"),
     "profiler": ("none", "simple", "pytorch"),
 }
-_OF_USERS = ("optimizer", "compression", SECTION)  # groups of which a user's option may name a kind of its own
+_OF_USERS = ("optimizer", "compression", SECTION)  # groups for which a user's option may name the user's own kind
 _DEVICES = ("auto", "cpu", "cuda")
 _NOT_YET = "not available in this version"
 
 
 def _limit_bytes(config: RunConfig) -> float:
-    """The memory limit in bytes; infinite where there is none, NaN where it cannot be read."""
+    """The memory limit in bytes; infinite if there is none, NaN if it cannot be read."""
     try:
         return math.inf if config.memory_limit is None else parse_bytes(config.memory_limit)
     except ValueError:
@@ -43,7 +43,7 @@ def _limit_bytes(config: RunConfig) -> float:
 
 
 def _known_name(group: str) -> Row[RunConfig]:
-    """An option's name is known; where a target says what it is, any name will do."""
+    """The rule that an option's name is known; if it has a target, every name is allowed."""
     row = one_of(f"{group}.name", KNOWN_NAMES[group])
     return replace(row, when=lambda c: not is_given(c, f"{group}.target")) if group in _OF_USERS else row
 
@@ -205,4 +205,4 @@ _PARTITION: Table[RunConfig] = Table(
 )
 
 REQUEST_TABLES = (_NAMES, _RUN, _FUNCTIONS, _DATA, _PARALLELISM, _SCHEDULE, _PARTITION)
-"""In the order in which they are checked."""
+"""All tables of this file, in the order in which they are checked."""

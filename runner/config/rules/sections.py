@@ -1,6 +1,6 @@
-"""All rules of the configuration: those that need no schedule, no model and no machine.
+"""All rules of the configuration, which need no schedule, no model and no machine.
 
-Rules that need a schedule or a topology are the plan's, in :mod:`runner.plan.rules.tables`.
+Rules that need a schedule or a topology belong to the plan, see :mod:`runner.plan.rules.tables`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     MACHINE,
     *LAUNCHER_TABLES,
 )
-"""In the order in which they are checked and told."""
+"""The tables in the order in which they are checked and reported."""
 
 
 def rules(config: RunConfig) -> list[Problem]:

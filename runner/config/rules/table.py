@@ -1,7 +1,7 @@
-"""Tables of rules: what must hold of a request, said once for the check, for ``runner plan --rules`` and for the docs.
+"""Tables of rules that a request must fulfil; the check, ``runner plan --rules`` and the docs are made from them.
 
-A rule reads *facts*: a value with all that it may ask about. The rules of the configuration read the
-:class:`~runner.config.schema.RunConfig` itself; those of the plan read that and the traits of the schedule
+A rule reads *facts*, an object that holds everything that the rule may need. The rules of the configuration read the
+:class:`~runner.config.schema.RunConfig` itself; those of the plan read it and the properties of the schedule
 (:mod:`runner.plan.rules.facts`). To add a rule is to add one :class:`Row` to a table.
 """
 
@@ -19,26 +19,26 @@ from runner.errors import Problem
 __all__ = ["OWN", "Computed", "Row", "Rule", "Table", "filled", "value_at", "where", "worded"]
 
 OWN = "the runner"
-"""The source of a rule that nobody else states."""
+"""The source of a rule that comes from this package."""
 
 Facts = TypeVar("Facts")
 
 
 @dataclass(frozen=True)
 class Row(Generic[Facts]):
-    """A rule that is broken or not, with the words for it.
+    """A rule with a single condition, and its texts.
 
     ``rule``, ``why`` and ``fix`` may name facts in braces: ``{optimizer.name}`` becomes ``adamw``.
 
     Args:
-        path: the key that is refused, as an override names it. A section's path stands for its option's name.
+        path: the key that is refused, as an override names it. The path of a section means the name of its option.
         breaks: whether the facts break the rule.
         rule: what must hold, after ``<key> = <value>:``.
         why: the reason.
-        source: where the reason can be read; the runner's own rules need none.
-        fix: an override that would do, or what makes one of the facts.
-        value: what of the facts is shown as refused; default: the value at ``path``.
-        when: whether the rule is about these facts at all; default: always. ``breaks`` may rely on it.
+        source: where the reason is documented; the runner's own rules need none.
+        fix: an override that meets the rule, or a function that makes one from the facts.
+        value: returns the refused value that the problem shows; default: the value at ``path``.
+        when: whether the rule applies to these facts; default: always. ``breaks`` may rely on it.
     """
 
     path: str
@@ -51,7 +51,7 @@ class Row(Generic[Facts]):
     when: Callable[[Facts], bool] | None = None
 
     def problems(self, facts: Facts) -> Iterator[Problem]:
-        """One problem where the facts break the rule."""
+        """Yield one problem if the facts break the rule."""
         if (self.when is None or self.when(facts)) and self.breaks(facts):
             value = value_at(facts, self.path) if self.value is None else self.value(facts)
             fix = filled(self.fix, facts) if isinstance(self.fix, str) else self.fix(facts)
@@ -60,14 +60,14 @@ class Row(Generic[Facts]):
 
 @dataclass(frozen=True)
 class Computed(Generic[Facts]):
-    """A rule that is a function, because it finds several problems at once or computes their words.
+    """A rule that is a function, because it finds several problems at once or computes their texts.
 
     Args:
         path: the key or keys that it refuses.
         problems: finds every problem.
         rule: what must hold, in words for a reader of the table.
         why: the reason.
-        source: where the reason can be read.
+        source: where the reason is documented.
     """
 
     path: str
@@ -85,11 +85,11 @@ class Table(Generic[Facts]):
     """Rules that belong together, in the order in which they are checked.
 
     Args:
-        title: what they are about; where ``applies`` is given, it says when they apply.
+        title: their topic; if ``applies`` is given, it says when they apply.
         rules: the rules.
-        applies: whether the table is looked at for these facts; default: always.
-        first_of_each_key: of several broken rules with one path only the first is told.
-        cites: problems name the rule's source after its reason.
+        applies: whether the table is checked for these facts; default: always.
+        first_of_each_key: whether only the first of several broken rules with one path is reported.
+        cites: whether problems name the rule's source after its reason.
     """
 
     title: str
@@ -99,7 +99,7 @@ class Table(Generic[Facts]):
     cites: bool = False
 
     def problems(self, facts: Facts) -> Iterator[Problem]:
-        """Every rule of the table that the facts break."""
+        """A problem for every rule of the table that the facts break."""
         if self.applies is not None and not self.applies(facts):
             return
         told: set[str] = set()
@@ -112,7 +112,7 @@ class Table(Generic[Facts]):
 
 
 def where(condition: Callable[[Facts], bool], *rows: Row[Facts]) -> tuple[Row[Facts], ...]:
-    """The same rows, which are about facts that meet a condition and no others."""
+    """The same rows, which apply only to facts that meet a condition."""
     return tuple(replace(row, when=condition if row.when is None else _both(condition, row.when)) for row in rows)
 
 
@@ -121,13 +121,13 @@ def _both(first: Callable[[Facts], bool], second: Callable[[Facts], bool]) -> Ca
 
 
 def worded(path: str, rule: str, why: str, source: str) -> str:
-    """A rule in one line; the runner's own need no source."""
+    """A rule as one line; the runner's own rules name no source."""
     reason = f" {why}" if why else ""
     return f"{path}: {rule}.{reason}" + (f" ({source})" if source != OWN else "")
 
 
 def value_at(facts: object, path: str) -> Any:
-    """The value of a key of the request; of a section, the name of its option."""
+    """The value of a key of the request; for a section, the name of its option."""
     value = getattr(facts, "config", facts)
     for key in path.split("."):
         value = getattr(value, key)
@@ -135,7 +135,7 @@ def value_at(facts: object, path: str) -> Any:
 
 
 class _Words(Formatter):
-    """Fills in facts, with null, true and false as overrides write them."""
+    """Fills in facts; None and booleans become null, true and false, as in overrides."""
 
     def __init__(self, facts: object) -> None:
         self._facts = facts
@@ -152,5 +152,5 @@ class _Words(Formatter):
 
 
 def filled(text: str, facts: object) -> str:
-    """``text`` with the facts that it names in braces."""
+    """``text`` with values for the facts that it names in braces."""
     return _Words(facts).vformat(text, (), {}) if "{" in text else text

@@ -12,7 +12,7 @@ from runner.errors import Problem
 __all__ = ["CHECKPOINT", "NEVER_CALLED", "TRAINER"]
 
 NEVER_CALLED = ("sys", "os", "posix", "nt")
-"""Modules of which torch.load calls nothing, whatever it is told (torch 2.13, torch/_weights_only_unpickler.py)."""
+"""Modules from which torch.load never calls anything (torch 2.13, torch/_weights_only_unpickler.py)."""
 
 _ON_NONFINITE = ("stop", "skip")
 

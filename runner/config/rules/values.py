@@ -1,4 +1,4 @@
-"""Rules of one key: a number out of its range, a name that nobody knows, a function that cannot be named so."""
+"""Rules of a single key: the range of a number, a known name, the form of a function's name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from runner.errors import did_you_mean
 __all__ = ["TARGET", "at_least", "is_given", "not_negative", "one_of", "optional_target", "positive", "target"]
 
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-"""``package.module:name``."""
+"""The pattern of ``package.module:name``."""
 
 _DOTTED = re.compile(r"\w+(\.\w+)+")
 
 
 def at_least(path: str, least: int) -> Row[RunConfig]:
-    """A whole number, or null, is not less than ``least``."""
+    """The rule that a whole number, if not null, is at least ``least``."""
 
     def breaks(config: RunConfig) -> bool:
         value = value_at(config, path)
@@ -30,7 +30,7 @@ def at_least(path: str, least: int) -> Row[RunConfig]:
 
 
 def positive(path: str, fix: str) -> Row[RunConfig]:
-    """A number, or null, is finite and above 0; ``fix`` is a value that would do."""
+    """The rule that a number, if not null, is finite and above 0; ``fix`` is a valid value."""
 
     def breaks(config: RunConfig) -> bool:
         value = value_at(config, path)
@@ -40,7 +40,7 @@ def positive(path: str, fix: str) -> Row[RunConfig]:
 
 
 def not_negative(path: str) -> Row[RunConfig]:
-    """A number is finite and not below 0."""
+    """The rule that a number is finite and not below 0."""
 
     def breaks(config: RunConfig) -> bool:
         value = value_at(config, path)
@@ -50,7 +50,7 @@ def not_negative(path: str) -> Row[RunConfig]:
 
 
 def one_of(path: str, known: tuple[str, ...]) -> Row[RunConfig]:
-    """A name is known; the way out is the nearest one that is."""
+    """The rule that a name is known; the fix is the most similar known name."""
     key = path.removesuffix(".name")
 
     def nearest(config: RunConfig) -> str:
@@ -60,7 +60,7 @@ def one_of(path: str, known: tuple[str, ...]) -> Row[RunConfig]:
 
 
 def target(path: str) -> tuple[Row[RunConfig], ...]:
-    """A function of the user's is named, as ``package.module:function``."""
+    """The rules that a user's function is given, in the form ``package.module:function``."""
     example = f"{path}=package.module:function"
 
     def spelled(config: RunConfig) -> str:
@@ -87,7 +87,7 @@ def target(path: str) -> tuple[Row[RunConfig], ...]:
 
 
 def optional_target(path: str) -> tuple[Row[RunConfig], ...]:
-    """The same of a key that may be null."""
+    """The same rules for a key that may be null."""
     return where(lambda c: is_given(c, path), *target(path))
 
 

@@ -1,4 +1,4 @@
-"""What the rows of :mod:`runner.config.rules.zero_table` are made of: sources, and questions to a request."""
+"""Sources and conditions that the rows of :mod:`runner.config.rules.zero_table` use."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ CONFIG = "deepspeed/runtime/zero/config.py"
 
 
 def shares(config: RunConfig) -> bool:
-    """ZeRO 1, 2 or 3."""
+    """Whether ZeRO 1, 2 or 3 is used."""
     return bool(config.zero.stage)
 
 
 def offloads(config: RunConfig) -> bool:
-    """Optimizer states leave the device."""
+    """Whether optimizer states leave the device."""
     return config.offload.optimizer != "none"
 
 
 def has_16_bit_states(config: RunConfig) -> bool:
-    """Weights and states have 16 bits, and there are no masters."""
+    """Whether weights and states have 16 bits, without master weights."""
     precision = PRECISIONS.get(config.precision.name)
     return precision is not None and precision.weights != "float32" and not precision.master_weights
 
 
 def updated_in_host(config: RunConfig) -> bool:
-    """The optimizer's states and its update are the host's alone."""
+    """Whether the optimizer's states and its update can only be on the host."""
     kind = find_optimizer(config.optimizer)
     return kind is not None and kind.place == "host"

@@ -1,4 +1,4 @@
-"""What offload cannot be combined with: rows of :mod:`runner.config.rules.zero_table`."""
+"""The rules of offload, a part of the rows of :mod:`runner.config.rules.zero_table`."""
 
 from __future__ import annotations
 

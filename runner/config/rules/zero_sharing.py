@@ -1,4 +1,4 @@
-"""What ZeRO's stages cannot be combined with: rows of :mod:`runner.config.rules.zero_table`."""
+"""The rules of ZeRO's stages, a part of the rows of :mod:`runner.config.rules.zero_table`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What ZeRO and its offload cannot be combined with: one row per rule, with whose rule it is.
+"""The rules of ZeRO and its offload: one row per rule, with its source.
 
-Sources are files of DeepSpeed 0.19.8 where the rule is DeepSpeed's.
+If a rule is DeepSpeed's, its source is a file of DeepSpeed 0.19.8.
 """
 
 from __future__ import annotations

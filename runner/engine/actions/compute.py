@@ -27,20 +27,20 @@ __all__ = ["Compute"]
 
 
 _Backward = Callable[[list[Tensor], list[Tensor], "list[Tensor] | None"], "Sequence[Tensor | None]"]
-"""Leaves of the input, roots of the output and their gradients -> the gradients of the leaves."""
+"""Takes leaves of the input, roots of the output and their gradients; returns the gradients of the leaves."""
 
 
 class Compute:
-    """Forwards and backwards; each takes its buffers and leaves others.
+    """Runs forwards and backwards; each takes the buffers that it needs and puts those that it makes.
 
     Args:
         rank: what the parts of the executor share.
-        works: what stands around the forwards and backwards.
+        works: the additions that wrap forwards and backwards.
         loss: the loss function, used by the last stage.
-        dtype: of the model's input.
-        autocast: format of the forwards' matrix products; None where it is the weights' own.
-        seed: what random layers are seeded from, with step, micro-batch and layer.
-        on_losses: called when a window's last loss is known, on the last stage's rank.
+        dtype: dtype of the model's input.
+        autocast: format of the forwards' matrix products; None if it is the format of the weights.
+        seed: seed of random layers, combined with step, micro-batch and layer.
+        on_losses: called on the last stage's rank when the last loss of a window is known.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Compute:
 
     @contextmanager
     def with_loss(self, wrap: Callable[[LossFunction], LossFunction]) -> Iterator[None]:
-        """Use a wrapped loss function for a while."""
+        """Use a wrapped loss function within the context."""
         own, self._loss = self._loss, wrap(self._loss)
         try:
             yield
@@ -73,7 +73,7 @@ class Compute:
             self._loss = own
 
     def forward(self, action: Action) -> None:
-        """``output = stage(input)``; on the last stage also the loss. Keeps the graph for the backward, or for R."""
+        """Run ``output = stage(input)``, and the loss on the last stage; keep what the backward, or R, needs."""
         place = self._place(action)
         window, stage, microbatch = place
         if not place.samples:
@@ -89,7 +89,7 @@ class Compute:
                 with self.works.forward(place, value, keeps=keeps), self._dropping() if again else NOTHING:
                     output = self._run(place, value, counts=True)
             except Exception:
-                self._rank.buffers.put("input", stage, microbatch, value)  # for the message: what the stage was given
+                self._rank.buffers.put("input", stage, microbatch, value)  # the error message shows the stage's input
                 raise
         self._rank.timeline.compute("F", stage, place.number, start, time.perf_counter())
         self._count_loss(place)
@@ -104,11 +104,11 @@ class Compute:
         self._hand_forward(place, output, to_send=not keeps_graph)
 
     def _dropping(self) -> AbstractContextManager[Any]:
-        """A forward whose graph R will make keeps nothing; otherwise it is the same forward."""
+        """The context of a forward whose graph R will make: it is the same forward, but keeps nothing."""
         return saved_tensors_hooks(_drop, _never)
 
     def _count_loss(self, place: Place) -> None:
-        """Say so where the last loss of a window is known."""
+        """Count the loss of a micro-batch, and call ``on_losses`` after the last one of a window."""
         window = place.window
         if place.stage == self._rank.view.num_stages - 1 and window.targets is not None:
             window.losses_to_come -= 1
@@ -116,12 +116,12 @@ class Compute:
                 self._on_losses(window)
 
     def _hand_forward(self, place: Place, value: Any, *, to_send: bool) -> None:
-        """Keep an output for the next stage: for its F, and for its R where another rank runs that.
+        """Keep an output for the next stage: for its F, and for its R if another rank runs that.
 
         Args:
-            place: of the forward that made it.
+            place: the forward that made it.
             value: the output.
-            to_send: no graph keeps the output, from which it would be sent.
+            to_send: whether the output must be kept to be sent, because no graph keeps it.
         """
         window, stage, microbatch = place.window, place.stage + 1, place.microbatch
         if stage == self._rank.view.num_stages:
@@ -136,7 +136,7 @@ class Compute:
                 self._rank.buffers.put(kind, stage - 1, microbatch, value)
 
     def recompute(self, action: Action) -> None:
-        """The forward again, with the same random numbers and buffers, for the graph that F did not keep."""
+        """Run the forward again, with the same random numbers and buffers, to make the graph that F did not keep."""
         place = self._place(action)
         window, stage, microbatch = place
         if not place.samples:
@@ -154,7 +154,7 @@ class Compute:
         self._rank.buffers.put("graph", stage, microbatch, (value, output))
 
     def _run(self, place: Place, value: Any, *, counts: bool) -> Any:
-        """A stage's output for its input; of the last stage its loss, which the window's may count."""
+        """Run a stage and return its output, or the loss on the last stage; ``counts``: add it to the window's loss."""
         module, sharding = self._rank.stages[place.stage], self._rank.sharding
         run = module if sharding is None else sharding.forward
         seed = self._seed_layers(place) if place.window.training else None
@@ -186,7 +186,7 @@ class Compute:
         return incoming.spec.rebuild(incoming.tensors)
 
     def _lose(self, place: Place, output: Any, *, counts: bool = True) -> Any:
-        """The micro-batch's loss as a sum, scaled; adds it to the window's. Without targets the output is kept."""
+        """The scaled sum of a micro-batch's loss; adds it to the window's loss. Without targets, keep the output."""
         window = place.window
         if window.targets is None:
             if not place.is_stand_in:
@@ -202,7 +202,7 @@ class Compute:
         return total if window.loss_scale == 1.0 else total * window.loss_scale
 
     def backward(self, action: Action) -> None:
-        """Gradients of the stage's weights, accumulated, and of its input, kept to be sent."""
+        """Accumulate gradients of the stage's weights, and keep the gradient of its input for the stage before."""
 
         def run(leaves: list[Tensor], roots: list[Tensor], gradients: list[Tensor] | None) -> list[Tensor | None]:
             if self._rank.sharding is not None:
@@ -214,7 +214,7 @@ class Compute:
         self._backward("B", action, run)
 
     def backward_input(self, action: Action) -> None:
-        """Gradients of the stage's input, kept to be sent; those of most weights are left to W."""
+        """Keep the gradient of the stage's input for the stage before; most weight gradients are left to W."""
 
         def run(leaves: list[Tensor], roots: list[Tensor], gradients: list[Tensor] | None) -> Sequence[Tensor | None]:
             produced, pending = backward_input(roots, gradients, leaves)
@@ -224,7 +224,7 @@ class Compute:
         self._backward("I", action, run)
 
     def _backward(self, op: str, action: Action, run: _Backward) -> None:
-        """Take a forward's graph and its output's gradients, and hand its input's on."""
+        """Take a forward's graph and the gradients of its output, and hand on the gradients of its input."""
         place = self._place(action)
         if not place.samples:
             return
@@ -240,7 +240,7 @@ class Compute:
         self._hand_on(place, leaves, produced)
 
     def backward_weight(self, action: Action) -> None:
-        """What I left: the gradients of the stage's weights, accumulated."""
+        """Accumulate the gradients of the stage's weights that I has left."""
         place = self._place(action)
         if not place.samples:
             return
@@ -254,7 +254,7 @@ class Compute:
         return Place(self._rank.window_of(action), action.stage, number_of(action))
 
     def _is_recomputed(self, place: Place) -> bool:
-        """Whether R makes the graph, on this rank or another one."""
+        """Whether R makes the graph, on this or another rank."""
         window = place.window
         if not window.training:
             return False
@@ -262,7 +262,7 @@ class Compute:
         return schedule.is_recomputed(place.stage, place.number) or schedule.has_other_backward(place.stage)
 
     def _output_gradients(self, place: Place) -> list[Tensor] | None:
-        """The gradients of a stage's output, from the stage after; None on the last one, whose output is the loss."""
+        """The gradients of a stage's output, from the next stage; None on the last one, whose output is the loss."""
         window, stage, microbatch = place
         if stage == self._rank.view.num_stages - 1:
             return None
@@ -277,7 +277,7 @@ class Compute:
         return received
 
     def _hand_on(self, place: Place, value: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """Keep the gradients of a stage's input for the stage before; zeros where there is none."""
+        """Keep the gradients of a stage's input for the stage before; missing ones are zeros."""
         window, stage, microbatch = place
         if stage == 0:
             return
@@ -286,7 +286,7 @@ class Compute:
         self._rank.buffers.put(kind, stage - 1 if kind == "gradient" else stage, microbatch, made)
 
     def _seed_layers(self, place: Place) -> Callable[[int], None]:
-        """Random layers depend on (step, micro-batch over all replicas, layer), so that layouts agree."""
+        """Return a function that seeds a layer from (step, micro-batch over all replicas, layer), so layouts agree."""
         number = self._rank.view.first_microbatch + place.number
 
         def seed(layer: int) -> None:
@@ -297,7 +297,7 @@ class Compute:
 
 @contextmanager
 def _in_evaluation(module: torch.nn.Module) -> Iterator[None]:
-    """So passes a stand-in: running statistics stay as they are."""
+    """Run a stand-in in evaluation mode, so that running statistics do not change."""
     training = module.training
     module.eval()
     try:
@@ -307,15 +307,15 @@ def _in_evaluation(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _as_leaf(tensor: Tensor) -> Tensor:
-    """What the next stage of the same rank gets: no message, no graph across the border."""
+    """The tensor for the next stage of the same rank: it needs no message, but its graph begins anew."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _seed_generator(seed: int, device: torch.device) -> None:
     """Seed the generators that a layer on ``device`` can draw from.
 
-    ``torch.manual_seed`` would seed every accelerator's too, and record a stack trace for each that is not in use:
-    up to milliseconds a call, before every layer.
+    ``torch.manual_seed`` would also seed every accelerator, and record a stack trace for each that is not in use. This
+    takes up to milliseconds per call, before every layer.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -324,7 +324,7 @@ def _seed_generator(seed: int, device: torch.device) -> None:
 
 
 def _drop(tensor: Tensor) -> None:
-    """A forward whose graph R will make keeps nothing; otherwise it is the same forward."""
+    """Keep nothing of a saved tensor."""
 
 
 def _never(dropped: None) -> Tensor:

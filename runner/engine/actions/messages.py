@@ -1,4 +1,4 @@
-"""The messages of one rank: sends and receives of activations and gradients, and whose they are until they left."""
+"""The messages of one rank: sends and receives of activations and gradients, which it owns until they have left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runner.schedule.values import COMPUTE, Action, Op, Payload
 __all__ = ["Incoming", "Messages", "Outgoing"]
 
 _Boundary = tuple[int, int, bool, int, int]
-"""Stage, global rank on the other side, and the window's key."""
+"""A boundary: the stage, the global rank on the other side, and the window's key."""
 
 _CHANNELS = {
     Payload.ACTIVATION: Channel.ACTIVATION,
@@ -42,7 +42,7 @@ class Incoming:
         return all(handle.is_completed() for handle in self.handles)
 
     def wait(self, timeline: Timeline) -> None:
-        """Until they are there; the time counts as waiting."""
+        """Wait until the tensors have arrived; the time counts as waiting."""
         start = time.perf_counter()
         for handle in self.handles:
             handle.wait()
@@ -58,7 +58,7 @@ class Outgoing(list[tuple[Handle, Tensor]]):
 
 
 class Messages:
-    """SEND and RECV, of a stash too; the actions that need a message wait for it.
+    """Runs SEND and RECV, including those of a stash; an action that needs a message waits for it.
 
     Args:
         rank: what the parts of the executor share.
@@ -67,16 +67,16 @@ class Messages:
     def __init__(self, rank: RankContext) -> None:
         self.bytes_sent = dict.fromkeys(Payload, 0)
         self._rank = rank
-        self._specs: dict[_Boundary, BoundarySpec] = {}  # of each stage's input
-        self._announced: dict[_Boundary, BoundarySpec] = {}  # of each stage's output
-        self._gradients: dict[_Boundary, BoundarySpec] = {}  # sent and received, where no activation went before them
+        self._specs: dict[_Boundary, BoundarySpec] = {}  # for each stage's input
+        self._announced: dict[_Boundary, BoundarySpec] = {}  # for each stage's output
+        self._gradients: dict[_Boundary, BoundarySpec] = {}  # sent and received, without an activation before them
         self._sends: deque[tuple[Handle, Tensor]] = deque()
         self._posted: set[Action] = set()  # receives that were posted before their turn
 
     def post_ahead(self, actions: Sequence[Action], start: int) -> None:
-        """Post the receives that stand before the next compute, so that messages may arrive during this one.
+        """Post the receives that come before the next compute, so that messages may arrive during this one.
 
-        Only as far as the shapes are known, and in order, as each channel is a FIFO.
+        It stops at unknown shapes, and keeps the order, because each channel is a FIFO.
         """
         for index in range(start, len(actions)):
             action = actions[index]
@@ -86,13 +86,13 @@ class Messages:
                 self.post(action)
 
     def post(self, action: Action) -> None:
-        """Receive before its turn, at which :meth:`was_posted` tells of it."""
+        """Post a receive before its turn; at its turn, :meth:`was_posted` tells so."""
         if action not in self._posted:
             self.receive(action)
             self._posted.add(action)
 
     def may_post(self, action: Action) -> bool:
-        """Whether the shapes of what an action receives are known, and it makes no room for itself first."""
+        """Whether an action may receive early: its shapes are known, and no tensor must leave first to make room."""
         window = self._rank.window_of(action)
         stage, microbatch = action.stage, number_of(action)
         if not window.size(microbatch):
@@ -105,19 +105,19 @@ class Messages:
         return (stage, self._peer(action), *window.key(microbatch)) in known
 
     def was_posted(self, action: Action) -> bool:
-        """Whether a receive was posted before its turn; it is forgotten."""
+        """Whether a receive was posted before its turn; the note of this is removed."""
         if action not in self._posted:
             return False
         self._posted.remove(action)
         return True
 
     def drain(self) -> None:
-        """Wait for the messages still under way."""
+        """Wait for the messages that are still on their way."""
         while self._sends:
             self._sends.popleft()[0].wait()
 
     def abandon(self) -> None:
-        """Wait for all that is under way, either way, and drop it with everything else that waits for its use."""
+        """Wait for all messages in both directions, and drop them with everything else in the buffers."""
         for value in self._rank.buffers.clear():
             if isinstance(value, Incoming):
                 value.wait(self._rank.timeline)
@@ -137,7 +137,7 @@ class Messages:
             tensors = self._leaving(window, action, peer)
         elif payload is Payload.GRADIENT:
             tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
-            if self._rank.recomputes_elsewhere(window, stage - 1):  # no activation of this shape went the other way
+            if self._rank.recomputes_elsewhere(window, stage - 1):  # no activation has announced this shape
                 tensors = self._announce(self._gradients, key, tensors)
         else:
             tensors = self._announce(self._announced, key, self._output(action))
@@ -151,14 +151,14 @@ class Messages:
         self._keep_until_sent(window, action, sent)
 
     def _output(self, action: Action) -> Any:
-        """The output of a stage that keeps its graph, or that was put aside to be sent."""
+        """The output of a stage, from its graph or from the buffer that keeps it to be sent."""
         place = action.stage, number_of(action)
         if self._rank.buffers.has("graph", *place):
             return self._rank.buffers.peek("graph", *place)[1]
         return self._rank.buffers.take("copy" if action.payload is Payload.INPUT else "output", *place)
 
     def _leaving(self, window: Window, action: Action, peer: int) -> list[Tensor]:
-        """What a rank keeps of a micro-batch, on its way to the rank that hosts it, or back from there."""
+        """The saved tensors of a micro-batch that leave, for the rank that hosts them or back to their owner."""
         stage, microbatch = action.stage, number_of(action)
         if stage not in self._rank.stages:
             hosted: Incoming = self._rank.buffers.take("hosted", stage, microbatch)
@@ -174,11 +174,11 @@ class Messages:
         return self._announce(self._announced, (stage, peer, *window.key(microbatch)), memories)
 
     def _keep_until_sent(self, window: Window, action: Action, sent: Outgoing) -> None:
-        """Own messages until they have left, without waiting for a peer that is still computing.
+        """Keep messages until they have left, without waiting for a peer that is still computing.
 
-        An activation has arrived when its gradient comes back: its backward lets it go, if it is here. Others go when
-        they have left. Where a transport does not tell, all but the last one are waited for: they were due before it
-        was made.
+        An activation has arrived when its gradient comes back, so its backward drops it, if that is on this rank. Other
+        messages are dropped when they have left. If a transport does not tell this, all but the last message are
+        waited for, because they were due before the last one was made.
         """
         if action.payload is Payload.STASH:
             sent.wait()  # its memory is needed for what comes next
@@ -194,18 +194,18 @@ class Messages:
         self._sends += sent
 
     def _announce(self, announced: dict[_Boundary, BoundarySpec], key: _Boundary, value: Any) -> list[Tensor]:
-        """Tell the receiver a boundary's shapes the first time; later they must be the same.
+        """Tell the receiver the shapes of a boundary the first time; later they must be the same.
 
         Args:
-            announced: what was told of its like before.
-            key: with the receiver.
-            value: the boundary.
+            announced: the shapes that were announced before, by key.
+            key: the boundary; contains the receiver.
+            value: the boundary's value.
 
         Returns:
             the boundary's tensors, without their history.
 
         Raises:
-            RuntimeError: the same input shapes gave another output shape.
+            RuntimeError: inputs of the same shapes gave another output shape.
         """
         tensors, structure = flatten(value)
         known = announced.get(key)
@@ -245,7 +245,7 @@ class Messages:
         self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))
 
     def _told(self, known: dict[_Boundary, BoundarySpec], key: _Boundary) -> BoundarySpec:
-        """The shapes of a boundary, which its sender announces the first time."""
+        """The shapes of a boundary, which its sender announces the first time only."""
         if key not in known:
             known[key] = BoundarySpec.from_bytes(self._rank.transport.receive_bytes(key[1], Channel.SPEC))
         return known[key]

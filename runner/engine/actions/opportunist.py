@@ -1,4 +1,4 @@
-"""Varuna's rule on one rank: see :mod:`runner.schedule.simulation.opportunistic`, which says why it cannot deadlock."""
+"""Varuna's rule on one rank; :mod:`runner.schedule.simulation.opportunistic` explains why it cannot deadlock."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Opportunist"]
 
 
 class Opportunist:
-    """Looks, before each backward, whether its gradient is there, and takes a forward where it is not.
+    """Checks, before each backward, whether its gradient has arrived, and runs a forward first if not.
 
     Args:
         rank: what the parts of the executor share.
         messages: posts receives.
-        schedule: of a training window.
-        transport: tells what has arrived.
+        schedule: the schedule of a training window.
+        transport: tells which messages have arrived.
     """
 
     def __init__(self, rank: RankContext, messages: Messages, schedule: Schedule, transport: WatchedTransport) -> None:
@@ -34,14 +34,14 @@ class Opportunist:
 
     @classmethod
     def of(cls, rank: RankContext, messages: Messages) -> Self | None:
-        """None where the schedule is run in its order."""
+        """Make one for a rank; None if the schedule is run in its own order."""
         schedule, transport = rank.schedules[True], rank.transport
         return cls(rank, messages, schedule, transport) if isinstance(transport, WatchedTransport) else None
 
     def prefers_forward(self, actions: list[Action], at: int) -> bool:
-        """Put the next forward before the action at a place of the list, if the rule wants that; whether it did.
+        """Put the next forward before the action at position ``at``, if the rule says so; return whether it did.
 
-        Waits where neither the backward nor the forward can run, until one of them can.
+        If neither the backward nor the forward can run, it waits until one of them can.
         """
         backward = actions[at]
         if not awaits_gradient(self._schedule, backward) or not self._size(backward):
@@ -61,7 +61,7 @@ class Opportunist:
         return True
 
     def _input_of(self, actions: Sequence[Action], forward: Action) -> list[Handle] | None:
-        """What brings the forward's input, posted by now; None where that cannot be posted before its turn."""
+        """The messages with the forward's input, which are posted; None if they cannot be posted before their turn."""
         stage, microbatch = forward.stage, number_of(forward)
         if stage == 0 or not self._size(forward):
             return []
@@ -75,7 +75,7 @@ class Opportunist:
         return value.handles
 
     def _size(self, action: Action) -> int:
-        """Samples of an action's micro-batch."""
+        """The number of samples of an action's micro-batch."""
         return self._rank.window_of(action).size(number_of(action))
 
     def _wait(self, *messages: Sequence[Handle]) -> None:

@@ -1,4 +1,4 @@
-"""What a stage keeps of one micro-batch for its backward, in a form that can leave the rank and come back."""
+"""The tensors that a stage saves of one micro-batch, in a form that can leave the rank and come back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Stash"]
 
 
 class _Slot:
-    """One tensor that autograd saved; empty while it is away."""
+    """Holds one tensor that autograd saved; empty while the tensor is away."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | None = tensor
 
 
 class _Place(NamedTuple):
-    """A tensor within the memory that is moved: how to make it again."""
+    """Describes a tensor inside the memory that is moved, so that it can be made again."""
 
     memory: int
     dtype: torch.dtype
@@ -33,12 +33,12 @@ class _Place(NamedTuple):
 
 
 class Stash:
-    """The saved tensors of a forward that runs with :meth:`pack` and :meth:`unpack` as its hooks.
+    """Holds the saved tensors of a forward that runs with :meth:`pack` and :meth:`unpack` as its hooks.
 
-    Memory that several of them share is moved once.
+    Memory that several tensors share is moved once.
 
     Args:
-        stays: tensors whose memory is not the micro-batch's own: weights, buffers, the step's batch.
+        stays: tensors whose memory does not belong to the micro-batch: weights, buffers, the step's batch.
     """
 
     def __init__(self, stays: Iterable[Tensor]) -> None:
@@ -58,10 +58,10 @@ class Stash:
         return slot.tensor
 
     def leave(self, boundary: Iterable[Tensor]) -> list[Tensor]:
-        """Let go of everything; the bytes of it, as flat tensors, each of a memory of its own.
+        """Release all tensors; return their bytes as flat tensors, one for each memory.
 
         Args:
-            boundary: the stage's input and output; their memory goes too, unless it stays anyway.
+            boundary: the stage's input and output; their memory leaves too, except what is in ``stays``.
         """
         memories: dict[int, tuple[int, Tensor]] = {}
 
@@ -80,7 +80,7 @@ class Stash:
         return [flat for _, flat in memories.values()]
 
     def come_back(self, memories: Sequence[Tensor]) -> None:
-        """Take back what :meth:`leave` gave."""
+        """Take back the memories that :meth:`leave` returned."""
         for slot, place in zip(self._slots, self._places, strict=True):
             slot.tensor = place.of(memories)
         for tensor, place in self._boundary:

@@ -1,7 +1,7 @@
-"""A rank's peak memory: the allocator's on CUDA, exact tensor bytes on the CPU.
+"""Measures a rank's peak memory: that of the allocator on CUDA, exact tensor bytes on the CPU.
 
-On the CPU the first steps run under the live tracker, which slows them down; they are not timed. Layers that are to be
-compiled run as they are written in these steps: measured is what the plan predicts, without the compiler's savings.
+On the CPU, the first steps run under the live tracker, which slows them down, so they are not timed. Layers that are to
+be compiled run without compilation in these steps, as the plan predicts memory without the compiler's savings.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from runner.model.live_tracker import LiveTracker
 __all__ = ["TRACKED_STEPS", "MemoryMeter"]
 
 TRACKED_STEPS = 2
-"""Enough to see the peak: from the second step on, the optimizer's states are there from the start."""
+"""Number of tracked steps; this is enough, as from the second step on the optimizer's states exist at the start."""
 
 
 _MOST_TRACKED_STEPS = 32
 
 
 class MemoryMeter:
-    """Measures one engine; :meth:`step` goes around each of its steps.
+    """Measures one engine; :meth:`step` wraps each of its steps.
 
     Args:
-        engine: its weights, buffers and gradients are there from the start.
-        held: further tensors that are.
+        engine: the engine; its weights, buffers and gradients exist from the start.
+        held: further tensors that exist from the start.
     """
 
     def __init__(self, engine: Engine, held: Iterable[torch.Tensor] = ()) -> None:
@@ -39,47 +39,47 @@ class MemoryMeter:
         self._compiled = engine.options.compile
         self._tracker = LiveTracker()
         self._steps = 0
-        self._to_track = TRACKED_STEPS + engine.options.post_validation  # the states' copies are a step behind them
-        if engine.interval > 1:  # each step of the interval, the first one with all states
+        self._to_track = TRACKED_STEPS + engine.options.post_validation  # copies of states come one step later
+        if engine.interval > 1:  # each step of the interval, with all states
             self._to_track = min(_MOST_TRACKED_STEPS, engine.interval + 1)
-        self._to_track += 2 * engine.overlap  # until the pipeline is full, and all versions of the weights are there
+        self._to_track += 2 * engine.overlap  # until the pipeline is full and all versions of the weights exist
         self._static = _static_bytes(engine, held)
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def skipped(self) -> None:
-        """The step just measured updated nothing, and so made no optimizer state: another one has to be measured."""
+        """Measure one more step, because the last one was skipped and so created no optimizer state."""
         if self._steps <= self._to_track < _MOST_TRACKED_STEPS:
             self._to_track += 1
 
     def hold(self, num_bytes: int) -> None:
-        """Count tensors that were made before the first step and stay: averages of the weights."""
+        """Count tensors that exist since before the first step, such as averages of the weights."""
         self._static += num_bytes
 
     @property
     def kind(self) -> str:
-        """As the record calls the measurement."""
+        """The name of the measurement in the record."""
         return "cuda_allocated" if self._cuda else "tensor_bytes"
 
     @property
     def untimed_steps(self) -> int:
-        """Steps whose times say nothing."""
+        """The number of first steps whose times are not valid."""
         return 0 if self._cuda else self._to_track
 
     @property
     def will_track(self) -> bool:
-        """Whether the next step is one that is tracked tensor by tensor."""
+        """Whether the next step is tracked tensor by tensor."""
         return not self._cuda and self._steps < self._to_track
 
     @property
     def peak_bytes(self) -> int:
-        """The most so far: weights, buffers, gradients, states, activations, messages, the step's batch."""
+        """The peak so far, of weights, buffers, gradients, states, activations, messages and the step's batch."""
         if self._cuda:
             return torch.cuda.max_memory_allocated(self._device)
         return self._static + self._tracker.peak
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count tensors that are there before the first step, e.g. restored optimizer states."""
+        """Count tensors that exist before the first step, e.g. restored optimizer states."""
         if not self._cuda:
             for tensor in tensors:
                 self._tracker.watch(tensor)
@@ -97,13 +97,13 @@ class MemoryMeter:
 
 
 def _not_compiled() -> contextlib.AbstractContextManager[None]:
-    """Compiled layers run as they are written: under a dispatch mode they would, and from then on for ever."""
+    """Run compiled layers without compilation. A dispatch mode would do so too, but then also in all later steps."""
     stance: contextlib.AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance
 
 
 def _static_bytes(engine: Engine, more: Iterable[torch.Tensor]) -> int:
-    """Parameters, buffers and the flat gradients: alive from before the first step to the end."""
+    """Bytes of parameters, buffers and flat gradients, which are alive from before the first step to the end."""
     own = [tensor for module in engine.stages.values() for tensor in (*module.parameters(), *module.buffers())]
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*own, *more)}
     return sum(held.values()) + sum(gradients.num_bytes for gradients in engine.all_gradients)

@@ -1,7 +1,7 @@
-"""Where a NaN or an infinity first appeared: the window is played again, and every layer is looked at.
+"""Finds where a NaN or an infinity first appeared: it runs the window again and checks every layer.
 
-A window's dropout is keyed by step, micro-batch and layer, and its weights have not changed, so that the second run
-finds what the first one made. It costs one window, once, when a run is lost anyway.
+Dropout depends only on step, micro-batch and layer, and the weights have not changed, so the second run makes the same
+values as the first. It costs one window, once, when a run is lost anyway.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _AFTER_ALL_MICROBATCHES = 1 << 62
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A place where a value was not finite; the smallest one came first.
+    """A place where a value was not finite; the smallest finding came first.
 
     Args:
-        microbatch: over all replicas.
-        phase: forward, loss, backward.
-        depth: its place within the phase.
-        what: the place in words.
+        microbatch: number over all replicas.
+        phase: forward, loss or backward, as a number.
+        depth: position within the phase.
+        what: description of the place, in words.
     """
 
     microbatch: int
@@ -47,12 +47,12 @@ class Finding:
 
 
 class Watcher:
-    """Looks at one rank's layers while a window is played again.
+    """Checks one rank's layers while a window runs again.
 
     Args:
-        stages: this rank's, by number.
-        gradients: all of the rank's.
-        number: global number of the micro-batch that is being computed.
+        stages: this rank's stages by number.
+        gradients: all gradients of the rank.
+        number: returns the global number of the micro-batch that runs now.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Watcher:
 
     @property
     def found(self) -> Finding | None:
-        """The first finding so far."""
+        """The first finding so far, if any."""
         return self._found
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Hooks on every layer's output, its gradient, and every weight's gradient."""
+        """Within the context, check every layer's output, its gradient, and every weight's gradient with hooks."""
         with ExitStack() as stack:
             for stage, module in self._stages.items():
                 for offset, layer in enumerate(module.layers):
@@ -84,7 +84,7 @@ class Watcher:
             yield
 
     def check_loss(self, loss: LossFunction) -> LossFunction:
-        """``loss``, looked at."""
+        """Return ``loss`` with a check of its result."""
 
         def checked(output: Any, target: Any) -> Any:
             made = loss(output, target)
@@ -96,9 +96,9 @@ class Watcher:
         return checked
 
     def check_sums(self) -> None:
-        """Where nothing was found on the way: the gradients of weights, summed over the micro-batches.
+        """If nothing was found before, check the gradients of weights, summed over micro-batches.
 
-        Not every gradient passes a hook: a backward that is split computes some by itself.
+        Not every gradient passes a hook: a split backward computes some itself.
         """
         if self._found is not None:
             return
@@ -148,7 +148,7 @@ class Watcher:
 
 
 def first_over(finding: Finding | None, transport: Transport, groups: Sequence[Sequence[int]]) -> Finding | None:
-    """The first finding of all ranks: gathered over one group after the other. Every rank of them calls this."""
+    """The first finding of all ranks, gathered over one group after the other. All their ranks must call it."""
     for group in groups:
         if len(group) > 1:
             parts = transport.all_gather(_packed(finding, transport.device), group)
@@ -182,7 +182,7 @@ def _all_finite(value: Any) -> bool:
 
 
 def replayed(window: Window) -> Window:
-    """The same window, not yet run; its loss is known already and is not told again."""
+    """A copy of the window that has not run yet; its loss is known already and is not sent again."""
     return Window(
         step=window.step,
         training=True,

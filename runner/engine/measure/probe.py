@@ -1,4 +1,4 @@
-"""Measure what a prediction needs, before the first step and with all ranks busy."""
+"""Measures the durations that a prediction needs, before the first step and with all ranks busy."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ROUND_TRIPS = 7
 
 
 def seconds_per_action(measured: Timeline, op: str, stage: int) -> float:
-    """Median seconds of one compute action of a stage, over all windows but the first."""
+    """Median seconds of one compute action of a stage, over all windows except the first."""
     windows = [events for _, events in measured.events]
     found = [e.end - e.start for events in windows[1:] or windows for e in events if (e.op, e.stage) == (op, stage)]
     return median(found) if found else 0.0
 
 
 def message_seconds(transport: Transport, pipeline: Sequence[int], num_bytes: int) -> float:
-    """Seconds of one message between this rank and its neighbours in the pipeline: half a round trip, the median.
+    """Median seconds of one message between this rank and its neighbours in the pipeline, as half a round trip.
 
-    All ranks of the pipeline call it together; edges take their turns.
+    All ranks of the pipeline must call it together; one pair of neighbours is measured after the other.
     """
     position = list(pipeline).index(transport.rank)
     found = [0.0]
@@ -50,7 +50,7 @@ def _round_trip(transport: Transport, peer: int, num_bytes: int, *, first: bool)
 
 
 def update_seconds(update: Callable[[], None], repetitions: int = 4) -> float:
-    """Median seconds of ``update`` after a first call, which may allocate."""
+    """Median seconds of ``update``, without a first call, which may allocate."""
     seconds = []
     for _ in range(repetitions):
         start = time.perf_counter()

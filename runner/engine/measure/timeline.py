@@ -1,4 +1,4 @@
-"""What a rank did and when: compute events, and where the rest of a step's time went.
+"""Records what a rank did and when: compute events, and how the rest of a step's time was spent.
 
 Clocks are ``time.perf_counter``, which processes of one machine share.
 """
@@ -15,7 +15,7 @@ _STEPS_WITH_EVENTS = 64
 
 
 class Event(NamedTuple):
-    """One compute action: seconds on the shared clock."""
+    """One compute action; times are seconds on the shared clock."""
 
     op: str
     stage: int
@@ -26,14 +26,15 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class StepTimes:
-    """One step on one rank, in seconds (``start`` and the others ending in no unit are on the shared clock).
+    """The times of one step on one rank, in seconds. The first four are moments on the shared clock, others durations.
 
     Args:
-        start, end: of the engine's work on the step.
+        start, end: begin and end of the engine's work on the step.
         first_compute, last_compute: begin of the first and end of the last compute action: the flushed span.
-        compute: in compute actions.
-        waiting: for activations and gradients: the bubble, links included.
-        optimizer: clipping and update.
+        compute: time in compute actions.
+        waiting: time of waiting for activations and gradients: the bubble, including links.
+        optimizer: time of clipping and update.
+        waited_at_step: time of waiting, at STEP, for the loss and the sums of gradients.
     """
 
     step: int
@@ -61,7 +62,7 @@ class StepTimes:
 
 @dataclass
 class Timeline:
-    """The times of every step of a run, and the events of the last ones."""
+    """The times of every step of a run, and the events of the last steps."""
 
     steps: list[StepTimes] = field(default_factory=list)
     events: deque[tuple[int, list[Event]]] = field(default_factory=lambda: deque(maxlen=_STEPS_WITH_EVENTS))

@@ -14,7 +14,7 @@ __all__ = ["AloneTransport"]
 
 
 class AloneTransport(Transport):
-    """The transport of a single rank: there is nobody to talk to."""
+    """The transport of a single rank, which has no peers."""
 
     def __init__(self, device: torch.device) -> None:
         self.rank = 0

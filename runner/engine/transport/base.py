@@ -1,7 +1,7 @@
-"""How tensors move between ranks: one interface, an in-process and a process-group implementation.
+"""Moves tensors between ranks: one interface, with an in-process and a process-group implementation.
 
-Point-to-point messages travel on channels. Each (source, destination, channel) is a FIFO, which is all the order that
-the engine needs: both ends take their sends and receives from one global order of the schedule.
+Point-to-point messages use channels. Each (source, destination, channel) is a FIFO. The engine needs no other order,
+because both ends take their sends and receives from one global order of the schedule.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _NOTHING_HELD = nullcontext()
 
 
 class Channel(IntEnum):
-    """What a message carries. Its value is the message's tag."""
+    """The kind of content of a message. Its value is the message's tag."""
 
     ACTIVATION = 0
     GRADIENT = 1
-    HEADER = 2  # once per step and edge, downstream: how many samples, of which shapes
-    SPEC = 3  # downstream, when a boundary's shapes are new
-    TOTALS = 4  # once per step, from the last stage's rank to each other: the loss
-    STOP = 5  # once per step, from the end of the headers' way to the last stage's rank, where these differ
-    MOMENTUM = 6  # between replicas, of optimizers that compress it
-    INPUT = 7  # of a stage, for the rank of its backward, where that is not its forward's
+    HEADER = 2  # once per step to the next rank: number of samples and their shapes
+    SPEC = 3  # to the next rank, when a boundary's shapes are new
+    TOTALS = 4  # once per step, from the last stage's rank to every other rank: the loss
+    STOP = 5  # once per step, from the last rank that gets the header to the last stage's rank, if they differ
+    MOMENTUM = 6  # between replicas, for optimizers that compress it
+    INPUT = 7  # input of a stage, for the rank of its backward, if another rank runs its forward
 
 
 class Handle(Protocol):
-    """A transfer under way. Its tensors must stay alive until :meth:`wait` returned."""
+    """A transfer that has begun. Its tensors must stay alive until :meth:`wait` has returned."""
 
     def wait(self) -> object: ...
 
@@ -42,56 +42,56 @@ class Handle(Protocol):
 
 
 class Gathering(Protocol):
-    """A gathering under way."""
+    """A gathering that has begun."""
 
     def wait(self) -> list[Tensor]:
-        """The group's tensors, in the group's order."""
+        """Return the group's tensors, in the group's order."""
         ...
 
 
 class Transport(ABC):
-    """Messages and reductions of one rank. Ranks are global; a group is a tuple of global ranks in order."""
+    """Sends and reduces for one rank. Ranks are global; a group is a tuple of global ranks in order."""
 
     rank: int
     device: torch.device
 
     @abstractmethod
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
-        """Start sending a contiguous tensor; it must not change until the handle completed."""
+        """Start to send a contiguous tensor, which must not change until the handle has completed."""
 
     @abstractmethod
     def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
-        """Start receiving into ``buffer``; valid after the handle's ``wait``."""
+        """Start to receive into ``buffer``, which is valid after the handle's ``wait``."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
-        """Start summing ``tensor`` over the group, in place."""
+        """Start to sum ``tensor`` over the group, in place."""
 
     @abstractmethod
     def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
-        """Start gathering the group's tensors, of one shape."""
+        """Start to gather the group's tensors, which must have the same shape."""
 
     def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
-        """The group's tensors, of one shape, in the group's order; blocks."""
+        """Gather the group's tensors, of the same shape, in the group's order; blocks."""
         return self.start_all_gather(tensor, group).wait()
 
     def tells_completion(self, num_bytes: int) -> bool:
-        """Whether ``is_completed`` of a send of this length becomes true without a wait."""
+        """Whether ``is_completed`` of a send of this length becomes true without ``wait``."""
         return True
 
     def exclusive(self) -> AbstractContextManager[object]:
-        """Held while this rank computes; ranks of one process share a random generator, and so take turns."""
+        """A lock that is held while this rank computes: ranks of one process share a random generator."""
         return _NOTHING_HELD
 
     def send_bytes(self, data: bytes, peer: int, channel: Channel) -> None:
-        """Send a short byte string as two messages; blocks until the peer took it."""
+        """Send a short byte string as two messages; blocks until the peer has received it."""
         payload = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         size = torch.tensor([payload.numel()], dtype=torch.int64, device=self.device)
         for handle in (self.send(size, peer, channel), self.send(payload, peer, channel)):
             handle.wait()
 
     def receive_bytes(self, peer: int, channel: Channel) -> bytes:
-        """The inverse of :meth:`send_bytes`."""
+        """Receive a byte string from :meth:`send_bytes`."""
         size = torch.empty(1, dtype=torch.int64, device=self.device)
         self.receive(size, peer, channel).wait()
         payload = torch.empty(int(size.item()), dtype=torch.uint8, device=self.device)
@@ -100,7 +100,7 @@ class Transport(ABC):
 
 
 class TransportAround(Transport):
-    """Another transport, of which a subclass changes something."""
+    """Wraps another transport; a subclass changes some of its methods."""
 
     def __init__(self, inner: Transport) -> None:
         self.rank, self.device = inner.rank, inner.device

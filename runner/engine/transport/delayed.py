@@ -1,4 +1,4 @@
-"""A slower link than there is, for experiments: messages leave when they would have arrived."""
+"""Simulates a slower link, for experiments: messages leave when they would have arrived."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["DelayedTransport"]
 
 
 class DelayedTransport(TransportAround):
-    """Another transport, whose messages take longer. Reductions and gathers take what they take.
+    """Wraps another transport so that messages take longer. Reductions and gathers are not delayed.
 
-    Messages to one peer share a link: each takes its length there, after those before it, and then the delay. A thread
-    per peer waits; the rank does not.
+    Messages to one peer share a link: each occupies it, after earlier messages, for a time in proportion to its length,
+    and then takes the delay. A thread for each peer waits; the rank does not.
 
     Args:
-        inner: what carries the messages.
-        delay_seconds: from one end of a link to the other.
-        bytes_per_second: of a link, in one direction; None: its speed does not limit.
+        inner: the transport that sends the messages.
+        delay_seconds: the delay from one end of a link to the other.
+        bytes_per_second: the speed of a link in one direction; None: it is not limited.
     """
 
     def __init__(self, inner: Transport, *, delay_seconds: float, bytes_per_second: float | None) -> None:
@@ -49,9 +49,9 @@ class DelayedTransport(TransportAround):
             time.sleep(max(0.0, departure.due - time.perf_counter()))
             try:
                 departure.left(self._inner.send(departure.tensor, peer, departure.channel))
-            except Exception as error:  # raised where the message is waited for
+            except Exception as error:  # ``wait`` raises it
                 departure.failed(error)
-            del departure  # the tensor belongs to whoever waits
+            del departure  # the tensor belongs to the waiting code
 
 
 class _Departure:

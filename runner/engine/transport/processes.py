@@ -1,6 +1,6 @@
-"""Ranks as processes, over torch.distributed: Gloo on CPUs, NCCL on GPUs.
+"""The transport between processes, over torch.distributed: Gloo on CPUs, NCCL on GPUs.
 
-Gloo tells channels apart by tags. NCCL has no tags, so that each channel gets a communicator of its own there.
+Gloo separates channels by tags. NCCL has no tags, so there each channel gets its own communicator.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _open: WeakSet[ProcessTransport] = WeakSet()
 
 
 class ProcessTransport(Transport):
-    """This process's rank. Every rank constructs it with the same groups in the same order (a collective).
+    """The transport of this process. Every rank must construct it, with the same groups in the same order.
 
     Args:
-        device: where messages live.
-        groups: the groups that reductions will name; one of a single rank, or of all in order, needs no communicator
-            of its own. Each has threads, and Gloo's wake up a hundred times a second.
+        device: the device of the messages' tensors.
+        groups: the groups that reductions will name. A group of a single rank, or of all in order, gets no own
+            communicator: each has threads, and those of Gloo wake up a hundred times a second.
     """
 
     def __init__(self, device: torch.device, groups: Iterable[Sequence[int]]) -> None:
@@ -46,7 +46,7 @@ class ProcessTransport(Transport):
         _open.add(self)
 
     def close(self) -> None:
-        """Let the process groups go; no message can be sent or received afterwards."""
+        """Release the process groups; afterwards no message can be sent or received."""
         self._groups.clear()
         self._channels.clear()
 
@@ -69,7 +69,7 @@ class ProcessTransport(Transport):
         return _Gathering(_checked(dist.all_gather(parts, tensor, self._groups[tuple(group)], async_op=True)), parts)
 
     def all_gather(self, tensor: Tensor, group: Sequence[int]) -> list[Tensor]:
-        """By way of the group's first rank: two messages a rank, where a ring takes each rank's part through all."""
+        """Gather over the group's first rank: two messages per rank, while a ring sends each part through all ranks."""
         made = self._groups[tuple(group)]
         parts = torch.empty((len(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         listed = list(parts.unbind()) if self.rank == group[0] else None
@@ -79,10 +79,10 @@ class ProcessTransport(Transport):
 
 
 def destroy_process_groups() -> None:
-    """Destroy all process groups, whoever still holds a transport over them, and wait for the ends of their threads.
+    """Destroy all process groups, even if objects still hold transports over them, and wait until their threads end.
 
-    For the end of a script: a thread of Gloo that lets a finished message go while the interpreter is torn down needs
-    an interpreter that is no longer there, and aborts the process.
+    Call it at the end of a script: a thread of Gloo that releases a finished message after the interpreter has ended
+    would abort the process.
     """
     for transport in list(_open):
         transport.close()
@@ -102,7 +102,7 @@ class _Gathering:
 
 
 def _open_channels() -> dict[Channel, tuple[dist.ProcessGroup, int]]:
-    """The communicator of all ranks, whose numbers in it are their global ones, and the tag, of each channel."""
+    """For each channel, a communicator of all ranks, with the same numbers as their global ranks, and the tag."""
     if dist.get_backend() == "gloo":
         return {channel: (_all_ranks(), int(channel)) for channel in Channel}
     return {channel: (dist.new_group(), 0) for channel in Channel}
@@ -115,7 +115,7 @@ def _all_ranks() -> dist.ProcessGroup:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """Complex numbers travel as pairs."""
+    """A real view of a tensor: complex numbers are sent as pairs."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

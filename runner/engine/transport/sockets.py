@@ -1,9 +1,10 @@
-"""Ranks as processes of one machine: short messages over Unix sockets, all else over torch.distributed.
+"""The transport between processes of one machine: short messages use Unix sockets, all others torch.distributed.
 
-Gloo hands each message from a thread of its own to the thread that waits for it, and announces it in both directions
-first: several wake-ups a message. Here the waiting thread reads the socket itself, and the sending one writes as much
-as the socket's buffer takes; a thread carries on where that is full. Long messages are worth a thread of Gloo's, which
-moves them during compute. Both ends know a message's length, and so its way; each way is a FIFO.
+In Gloo, a separate thread receives each message and wakes the thread that waits for it, after announcements in both
+directions: several wake-ups per message. Here the waiting thread reads the socket itself, and the sending thread writes
+as much as the socket's buffer takes; if the buffer is full, another thread writes the rest. For long messages Gloo's
+threads are better, because they move data during compute. Both ends know a message's length, and so which of the two
+ways it takes; each way is a FIFO.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ __all__ = ["SocketTransport"]
 
 _SHORT = 64 << 10  # bytes of the longest message that goes over a socket
 _BUFFER = 4 << 20  # bytes to ask for; the system gives what it allows
-_HELLO = struct.Struct("ii")  # rank and channel of who connects
+_HELLO = struct.Struct("ii")  # rank and channel of the connecting side
 _TIMEOUT = struct.Struct("ll")  # seconds and microseconds
 
 
 class SocketTransport(ProcessTransport):
-    """This process's rank, all of whose groups are on this machine. Every rank constructs it (a collective).
+    """The transport of this process, whose groups are all on this machine. Every rank must construct it.
 
     Args:
-        groups: as :class:`ProcessTransport` takes them; the ranks of a group can exchange messages.
-        timeout_seconds: longest wait for a message.
+        groups: as for :class:`ProcessTransport`; the ranks of a group can exchange messages.
+        timeout_seconds: the longest wait for a message.
     """
 
     def __init__(self, groups: Iterable[Sequence[int]], *, timeout_seconds: float) -> None:
@@ -62,7 +63,7 @@ class SocketTransport(ProcessTransport):
 
 
 class _Line:
-    """One channel to and from one peer: a FIFO in each direction."""
+    """One channel to and from one peer, with a FIFO in each direction."""
 
     def __init__(self, connection: socket.socket, peer: int) -> None:
         self._socket = connection
@@ -106,7 +107,7 @@ class _Line:
 
 
 class _Way:
-    """Transfers in one direction: carried out in order, by whoever waits for one, or by a thread."""
+    """Transfers in one direction, which are done in order by the thread that waits for one, or in the background."""
 
     def __init__(self, carry_out: Callable[[memoryview], None]) -> None:
         self._carry_out = carry_out
@@ -121,7 +122,7 @@ class _Way:
         """Queue a transfer.
 
         Args:
-            in_background: carry it out (after those before it) without waiting for somebody to need it.
+            in_background: whether a background thread does it (after those before it), even if nobody waits for it.
         """
         self._waiting.append(transfer)
         if in_background:
@@ -131,7 +132,7 @@ class _Way:
             self._background.put(transfer)
 
     def finish(self, transfer: _Transfer) -> None:
-        """Carry out what is queued up to ``transfer``."""
+        """Do the queued transfers up to ``transfer``."""
         with self._lock:
             while not transfer.done:
                 first = self._waiting[0]
@@ -143,12 +144,12 @@ class _Way:
         while True:
             try:
                 self.finish(transfers.get())
-            except (OSError, RuntimeError):  # whoever waits for the transfer gets it as well
+            except (OSError, RuntimeError):  # the thread that waits for the transfer gets the error too
                 return
 
 
 class _Transfer:
-    """A :class:`Handle`."""
+    """A :class:`Handle` of one message in a :class:`_Way`."""
 
     __slots__ = ("_way", "data", "done")
 
@@ -166,12 +167,12 @@ class _Transfer:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor that requires no gradient, which it keeps alive."""
+    """The memory of a contiguous tensor that requires no gradient; the view keeps the memory alive."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _connect(rank: int, peers: set[int], timeout_seconds: float) -> dict[tuple[int, Channel], socket.socket]:
-    """A connection for each peer and channel. The addresses are gone when all are made."""
+    """Make a connection for each peer and channel. The addresses are removed when all are connected."""
     with tempfile.TemporaryDirectory(prefix="runner-") as folder, socket.socket(socket.AF_UNIX) as listener:
         address = str(Path(folder) / "rank")
         listener.bind(address)
@@ -192,6 +193,6 @@ def _connect(rank: int, peers: set[int], timeout_seconds: float) -> dict[tuple[i
     longest = _TIMEOUT.pack(int(timeout_seconds), int(timeout_seconds % 1 * 1e6))
     for connection in made.values():
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # Python's own timeouts cost a system call each time
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # Python's own timeouts cost a system call per message
             connection.setsockopt(socket.SOL_SOCKET, option, longest)
     return made

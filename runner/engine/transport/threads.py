@@ -1,6 +1,6 @@
-"""All ranks in one process, one thread each: the engine without processes, for tests and small checks.
+"""The transport between ranks that are threads of one process, for tests and small checks.
 
-Messages are copied into mailboxes. A rank that fails aborts the others, which would wait for ever otherwise.
+Messages are copied into mailboxes. A rank that fails aborts the others, which would otherwise wait forever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class AbortedError(RuntimeError):
-    """Another rank failed; this one stops waiting for it."""
+    """Raised in a rank that waits for another one which has failed."""
 
 
 class ThreadHub:
@@ -54,12 +54,12 @@ class ThreadHub:
             raise AbortedError("another rank failed")
 
     def num_undelivered(self) -> int:
-        """Messages that were sent and never received; zero when a run ended well."""
+        """The number of messages that were sent but never received; zero after a run without errors."""
         return sum(len(box) for box in self.mail.values())
 
 
 def _on_the_wire(tensor: Tensor) -> Tensor:
-    """A copy that stands for a message under way: no rank's memory, and nobody's who counts it."""
+    """A copy for a message on its way; it is not counted as memory of any rank."""
     with _disable_current_modes():
         return tensor.detach().clone()
 
@@ -140,7 +140,7 @@ class ThreadTransport(Transport):
         return self.hub.compute
 
     def enter(self, tensor: Tensor, group: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-        """Leave a copy of ``tensor`` at the group's next meeting; the meeting's key."""
+        """Put a copy of ``tensor`` into the group's next meeting; return the key of the meeting."""
         key = group, self._sequence[group]
         self._sequence[group] += 1
         with self.hub.condition:
@@ -149,7 +149,7 @@ class ThreadTransport(Transport):
         return key
 
     def meet(self, key: tuple[tuple[int, ...], int]) -> list[Tensor]:
-        """Wait until the whole group entered; its tensors in the group's order."""
+        """Wait until the whole group has entered; return its tensors in the group's order."""
         group = key[0]
         with self.hub.condition:
             meeting = self.hub.meetings[key]
@@ -162,7 +162,7 @@ class ThreadTransport(Transport):
 
 
 def run_ranks(world_size: int, function: Callable[[ThreadTransport], Result]) -> list[Result]:
-    """Run ``function`` as every rank, each in its own thread; the results by rank.
+    """Run ``function`` as every rank, each in its own thread; return the results by rank.
 
     Raises:
         BaseException: the first failure that is not merely another rank's abort.
@@ -174,7 +174,7 @@ def run_ranks(world_size: int, function: Callable[[ThreadTransport], Result]) ->
     def run(rank: int) -> None:
         try:
             results[rank] = function(ThreadTransport(hub, rank))
-        except BaseException as error:  # handed over to the caller's thread
+        except BaseException as error:  # raised in the caller's thread
             failures.append(error)
             hub.abort()
 

@@ -1,4 +1,4 @@
-"""Arrivals that can be seen without waiting for them: a thread per way waits in the rank's place."""
+"""A transport whose arrivals can be tested without waiting: a thread for each peer and channel waits for them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _WATCHED = (Channel.ACTIVATION, Channel.GRADIENT)
 
 
 class WatchedTransport(TransportAround):
-    """Another transport, whose activations and gradients tell when they are there, whatever it is.
+    """Wraps any transport so that activations and gradients tell when they have arrived.
 
     Args:
-        inner: what carries the messages; a thread must be able to wait for them.
+        inner: the transport that moves the messages; it must allow a thread to wait for them.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -40,13 +40,13 @@ class WatchedTransport(TransportAround):
         return arrival
 
     def wait_for_any(self, messages: Sequence[Sequence[Handle]]) -> None:
-        """Block until all parts of one of the messages are there."""
+        """Block until all parts of one of the messages have arrived."""
         with self._news:
             self._news.wait_for(lambda: any(all(part.is_completed() for part in message) for message in messages))
 
 
 class _Arrival:
-    """A :class:`Handle` that a thread waits for; its error is raised where the rank waits."""
+    """A :class:`Handle` for which a thread waits; ``wait`` raises the thread's error."""
 
     def __init__(self, handle: Handle, news: threading.Condition) -> None:
         self._handle: Handle | None = handle
@@ -60,7 +60,7 @@ class _Arrival:
         except BaseException as error:
             self._error = error
         with self._news:
-            self._handle = None  # and with it the message's tensor, which belongs to whoever receives it
+            self._handle = None  # this releases the message's tensor, which belongs to the receiver
             self._news.notify_all()
 
     def wait(self) -> None:

@@ -1,13 +1,13 @@
-"""The versions of one stage's weights that are still to be read.
+"""Keeps the versions of one stage's weights that will still be read.
 
-Version v is what v optimizer steps have made. The optimizer always updates the stage's own parameters, which are the
-newest version. A window that reads another one gets a *leaf set*: parameters of its own that share the memory of the
-stage's as long as these have that version. Before a step changes a version that somebody will read, the stage's
-parameters move to other memory, and the leaf set keeps the old: so nothing that autograd saved in a forward changes
-before its backward, and no more memory is held than there are versions.
+Version v is the result of v optimizer steps. The optimizer always updates the stage's own parameters, which are the
+newest version. A window that reads another version gets a *leaf set*: separate parameters that share the memory of the
+stage's parameters as long as these have that version. Before a step changes a version that a later window reads, the
+stage's parameters move to other memory, and the leaf set keeps the old memory. So no tensor that autograd saved in a
+forward changes before its backward, and no more memory is held than there are versions.
 
-Gradients of all versions are added to the same buffers: those of one window are complete, and used, before the next
-window's begin.
+Gradients of all versions are added to the same buffers: the gradients of one window are complete, and used, before
+those of the next window begin.
 
 A stage whose windows all read the newest version needs no store.
 """
@@ -26,15 +26,15 @@ from runner.model.layers import StageModule
 __all__ = ["WeightStore"]
 
 LeafSet = dict[Parameter, Parameter]
-"""The stage's parameters, each with the one that stands in for it."""
+"""Maps each of the stage's parameters to the one that replaces it."""
 
 
 class WeightStore:
-    """The weights of one stage, by version.
+    """Keeps the weights of one stage by version.
 
     Args:
         module: the stage, which owns the newest version.
-        delay: in optimizer steps: window w reads version w - delay, or the first one there is.
+        delay: number of optimizer steps: window w reads version w - delay, or the first version if that is later.
         newest: the version that the stage's parameters have.
     """
 
@@ -53,11 +53,11 @@ class WeightStore:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The versions that are held, ascending; the last one is the newest."""
+        """The versions that are held, in ascending order; the last one is the newest."""
         return (*sorted(version for version in self._leaves if version != self.newest), self.newest)
 
     def start_at(self, version: int) -> None:
-        """The stage's parameters have this version, and there is no other: windows that ask for an older one get it."""
+        """Set the version of the stage's parameters, and drop all others; it is read instead of older ones."""
         self.newest = self._first = version
         self._leaves.clear()
 
@@ -67,7 +67,7 @@ class WeightStore:
 
     @contextmanager
     def leased(self, window: int) -> Iterator[None]:
-        """Within it, the stage's modules have the weights that ``window`` reads as their parameters."""
+        """Within the context, the parameters of the stage's modules are the weights that ``window`` reads."""
         leaves = self._leaf_set(self.version_of(window))
         for owner, name, parameter in self._places:
             _put(owner, name, leaves.get(parameter, parameter))
@@ -78,10 +78,10 @@ class WeightStore:
                 _put(owner, name, parameter)
 
     def before_step(self, window: int) -> None:
-        """The optimizer step of ``window`` follows: its gradients are complete, and it reads no weights any more.
+        """Prepare the optimizer step of ``window``; its gradients are complete, and it reads no weights any more.
 
-        Versions that no later window reads are dropped; the newest is kept apart from what the step changes where one
-        does.
+        Versions that no later window reads are dropped. If a later window reads the newest version, it is kept separate
+        from the memory that the step changes.
         """
         needed = self.version_of(window + 1)
         spare = [self._leaves.pop(version) for version in sorted(self._leaves) if version < needed]
@@ -93,11 +93,11 @@ class WeightStore:
                 parameter.data = self._copied(parameter, spare)
 
     def after_step(self) -> None:
-        """The step has ended, or was skipped: the stage's parameters have the next version."""
+        """Count the version after a step, which may have been skipped: the parameters have the next version."""
         self.newest += 1
 
     def older(self) -> dict[int, dict[str, Tensor]]:
-        """The versions besides the newest by global parameter names, for a checkpoint."""
+        """All versions except the newest, by global parameter names, for a checkpoint."""
         names = {parameter: self._module.global_name(name) for name, parameter in self._module.named_parameters()}
         return {
             version: {names[own]: leaf.detach() for own, leaf in self._leaves[version].items()}
@@ -105,7 +105,7 @@ class WeightStore:
         }
 
     def load_older(self, newest: int, versions: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Take back what :meth:`older` gave, where the stage's parameters have version ``newest``.
+        """Load the result of :meth:`older`; the stage's parameters have version ``newest``.
 
         Raises:
             KeyError: a weight of this stage is missing.
@@ -119,14 +119,14 @@ class WeightStore:
         self._first = min([newest, *versions])
 
     def _leaf_set(self, version: int) -> LeafSet:
-        """The leaf set of a version; it is made of the stage's parameters where these have that version."""
+        """The leaf set of a version; a new one shares the memory of the stage's parameters."""
         if version not in self._leaves:
             self._leaves[version] = {parameter: _leaf(parameter) for parameter in self._trained}
         return self._leaves[version]
 
     @staticmethod
     def _copied(parameter: Parameter, spare: list[LeafSet]) -> Tensor:
-        """A copy of a parameter's values, in the memory of a version that was dropped if there is one."""
+        """A copy of a parameter's values, in the memory of a dropped version if there is one."""
         if spare:
             memory = spare[0][parameter].data
             return memory.copy_(parameter.data)
@@ -143,5 +143,5 @@ def _leaf(parameter: Parameter) -> Parameter:
 def _put(owner: nn.Module, name: str, parameter: Parameter) -> None:
     if type(owner).__setattr__ is nn.Module.__setattr__:
         owner._parameters[name] = parameter
-    else:  # a recurrent layer keeps a list of its weights beside their names
+    else:  # a recurrent layer also keeps a list of its weights
         setattr(owner, name, parameter)

@@ -1,4 +1,4 @@
-"""Forwards whose saved tensors leave the rank before their backward."""
+"""Lets the saved tensors of a forward leave the rank before their backward."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["Lent"]
 
 
 class Lent:
-    """A :class:`runner.engine.works.work.Work`.
+    """A :class:`runner.engine.works.work.Work` for schedules that move activations to other ranks.
 
     Args:
-        rank: whose schedule says what leaves.
+        rank: the rank's context, whose schedule says which saved tensors leave.
     """
 
     def __init__(self, rank: RankContext) -> None:
         self._rank = rank
 
     def forward(self, place: Place, value: Any, *, keeps: bool) -> AbstractContextManager[Any]:
-        """Keep what autograd saves in a form that can leave; weights and the step's batch stay where they are."""
+        """Keep what autograd saves in a form that can leave; weights and the step's batch do not leave."""
         if not keeps or not self._leaves(place):
             return NOTHING
         module = self._rank.stages[place.stage]
@@ -42,7 +42,7 @@ class Lent:
 
     @contextmanager
     def _returned(self, place: Place) -> Iterator[None]:
-        """Everything is back before the backward begins."""
+        """Bring all saved tensors back before the backward begins."""
         incoming: Incoming = self._rank.buffers.take("returned", place.stage, place.microbatch)
         incoming.wait(self._rank.timeline)
         self._rank.buffers.take("stash", place.stage, place.microbatch).come_back(incoming.tensors)

@@ -1,4 +1,4 @@
-"""Forwards and backwards with the version of the weights that their window reads."""
+"""Runs forwards and backwards with the version of the weights that their window reads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Versioned"]
 
 
 class Versioned:
-    """A :class:`runner.engine.works.work.Work`.
+    """A :class:`runner.engine.works.work.Work` for stages with several versions of their weights.
 
     Args:
-        stores: of the stages whose windows do not all read the newest weights.
+        stores: the weight stores of the stages whose windows do not all read the newest weights.
     """
 
     def __init__(self, stores: Mapping[int, WeightStore]) -> None:
@@ -26,6 +26,6 @@ class Versioned:
         return self.backward(place)
 
     def backward(self, place: Place) -> AbstractContextManager[Any]:
-        """A backward may run layers again (activation checkpoints), and must find the weights of its forward."""
+        """Use the forward's weights in its backward too, which may run layers again (activation checkpoints)."""
         store = self._stores.get(place.stage) if place.window.training else None
         return NOTHING if store is None else store.leased(place.window.step)

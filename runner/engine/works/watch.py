@@ -1,7 +1,7 @@
-"""Optimizers that see the layers: what each forward and backward shows of them, besides the weights' gradients.
+"""Optimizers that watch layers: they use more of forwards and backwards than the gradients of the weights.
 
 An optimizer's kind says how to make its :class:`LayerWatch` (:attr:`runner.optim.catalogue.kind.OptimizerKind.watch`);
-everything else asks :func:`watch_of`, and knows no optimizer by name.
+all other code calls :func:`watch_of`, and knows no optimizer by name.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ __all__ = ["LayerWatch", "watch_of"]
 
 
 class LayerWatch(Protocol):
-    """What one optimizer does with what it sees of the layers.
+    """The work of one optimizer with what it sees in the layers.
 
-    ``ties`` are those of the whole model: a weight with several names is seen alike, whatever the cut.
+    ``ties`` are those of the whole model, so that a weight with several names is treated alike in every partition.
     """
 
     @property
     def held(self) -> Sequence[Tensor]:
-        """What the optimizer holds besides its states."""
+        """The tensors that the optimizer holds in addition to its states."""
         ...
 
     def watch(self, stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> None:
-        """See the stages' layers from now on; all work is done in the backwards and in the optimizer's step."""
+        """Watch the stages' layers from now on; all work is done in the backwards and in the optimizer's step."""
         ...
 
     def begin(self) -> None:
-        """Of layers that are watched: the first forward of a step comes."""
+        """Begin a step of watched layers, before its first forward."""
         ...
 
     def filler(
@@ -45,36 +45,36 @@ class LayerWatch(Protocol):
         ties: Sequence[Tie],
         partition: Sequence[tuple[int, int]] | None = None,
     ) -> Filler:
-        """See the stages' layers from now on, and leave the work to a schedule's actions.
+        """Watch the stages' layers from now on, and return the filler that does the work in a schedule's actions.
 
         Args:
-            stages: by number.
-            ties: of the whole model.
-            partition: of ``stages`` with one module that holds all layers: first and last layer of each stage that
-                actions name; None: these are the modules' own.
+            stages: the stage modules by number.
+            ties: the ties of the whole model.
+            partition: first and last layer of each stage that actions name, if ``stages`` is one module with all
+                layers; None: the stages of actions are those of the modules.
         """
         ...
 
     def rehearse(self, module: StageModule, copies: Mapping[int, nn.Parameter]) -> None:
-        """Let the steps of an optimizer over copies of a stage's parameters take as long as those of a run.
+        """Prepare an optimizer over copies of a stage's parameters, so that its steps take as long as those of a run.
 
         Args:
             module: the stage.
-            copies: by the ``id`` of the parameter that each is a copy of.
+            copies: the copy of each parameter, by the ``id`` of the parameter.
         """
         ...
 
     def seconds_besides(self, measure: Callable[[Callable[[], None]], float]) -> float:
-        """Of an optimizer that was rehearsed: seconds of a mean step besides its update, if no schedule has this work.
+        """Mean seconds of a step besides its update, if no schedule has this work; call :meth:`rehearse` before.
 
         Args:
-            measure: seconds of one call.
+            measure: returns the seconds of one call.
         """
         ...
 
 
 def watch_of(optimizer: Optimizer) -> LayerWatch | None:
-    """What ``optimizer`` does with what it sees of the layers; None if it sees nothing of them."""
+    """The watch of ``optimizer``; None if it does not watch layers."""
     optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning's wrapper
     kind = kind_of_class(type(optimizer))
     return None if kind is None or kind.watch is None else kind.watch(optimizer)

@@ -1,7 +1,7 @@
-"""What a run adds to the forwards and backwards of its stages, each as an object of its own.
+"""The additions of a run to the forwards and backwards of its stages, each as a separate object.
 
-A :class:`Work` stands around one stage's forward and backward of one micro-batch. Several compose in one order, that of
-:class:`Works`: the first stands outermost.
+A :class:`Work` wraps the forward and the backward of one stage and micro-batch. :class:`Works` composes several in
+order: the first one is outermost.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from runner.schedule.values import Action
 __all__ = ["NOTHING", "Filler", "Place", "Work", "Works"]
 
 NOTHING: AbstractContextManager[Any] = nullcontext()
-"""The context of what adds nothing."""
+"""A context that does nothing."""
 
 
 class Place(NamedTuple):
-    """One stage and micro-batch under way.
+    """One stage and one micro-batch of a window.
 
     Args:
-        window: the micro-batch's.
-        stage: of the model.
-        microbatch: the number that actions give it.
+        window: the micro-batch's window.
+        stage: index of the stage.
+        microbatch: number of the micro-batch in actions.
     """
 
     window: Window
@@ -40,70 +40,70 @@ class Place(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Samples of the micro-batch."""
+        """The number of samples of the micro-batch."""
         return self.window.size(self.microbatch)
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether it is computed on one sample whose loss does not count."""
+        """Whether the micro-batch is computed on one sample whose loss does not count."""
         return self.number in self.window.stand_ins
 
 
 class Work(Protocol):
-    """One addition."""
+    """One addition to forwards and backwards."""
 
     def forward(self, place: Place, value: Any, *, keeps: bool) -> AbstractContextManager[Any]:
-        """Stands around a forward.
+        """Return the context in which a forward runs.
 
         Args:
-            place: what runs.
+            place: the stage and micro-batch.
             value: the stage's input.
-            keeps: the graph is kept for the backward; otherwise a recomputation will make it, or there is none.
+            keeps: whether the graph is kept for the backward; otherwise a recomputation will make it, or there is none.
         """
         ...
 
     def backward(self, place: Place) -> AbstractContextManager[Any]:
-        """Stands around a backward, or around its first part where it is split."""
+        """Return the context in which a backward runs, or its first part if it is split."""
         ...
 
 
 class Filler(Work, Protocol):
-    """Work of an optimizer's that has its own actions in the schedule, in the time that ranks would idle."""
+    """Work of an optimizer that has its own actions in the schedule, in the time in which ranks would be idle."""
 
     def seeing(self, stage: int, microbatch: int) -> AbstractContextManager[Any]:
-        """Within it, a stage's forward runs whose graph is kept; its backward may run any time later."""
+        """Return the context of a stage's forward whose graph is kept; its backward may run at any later time."""
         ...
 
     def begin(self, window: int) -> None:
-        """A step begins, by its number in the schedule's repetition."""
+        """Begin a step, which has the number ``window`` in the schedule's repetition."""
         ...
 
     def do(self, action: Action, timeline: Timeline) -> None:
-        """One of its actions."""
+        """Do one of its actions."""
         ...
 
     def settle(self) -> None:
-        """Do what is under way, and put the results where checkpoints find them."""
+        """Finish work that has begun, and put the results where checkpoints find them."""
         ...
 
 
 class Works:
-    """All additions of a run; their order is the order in which they are entered."""
+    """All additions of a run, in the order in which they are entered."""
 
     def __init__(self, works: Sequence[Work] = ()) -> None:
         self.all = tuple(works)
 
     def __str__(self) -> str:
-        """The order, outermost first: ``versioned(lent(plain))``."""
+        """The order of the additions, outermost first: ``versioned(lent(plain))``."""
         names = [type(work).__name__.lower() for work in self.all]
         return "(".join([*names, "plain"]) + ")" * len(names)
 
     def forward(self, place: Place, value: Any, *, keeps: bool) -> AbstractContextManager[Any]:
-        """Around a forward."""
+        """Return the context of all additions for a forward."""
         return _all(work.forward(place, value, keeps=keeps) for work in self.all) if self.all else NOTHING
 
     def backward(self, place: Place) -> AbstractContextManager[Any]:
-        """Around a backward, or around its first part where it is split."""
+        """Return the context of all additions for a backward, or for its first part if it is split."""
         return _all(work.backward(place) for work in self.all) if self.all else NOTHING
 
 

@@ -1,1 +1,1 @@
-"""Install what ``runner.memory.solve`` decided on the modules of a stage."""
+"""Installs an activation plan, which ``runner.memory.solve`` has made, on the modules of a stage."""

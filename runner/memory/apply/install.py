@@ -1,4 +1,4 @@
-"""Put a stage's part of an activation plan around its layers."""
+"""Wraps the layers of a stage as its part of an activation plan says."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["install"]
 def install(stage: StageModule, program: ChainProgram, *, to_host: bool = False) -> None:
     """Make a stage drop, keep and move saved tensors as planned; its outputs and gradients stay the same bits.
 
-    A segment inside of another one is a checkpoint inside of a checkpoint. The stage's graph is that of the first
-    forward at every depth, so that gradients are added up in the order in which they always are.
+    A segment inside another one is a checkpoint inside a checkpoint. At every depth the stage's autograd graph is that
+    of the first forward, so gradients are added up in the same order as without a plan.
 
     Args:
-        stage: on its device already.
-        program: the stage's.
-        to_host: saved tensors are moved to the host's memory and fetched back in the backward.
+        stage: the stage's module; it must be on its device already.
+        program: the stage's program.
+        to_host: whether saved tensors are moved to the host's memory and fetched back in the backward.
     """
     stage.wrap(_parts(stage, program), _SaveOnCpu(stage) if to_host else None)
 
@@ -39,10 +39,10 @@ def _around(stage: StageModule, segment: Segment) -> Recompute | None:
 
 
 class _SaveOnCpu:
-    """``torch.autograd.graph.save_on_cpu`` around a stage: every saved tensor, synchronously.
+    """Runs a stage under ``torch.autograd.graph.save_on_cpu``, which moves every saved tensor synchronously.
 
-    Inside of it, a part that is computed again saves its input only, which is then what moves. On a device that is the
-    CPU ``tensor.cpu()`` is the tensor itself: nothing moves, and nothing is copied.
+    A part that is computed again saves only its input, so only that input moves. If the device is the CPU,
+    ``tensor.cpu()`` is the tensor itself: nothing moves, and nothing is copied.
     """
 
     def __init__(self, stage: StageModule) -> None:

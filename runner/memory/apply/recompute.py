@@ -1,9 +1,9 @@
-"""Run layers without keeping their saved tensors, and again in the backward, with the same bits.
+"""Runs layers without keeping their saved tensors, and runs them again in the backward, with the same bits.
 
-Stands on the non-reentrant ``torch.utils.checkpoint``. What would differ in the second run is taken care of: random
-numbers (the part seeds itself layer by layer, or the generators' state is restored), and buffers that a forward
-changes, such as batch norm's running statistics: the second run works on copies of what they were, and so they are
-updated once. Such layers go back once per forward.
+It uses the non-reentrant ``torch.utils.checkpoint`` and makes equal what would differ in the second run. Random
+numbers: the part seeds itself layer by layer, or the state of the generators is restored. Buffers that a forward
+changes, such as batch norm's running statistics: the second run works on copies of their earlier values, so that they
+are updated once. Such layers allow only one backward per forward.
 State that is neither a buffer nor a random generator must not change in a forward.
 """
 
@@ -28,10 +28,10 @@ _Place = tuple[nn.Module, str]
 
 
 class ChangedBuffers:
-    """The buffers of some layers, as they are before a forward that will be run again.
+    """Copies the buffers of some layers before a forward that will be run again.
 
     Args:
-        layers: modules.
+        layers: the modules whose buffers are copied.
     """
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
@@ -39,12 +39,12 @@ class ChangedBuffers:
         self._places: list[_Place] = [(module, name) for module in modules for name in module._buffers]
 
     def snapshot(self) -> BufferSnapshot:
-        """Copies of them."""
+        """Copy the buffers as they are now."""
         return BufferSnapshot(self._places)
 
 
 class BufferSnapshot:
-    """Buffers as they were; truthy where the forward since has changed some."""
+    """Copies of buffers; true if it still holds any, after ``forget_unchanged`` if the forward has changed some."""
 
     def __init__(self, places: Sequence[_Place]) -> None:
         pairs = [(place, place[0]._buffers[place[1]]) for place in places]
@@ -55,7 +55,7 @@ class BufferSnapshot:
         return bool(self._held)
 
     def forget_unchanged(self) -> None:
-        """Drop the copies of what the forward did not change; call it when that has ended."""
+        """Drop the copies of buffers that the forward did not change; call it after the forward."""
         for place, version in self._versions.items():
             buffer = place[0]._buffers[place[1]]
             if buffer is not None and buffer._version == version and _is_same(buffer, self._held[place]):
@@ -63,7 +63,7 @@ class BufferSnapshot:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Let modules have the copies as their buffers, and change them."""
+        """Give modules the copies as their buffers, which they may change, until the context ends."""
         own = {place: place[0]._buffers[place[1]] for place in self._held}
         for (module, name), value in self._held.items():
             module._buffers[name] = value
@@ -75,16 +75,16 @@ class BufferSnapshot:
 
 
 def _is_same(buffer: Tensor, before: Tensor) -> bool:
-    """Whether a buffer of unchanged version is unchanged: batch norm's kernels write running statistics unnoticed."""
+    """Whether a buffer is unchanged; its version does not tell, as batch norm's kernels change buffers without it."""
     return not buffer.is_floating_point() or torch.equal(buffer, before)
 
 
 class Recompute:
-    """Goes around a part of a stage.
+    """Wraps a part of a stage so that it is computed again in the backward.
 
     Args:
-        layers: the part's modules: their buffers are looked after.
-        save_ops: preset of operators whose outputs are kept; None = of none.
+        layers: the part's modules, whose buffers must be updated only once.
+        save_ops: preset of operators whose outputs are kept; None = no outputs are kept.
     """
 
     def __init__(self, layers: Sequence[nn.Module], save_ops: str | None = None) -> None:
@@ -94,7 +94,7 @@ class Recompute:
     def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
         if not torch.is_grad_enabled():
             return run(value)
-        leaves, structure = tree_flatten(value)  # tensors in containers are inputs too: hooks outside must see them
+        leaves, structure = tree_flatten(value)  # tensors in containers are inputs too, which outer hooks must see
         before = self._buffers.snapshot()
         runs = 0
 
@@ -115,7 +115,7 @@ class Recompute:
 
 
 def _selective_contexts(preset: str) -> tuple[Any, Any]:
-    """The contexts of one forward and its second run, each counting operators from the start."""
+    """The contexts of a forward and of its second run; each counts operators from the start."""
     choices = {False: SaveChoice(preset), True: SaveChoice(preset)}
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -1,1 +1,1 @@
-"""Pure: from a profile and a policy to what is kept, what is computed again, and what that costs."""
+"""Decides from a profile and a policy what is kept and what is computed again, and its cost; pure functions."""

@@ -1,17 +1,17 @@
-"""A profile as an activation plan makes it: the same rows, with other bytes, FLOPs and seconds.
+"""Adjusts a profile to an activation plan: the same rows, with other bytes, FLOPs and seconds.
 
-Per segment that is computed again, from layer s to layer e: from forward to backward only what its operators keep
-stays, and the output of e where somebody needs it; the backward begins with a forward of the whole segment, whose saved
-tensors are alive together until they are used. So the segment's peak stands in the row of layer e.
+A segment from layer s to layer e that is computed again keeps, between forward and backward, only what its chosen
+operators keep, and the output of e if somebody needs it. Its backward begins with a forward of the whole segment, whose
+saved tensors are alive together until they are used. So the segment's peak is in the row of layer e.
 
-A segment that is run forward again by a program of its own keeps, at its second run, what that program keeps: the
-inputs of segments inside, which are run a third time in their turn, and what the operators of the other layers save.
+A segment that is run forward again by its own program keeps, in its second run, what that program keeps: the inputs of
+the segments inside, which are later run a third time, and what the operators of the other layers save.
 
 A tensor between layers stays alive after their forwards if a layer's autograd saves it, if a segment is computed again
 from it, or if it leaves the stage. It counts once, in the first layer that keeps it: see :mod:`.tensors`.
 
-FLOPs are counted for matrix products, convolutions and attention: a second forward's seconds go with them, where a
-selective policy leaves some out.
+FLOPs are counted for matrix products, convolutions and attention. If a selective policy leaves some of them out of the
+second forward, the seconds of that forward are reduced in proportion.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["adjusted", "host_bytes"]
 
 
 def adjusted(profile: ModelProfile, plan: ActivationPlan) -> ModelProfile:
-    """The profile with the plan's segments in it; its stages are those of the plan.
+    """Return the profile under the plan, with the stages of the plan.
 
-    A stage's figures from the result are those of the stage under the plan: memory, FLOPs and seconds.
+    Memory, FLOPs and seconds of a stage in the result are those of the stage under the plan.
     """
     rows: list[LayerProfile] = []
     loss = profile.loss
@@ -66,7 +66,7 @@ def _input_bytes(profile: ModelProfile, layer: int) -> int:
 
 
 class _Stage:
-    """The rows of one stage, and of the loss where it is the last."""
+    """Makes the rows of one stage, and the row of the loss if the stage is the last."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class _Stage:
         self._find_holders()
 
     def _find_holders(self) -> None:
-        """Who keeps the tensors between layers: autograd, a segment that starts from them, the stage's caller."""
+        """Note what keeps the tensors between layers: autograd, a segment that starts from them, the stage's caller."""
         for segment, start, end in self._segments:
             if segment.recompute:
                 self.tensors.hold_input(start)
@@ -104,18 +104,18 @@ class _Stage:
         return [*rows, self._once(len(self._chain) - 1)] if self._has_loss else rows
 
     def start_of(self, at: int) -> int:
-        """The first layer that must run again for a layer's backward: itself where nothing is computed again."""
+        """The first layer that must run again for a layer's backward: the layer itself if nothing is computed again."""
         return next((start for each, start, end in self._segments if each.recompute and start <= at <= end), at)
 
     def _once(self, at: int) -> LayerProfile:
-        """A layer that keeps what autograd saves."""
+        """The row of a layer that keeps what autograd saves."""
         layer = self._chain[at]
         saved = layer.saved_bytes - self.tensors.made_bytes(at) + self.tensors.counted_bytes(at)
         running = self.tensors.waiting_bytes(at) + layer.saved_bytes + layer.forward_transient_bytes
         return self._row(at, saved, running, backward_transient_bytes=layer.backward_transient_bytes)
 
     def _again(self, segment: Segment, start: int, end: int) -> list[LayerProfile]:
-        """The layers of a segment that is run forward again in its backward."""
+        """The rows of a segment that is run forward again in its backward."""
         rows = []
         peak = self._second_run.peak(segment)
         runs = reruns(segment)
@@ -154,9 +154,9 @@ class _Stage:
 
 
 def _on_device(rows: list[LayerProfile], stage: _Stage) -> list[LayerProfile]:
-    """What is left on the device where saved tensors go to the host: the stage's output, and the layer that runs.
+    """The rows if saved tensors move to the host: the device holds the stage's output and the layer that runs.
 
-    A backward fetches a tensor when an operator asks for it: at most what its segment had saved is on the device.
+    A backward fetches a tensor when an operator asks for it, so the device holds at most what the segment had saved.
     """
     left, tensors = [], stage.tensors
     for at, row in enumerate(rows):

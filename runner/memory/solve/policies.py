@@ -1,4 +1,4 @@
-"""From a policy by name, or a user's own, to the program of every stage."""
+"""Makes the program of every stage from a policy, which is shipped or a user's own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TARGET = f"{SECTION}.target"
 
 
 def strategy_of(options: PolicyOptions) -> Strategy:
-    """The strategy that is asked for.
+    """The strategy that the options choose.
 
     A user's own is a :class:`Strategy`, or a function of a :class:`StageChain` that returns segments.
 
     Raises:
-        RequestError: the target does not import, or is nothing that can be called.
+        RequestError: the target cannot be imported, or cannot be called.
     """
     if options.target is None:
         return STRATEGIES[options.name]
@@ -43,14 +43,14 @@ def solve(
     """The policy's program for every stage.
 
     Args:
-        profile: of the whole model.
+        profile: the profile of the whole model.
         partition: first and last layer of each stage, inclusive.
-        options: the policy; it must have no :func:`policy_problems`.
+        options: the policy; :func:`policy_problems` must find nothing wrong with it.
         to_host: see :class:`ActivationPlan`.
-        budgets, in_flight: per stage, see :class:`StageChain`; default: not known, one.
+        budgets, in_flight: one value per stage, see :class:`StageChain`; by default None and 1.
 
     Raises:
-        RequestError: a user's own strategy raises, or returns no program of the stage.
+        RequestError: a user's own strategy raises, or does not return a program of the stage.
     """
     strategy = strategy_of(options)
     budgets, in_flight = budgets or [None] * len(partition), in_flight or [1] * len(partition)
@@ -62,7 +62,7 @@ def solve(
 
 
 def policy_problems(options: PolicyOptions, layer_names: Sequence[str]) -> list[Problem]:
-    """What is wrong with a policy for a model; of a user's own one also with its arguments."""
+    """Problems of a policy for a model, and for a user's own policy also problems of its arguments."""
     try:
         strategy = strategy_of(options)
     except RequestError as error:
@@ -73,7 +73,7 @@ def policy_problems(options: PolicyOptions, layer_names: Sequence[str]) -> list[
 
 
 def _solve_users(strategy: Strategy, chain: StageChain, target: str) -> ChainProgram:
-    """A user's answer, which is looked at before anything is made of it."""
+    """The program that a user's strategy returns, checked before it is used."""
     try:
         program = strategy(chain)
         segments = all(isinstance(each, Segment) for each in program)

@@ -1,7 +1,7 @@
-"""A program step by step: in which order layers run forward and backward, and what each run leaves.
+"""Lists a program step by step: the order in which layers run forward and backward, and what each run keeps.
 
-This is the one statement of how a program is executed. ``apply`` does it with nested checkpoints, ``adjust`` predicts
-it, the tests count it.
+This module alone defines how a program is executed. ``apply`` executes it with nested checkpoints, ``adjust`` predicts
+its cost, and the tests count its steps.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from runner.memory.solve.values import ChainProgram, Segment
 __all__ = ["DEEPEST", "Operation", "Step", "check_program", "depth", "forwards", "operations", "reruns", "second_run"]
 
 DEEPEST = 64
-"""Most segments inside of each other that can be run: each is a checkpoint around the others, about eight calls deep,
-and Python's stack ends at a thousand."""
+"""The deepest nesting of segments that can be run. Each is a checkpoint around the next, about eight calls deep, and
+Python's stack ends at a thousand calls."""
 
 
 class Step(Enum):
-    """What is done with one layer."""
+    """A way to run one layer."""
 
     FORWARD = "Fno"
-    """It runs forward, and neither its input nor what autograd would save is kept."""
+    """The layer runs forward; neither its input nor what autograd would save is kept."""
 
     FORWARD_FROM_KEPT = "Fck"
-    """It runs forward like that, but its input is kept: a later run starts from it."""
+    """The layer runs forward without a graph, but its input is kept: a later run starts from it."""
 
     FORWARD_WITH_GRAPH = "Fall"
-    """It runs forward, and what autograd saves is kept for its backward."""
+    """The layer runs forward, and what autograd saves is kept for its backward."""
 
     BACKWARD = "B"
-    """It runs backward, and what was kept for it is dropped."""
+    """The layer runs backward, and what was kept for it is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ def reruns(segment: Segment) -> Counter[int]:
 
 
 def depth(program: ChainProgram) -> int:
-    """Most segments inside of each other that are run again."""
+    """How deep segments that are run again are nested in each other, at most."""
     return max((1 + depth(segment.inside) for segment in program if segment.recompute), default=0)
 
 
 def forwards(program: ChainProgram) -> int:
-    """How often layers run forward in all, the first time included."""
+    """The total number of forwards of layers, including the first ones."""
     return sum(each.step is not Step.BACKWARD for each in operations(program))
 
 
@@ -86,7 +86,7 @@ def _backward(program: Sequence[Segment]) -> Iterator[Operation]:
     for segment in reversed(program):
         if segment.recompute:
             again = second_run(segment)
-            needed = again[:-1] if again[-1].recompute else again  # nobody asks a second run for its output
+            needed = again[:-1] if again[-1].recompute else again  # the output of a second run is not needed
             yield from _forward(needed)
             yield from _backward(again)
         else:
@@ -94,7 +94,7 @@ def _backward(program: Sequence[Segment]) -> Iterator[Operation]:
 
 
 def check_program(program: Sequence[Segment], first: int, last: int) -> str | None:
-    """What is wrong with a program of layers ``first`` to ``last``, in words; None where nothing is."""
+    """What is wrong with a program of layers ``first`` to ``last``, in words; None if it is right."""
     expected = first
     for segment in program:
         if segment.first != expected or segment.last < segment.first:

@@ -1,7 +1,7 @@
-"""Which operators' outputs a selective policy keeps, by the operators' names.
+"""Decides by operator names which outputs a selective policy keeps.
 
-Names are data here, so that planning needs no torch; the profile and the installed policy ask the same
-:class:`SaveChoice`, operator by operator in the order of execution.
+Operators are given by name, so that planning needs no torch. The profile and the installed policy use the same
+:class:`SaveChoice`, and ask it about every operator in the order of execution.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PRESETS: Mapping[str, tuple[frozenset[str], int]] = {
     "attention": (ATTENTION, 1),
     "every_second_matmul": (MATMULS, 2),
 }
-"""Name to the operators and which of them: 1 = each, 2 = the second, fourth, … in order of execution."""
+"""By name: operators, and which of their runs are kept: 1 = each, 2 = the second, fourth, … in order of execution."""
 
 
 class SaveChoice:
-    """Decides for one run of one segment; it counts, so each run needs its own.
+    """Decides which outputs are kept in one run of one segment; it counts operators, so each run needs its own.
 
     Args:
         preset: a key of :data:`PRESETS`.
@@ -40,7 +40,7 @@ class SaveChoice:
         self._seen = 0
 
     def keeps(self, operator: str) -> bool:
-        """Whether the output of the operator that runs now is kept. Ask once for every operator that runs."""
+        """Whether the output of the operator that runs now is kept; call it once for every operator that runs."""
         if operator not in self._names:
             return False
         self._seen += 1

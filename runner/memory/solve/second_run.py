@@ -1,7 +1,7 @@
-"""The most memory of a segment's backward: its second run forward, and the backward of what that run has kept.
+"""Predicts the peak memory of a segment's backward: its second run forward, and the backward that uses that run.
 
-Bytes are counted above what the segment has kept from its first run (its input, and what a selective policy keeps) and
-the gradient of its output, which are there when its backward begins.
+Two things exist when its backward begins, and are not counted: what the segment has kept from its first run (its input,
+and what a selective policy keeps), and the gradient of its output.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["SecondRun", "dropping_forward_bytes", "recomputation"]
 
 
 def recomputation(layer: LayerProfile, save_ops: str | None) -> Recomputation:
-    """What a second forward of a layer keeps and makes; where that is not known, nothing and everything."""
+    """What a layer keeps, and what its second forward makes again; if it is not known: nothing, and everything."""
     return layer.recomputation.get(save_ops or "", Recomputation(0, layer.saved_bytes, layer.forward_flops))
 
 
 def dropping_forward_bytes(layer: LayerProfile, figures: Recomputation) -> int:
-    """Peak of a layer's forward that drops what it saves, but for what a selective policy keeps."""
+    """Peak bytes of a layer's forward that drops what it saves, except what a selective policy keeps."""
     ordinary = layer.saved_bytes + layer.forward_transient_bytes
     if layer.unsaved_forward_bytes is None:
         return ordinary
@@ -32,14 +32,14 @@ def dropping_forward_bytes(layer: LayerProfile, figures: Recomputation) -> int:
 
 @dataclass
 class _Walk:
-    """One second run as far as it is walked.
+    """The state of a walk through one second run.
 
     Args:
-        given: storages that are there without it, or that it keeps already.
-        known_gradient: bytes of the gradient of its output that make room for those of the tensors before.
-        made: bytes that it keeps by now.
-        peak: the most so far. A layer's backward is reckoned when its forward is: the layers behind it, which run
-            backward first, have freed theirs by then.
+        given: storages that exist without this run, or that it keeps already.
+        known_gradient: bytes of the gradient of its output, whose place gradients of earlier tensors may take.
+        made: bytes that it keeps so far.
+        peak: the largest sum so far. A layer's backward is counted together with its forward, because the layers
+            behind it run backward first and have then freed their tensors.
     """
 
     given: set[int]
@@ -48,16 +48,16 @@ class _Walk:
     peak: int = 0
 
     def reach(self, num_bytes: int) -> None:
-        """So much is alive at once."""
+        """Note that so many bytes are alive at once."""
         self.peak = max(self.peak, num_bytes)
 
 
 class SecondRun:
-    """Peaks of segments' backwards.
+    """Predicts the peak memory of the backwards of segments.
 
     Args:
-        chain: the stage's layers, and the loss where it is the last.
-        tensors: between them.
+        chain: the stage's layers, and the loss if the stage is the last.
+        tensors: the tensors between them.
         first: index of the stage's first layer in the whole model.
     """
 
@@ -67,9 +67,9 @@ class SecondRun:
         self._first = first
 
     def peak(self, segment: Segment) -> int:
-        """Of a segment that is computed again, and of the segments inside."""
+        """Peak bytes of the backward of a segment that is computed again, including the segments inside."""
         start, end = segment.first - self._first, segment.last - self._first
-        leaves = self._leaves(end)  # then the caller holds the output and its gradient
+        leaves = self._leaves(end)  # if so, the caller holds the output and its gradient
         known = 0 if leaves else self._chain[end].gradient_of_output_bytes
         walk = _Walk({*self._tensors.inputs(start)}, known)
         program = second_run(segment)
@@ -89,7 +89,7 @@ class SecondRun:
         return at == len(self._chain) - 1
 
     def _again(self, walk: _Walk, part: Segment, *, is_last: bool) -> None:
-        """A segment inside keeps its input, and saves nothing until its own backward; the last one is not run yet."""
+        """Walk through a segment inside, which keeps only its input until its backward; the last one is not run yet."""
         start, end = part.first - self._first, part.last - self._first
         for at in () if is_last else range(start, end + 1):
             running = dropping_forward_bytes(self._chain[at], recomputation(self._chain[at], None))
@@ -101,19 +101,19 @@ class SecondRun:
         walk.reach(walk.made + own_gradient + self.peak(part))
 
     def _fresh(self, walk: _Walk, at: int) -> dict[int, int]:
-        """Of a layer's input, what only this run has made, and has not kept so far."""
+        """The storages of a layer's input that only this run has made, and does not keep so far."""
         inputs = self._tensors.inputs(at)
         return {storage: size for storage, size in inputs.items() if storage not in walk.given}
 
     def _take_input(self, walk: _Walk, at: int) -> int:
-        """Keep of a layer's input what its autograd saves; bytes of the rest, which wait while it runs."""
+        """Keep what autograd saves of a layer's input; return the bytes of the rest, which wait while it runs."""
         saves, fresh = self._tensors.saves(at), self._fresh(walk, at)
         walk.made += sum(size for storage, size in fresh.items() if storage in saves)
         walk.given |= saves
         return sum(size for storage, size in fresh.items() if storage not in saves)
 
     def _layer(self, walk: _Walk, at: int, save_ops: str | None) -> None:
-        """A layer that keeps its graph, with others behind it."""
+        """Walk through a layer that keeps its graph and is not the last."""
         layer, figures = self._chain[at], recomputation(self._chain[at], save_ops)
         waiting = self._take_input(walk, at)
         walk.reach(walk.made + waiting + layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes)
@@ -122,7 +122,7 @@ class SecondRun:
         walk.reach(walk.made + own_gradient + layer.inner_backward_bytes)
 
     def _last(self, walk: _Walk, at: int, save_ops: str | None) -> None:
-        """The last layer: the run stops when it has what its backward needs, which then begins."""
+        """Walk through the last layer: the run stops when it has what the backward needs, and the backward begins."""
         layer, figures = self._chain[at], recomputation(self._chain[at], save_ops)
         waiting = self._take_input(walk, at)
         done = figures.recomputed_bytes - figures.released_bytes
@@ -131,7 +131,7 @@ class SecondRun:
         walk.reach(walk.made + done + backward)
 
     def _stopped_forward(self, at: int) -> int:
-        """Peak of a second forward of a segment's last layer: nobody asks for its output, it stops before."""
+        """Peak bytes of a second forward of a segment's last layer; it stops early, as its output is not needed."""
         layer, saves = self._chain[at], self._tensors.saves(at)
         if layer.stopped_forward_bytes is not None:
             return layer.stopped_forward_bytes
@@ -139,7 +139,7 @@ class SecondRun:
         return layer.saved_bytes + layer.forward_transient_bytes - unsaved_output
 
     def _last_backward(self, at: int) -> int:
-        """Peak of a stage's last layer that was run again: the caller holds the gradient, and not the second output."""
+        """Peak bytes of the backward of a stage's last layer; the caller has its gradient but not its second output."""
         layer, saves = self._chain[at], self._tensors.saves(at)
         second_output = sum(size for storage, size in self._tensors.made(at).items() if storage in saves)
         if layer.chained_backward_bytes is None:

@@ -1,4 +1,4 @@
-"""What a strategy is: one object that says everything of itself that others need to know."""
+"""Defines a strategy: one object that tells everything that other code needs to know about it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECTION = "activation_checkpoint"
 """The section of a request that chooses a strategy."""
 
 Solver = Callable[[StageChain], Sequence[Segment]]
-"""From one stage's chain to its program."""
+"""A function from the chain of a stage to its program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Option:
         kind: its type as the schema writes it: ``int``, ``float``, ``str``, ``bool``, ``list[str]``, …
         about: what it means, for the help.
         example: a value as one would write it.
-        rule: what must hold of a value of this type, in words; empty = any will do.
+        rule: what a value of this type must fulfil, in words; empty = every value is allowed.
         breaks: whether a value breaks the rule.
-        fix: a value to try in place of one that breaks it, or a whole override.
-        required: it must be given.
+        fix: a value to try instead of one that breaks the rule, or a whole override.
+        required: whether it must be given.
     """
 
     key: str
@@ -43,12 +43,12 @@ class Option:
     required: bool = True
 
     def fix_of(self, value: Any, path: str) -> str:
-        """The override to try where ``path`` has a value that breaks the rule."""
+        """The override to try if ``path`` has a value that breaks the rule."""
         fix = self.fix(value) if callable(self.fix) else self.fix or self.example
         return fix if "=" in fix else f"{path}={fix}"
 
     def problem(self, value: Any, path: str) -> Problem | None:
-        """What is wrong with a value that the schema has not typed, as those of a user's own strategy."""
+        """What is wrong with a value whose type the schema does not check, as in options of a user's own strategy."""
         accepted = (int, float) if self.kind is float else self.kind
         if isinstance(self.kind, type) and (
             not isinstance(value, accepted) or isinstance(value, bool) != (accepted is bool)
@@ -59,18 +59,18 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way to keep, drop and make anew what the backward needs.
+    """One way to keep, drop and compute again what the backward needs.
 
     Args:
         name: how a request names it.
         solve: makes the program of one stage. It is pure: the same chain gives the same program.
-        source: where it comes from.
+        source: the publication or software from which it comes.
         about: what it does, in one line.
         options: the keys that it reads.
-        model_problems: what is wrong with its options for a model whose layers have these names.
-        picks_operators: it keeps the outputs of single operators inside of layers.
-        reads_budget: its programs depend on :attr:`StageChain.budget_bytes`, which takes a prediction to know.
-        any_options: it says nothing of its options, as a plain function: every key is handed to it.
+        model_problems: finds what is wrong with its options for a model whose layers have the given names.
+        picks_operators: whether it keeps the outputs of single operators inside layers.
+        reads_budget: whether its programs depend on :attr:`StageChain.budget_bytes`, which needs a prediction.
+        any_options: whether its options are unknown, as for a plain function; then every key is passed to it.
     """
 
     name: str
@@ -88,11 +88,11 @@ class Strategy:
         return tuple(self.solve(chain))
 
     def option_problems(self, values: Mapping[str, Any], section: str = SECTION) -> list[Problem]:
-        """Options that are missing, wrong or not its own.
+        """Problems of options that are missing, wrong or not its own.
 
         Args:
-            values: by key, those that were not given left out.
-            section: where the keys stand, for messages.
+            values: the given options by key.
+            section: the section of the keys, for messages.
         """
         known = {option.key: option for option in self.options}
         problems = []

@@ -1,8 +1,9 @@
-"""Tensors between a stage's layers: who keeps each from forward to backward, and in whose row it counts.
+"""Tensors between a stage's layers: what keeps each from forward to backward, and in which row it is counted.
 
-A tensor that layers only carry through is one tensor, however many outputs it is part of. It counts in the row of the
-first layer that keeps it, because that one's backward is the last to need it; and what leaves the stage in the last
-row, because the caller holds it until the whole backward is over. What the stage is given is its caller's, not counted.
+A tensor that layers only pass on is one tensor, however many outputs it is part of. It is counted in the row of the
+first layer that keeps it, because that layer's backward is the last to need it. A tensor that leaves the stage is
+counted in the last row, because the caller holds it until the whole backward is over. Inputs of the stage belong to
+its caller and are not counted.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ __all__ = ["StageTensors"]
 
 
 class StageTensors:
-    """Bytes by storage.
+    """Counts the bytes of tensors between layers, by storage.
 
     Args:
-        before: the layer before the stage, None at the first.
-        chain: the stage's layers, and the loss where it is the last.
+        before: the layer before the stage, None for the first stage.
+        chain: the stage's layers, and the loss if the stage is the last.
     """
 
     def __init__(self, before: LayerProfile | None, chain: Sequence[LayerProfile]) -> None:
@@ -29,22 +30,22 @@ class StageTensors:
             {storage: size for storage, size in _output(layer, at).items() if storage not in self._given}
             for at, layer in enumerate(chain)
         ]
-        self._row: dict[int, int] = {}  # storage -> where it counts
+        self._row: dict[int, int] = {}  # storage -> the row in which it is counted
 
     def hold_saved(self, at: int) -> None:
-        """Autograd keeps what a layer saves."""
+        """Note that autograd keeps what a layer saves."""
         self._hold(self.saves(at), at)
 
     def hold_input(self, at: int) -> None:
-        """A layer's input is kept whole."""
+        """Note that a layer's whole input is kept."""
         self._hold(self.inputs(at), at)
 
     def hold_output(self, at: int) -> None:
-        """A layer's output is kept whole."""
+        """Note that a layer's whole output is kept."""
         self._hold(self._outputs[at], at)
 
     def hold_to_the_end(self) -> None:
-        """The stage's output is kept, until its backward is over."""
+        """Note that the stage's output is kept until its backward is over."""
         self._row |= dict.fromkeys(self._outputs[-1], len(self._chain) - 1)
 
     def _hold(self, storages: Iterable[int], at: int) -> None:
@@ -52,54 +53,54 @@ class StageTensors:
             self._row[storage] = min(at, self._row.get(storage, at))
 
     def inputs(self, at: int) -> Mapping[int, int]:
-        """Of a layer's input, without what the stage was given."""
+        """Bytes of a layer's input by storage, without inputs of the stage."""
         return self._outputs[at - 1] if at else {}
 
     def made(self, at: int) -> dict[int, int]:
-        """Of a layer's output, what it did not only carry through."""
+        """Bytes of a layer's output by storage, without what the layer only passes on."""
         before = self.inputs(at)
         return {storage: size for storage, size in self._outputs[at].items() if storage not in before}
 
     def saves(self, at: int) -> set[int]:
-        """Of a layer's input and output, what its autograd keeps."""
+        """The storages of a layer's input and output that its autograd keeps."""
         layer = self._chain[at]
         if layer.output:
             return set(layer.saves)
         return {*(self.inputs(at) if layer.saves_input else ()), *(self._outputs[at] if layer.saves_output else ())}
 
     def made_bytes(self, at: int) -> int:
-        """See :meth:`made`."""
+        """The sum of :meth:`made`."""
         return sum(self.made(at).values())
 
     def callers_gradient_bytes(self, at: int) -> int:
-        """Of the gradient of a layer's output, what the stage's caller holds: it comes through unchanged."""
+        """Bytes of the gradient of a layer's output that the stage's caller holds: they pass through unchanged."""
         leaving = {tensor.storage for tensor in self._chain[-1].output}
         used = set[int]().union(*(self.saves(later) for later in range(at + 1, len(self._chain))))
         own = self._chain[at].output
         return sum(tensor.gradient_bytes for tensor in own if tensor.storage in leaving - used)
 
     def counted_bytes(self, at: int) -> int:
-        """What counts in a layer's row."""
+        """Bytes that are counted in a layer's row."""
         near = {**self.inputs(at), **self._outputs[at]}
         return sum(size for storage, size in near.items() if self._row.get(storage) == at)
 
     def waiting_bytes(self, at: int) -> int:
-        """Of a layer's input, what no row before counts: alive while it runs."""
+        """Bytes of a layer's input that no earlier row counts; they are alive while the layer runs."""
         return sum(size for storage, size in self.inputs(at).items() if self._row.get(storage, at) >= at)
 
     def counted_before_bytes(self, start: int, at: int) -> int:
-        """Of the input of layer ``start``, what another row than that of layer ``at`` or one behind it counts."""
+        """Bytes of the input of layer ``start`` that are counted in a row before that of layer ``at``."""
         return sum(size for storage, size in self.inputs(start).items() if self._row.get(storage, at) < at)
 
     def held_output_bytes(self, at: int) -> int:
-        """Of a layer's output, what counts in its row."""
+        """Bytes of a layer's output that are counted in its row."""
         return sum(size for storage, size in self._outputs[at].items() if self._row.get(storage) == at)
 
     def pending_output_bytes(self, at: int) -> int:
-        """Of a layer's output, what a later row counts."""
+        """Bytes of a layer's output that are counted in a later row."""
         return sum(size for storage, size in self._outputs[at].items() if self._row.get(storage, at) > at)
 
 
 def _output(layer: LayerProfile, at: int) -> dict[int, int]:
-    """Where it is not known: one tensor with a number that no known one has."""
+    """Bytes of a layer's output by storage; an unknown output is one tensor with a number that no known one has."""
     return {tensor.storage: tensor.num_bytes for tensor in layer.output} or {-at - 2: layer.output_bytes}

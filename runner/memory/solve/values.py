@@ -1,8 +1,8 @@
-"""What a strategy is asked and what it answers.
+"""The input of a strategy, a stage's chain, and its result, a program.
 
-The answer is a program: what becomes of every layer between its forward and its backward. A program is a sequence of
-:class:`Segment`, and a segment that is run forward again says how, by a program of its own. So a program re-enters
-layers as often as it likes; :mod:`.program` lists it step by step.
+A program says what happens to every layer between its forward and its backward. It is a sequence of :class:`Segment`,
+and a segment that is run forward again says how by its own program. So a program may run layers any number of times;
+:mod:`.program` lists it step by step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class PolicyOptions:
     """A strategy with the options that were given.
 
     Args:
-        name: of the strategy.
-        target: ``package.module:name`` of a user's own one; None for one that is shipped.
-        values: options by key, those that were not given left out.
+        name: the strategy's name.
+        target: ``package.module:name`` of a user's own strategy; None for one of this package.
+        values: the given options by key.
     """
 
     name: str
@@ -38,15 +38,15 @@ class PolicyOptions:
 
 @dataclass(frozen=True, slots=True)
 class StageChain:
-    """One stage as a strategy sees it: a chain of layers with what each costs.
+    """One stage as a strategy sees it: a chain of layers with the cost of each.
 
     Args:
-        profile: of the whole model.
+        profile: the profile of the whole model.
         first, last: the stage's layers, indices in the whole model, inclusive.
-        options: what was given to the strategy, by key.
-        budget_bytes: what the stage's saved tensors and temporaries may take on its rank, of all micro-batches in
-            flight together; None where that is not known, as in the first search for a partition.
-        in_flight: micro-batches whose saved tensors are alive at once, at most.
+        options: the options that were given to the strategy, by key.
+        budget_bytes: the bytes that saved tensors and temporaries of the stage may take on its rank, for all
+            micro-batches in flight together; None if it is not known, as in the first search for a partition.
+        in_flight: the largest number of micro-batches whose saved tensors are alive at once.
     """
 
     profile: ModelProfile
@@ -58,30 +58,30 @@ class StageChain:
 
     @property
     def indices(self) -> range:
-        """Of its layers in the whole model."""
+        """The indices of its layers in the whole model."""
         return range(self.first, self.last + 1)
 
     @property
     def layers(self) -> tuple[LayerProfile, ...]:
-        """Profiles of its layers, in order."""
+        """The profiles of its layers, in order."""
         return self.profile.layers[self.first : self.last + 1]
 
     @property
     def loss(self) -> LayerProfile | None:
-        """The profile of the loss where this is the last stage: it runs behind the last layer and keeps its graph."""
+        """The profile of the loss if this is the last stage: it runs after the last layer and keeps its graph."""
         return self.profile.loss if self.last == len(self.profile.layers) - 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive layers that are treated as one.
+    """Consecutive layers that are kept or computed again together.
 
     Args:
         first, last: indices in the whole model, inclusive.
-        recompute: keep their common input only, and run them forward again before their backward.
-        save_ops: operators whose outputs are kept although the others are computed again; None = of none.
-        inside: how they are run forward again: a program of the same layers, whose segments may be computed again in
-            their turn. Empty = every layer keeps its graph until its backward.
+        recompute: whether only their common input is kept and they are run forward again before their backward.
+        save_ops: preset of operators whose outputs are kept while the rest is computed again; None = no operators.
+        inside: how they are run forward again: a program of the same layers, whose segments may themselves be
+            computed again. Empty = every layer keeps its graph until its backward.
     """
 
     first: int
@@ -92,16 +92,16 @@ class Segment:
 
 
 ChainProgram = tuple[Segment, ...]
-"""Segments in order: together they are the layers of a stage, or of the segment that they are inside of."""
+"""Segments in order; together they are the layers of a stage, or of the segment that contains them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationPlan:
-    """What becomes of every saved tensor.
+    """Says what happens to every saved tensor.
 
     Args:
-        stages: per stage, its program.
-        to_host: saved tensors of the stages' layers leave the device between forward and backward.
+        stages: the program of each stage.
+        to_host: whether saved tensors of the stages' layers leave the device between forward and backward.
     """
 
     stages: tuple[ChainProgram, ...]

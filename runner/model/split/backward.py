@@ -1,17 +1,17 @@
-"""The backward of a stage in two parts: I, the gradient of its input, and W, those of its weights, later.
+"""The backward of a stage in two parts: I computes the gradient of its input, W later the gradients of its weights.
 
-The autograd graph of the stage is walked from its outputs. A weight that only products use (matrix products,
-convolutions, embeddings: :mod:`runner.model.split.weight_formulas`), directly or through views, waits for W: I
-captures the gradients of these products' outputs on its way, and W needs nothing but them and the products' other
-operands. All else belongs to I: the gradients that the stages before wait for, and the gradients of biases, norms and
-whatever no formula is known for, which cost little or could only be had by computing something twice.
+The autograd graph of the stage is walked from its outputs. The gradient of a weight is left to W if only products use
+the weight (matrix products, convolutions, embeddings: :mod:`runner.model.split.weight_formulas`), directly or through
+views: I captures the gradients of these products' outputs, and W needs only them and the products' other operands. I
+computes everything else: the gradients for which the stages before wait, and the gradients of biases, norms and
+operators without a known formula, which cost little or could be left to W only by computing something twice.
 
-Both parts together compute each product once and give the bits of one full backward, because I is one run of torch's
-engine without some edges, and the contributions to a weight are summed in the engine's order: that of the forward,
-backwards. After I the graph is gone: what only I needed is free.
+Both parts together compute each product once and give the same bits as one full backward, because I is one run of
+torch's engine without some edges, and the contributions to a weight are summed in the engine's order, which is the
+reverse order of the forward. After I the graph is gone, and what only I needed is freed.
 
-A stage without an input that requires gradients (the first one) is split at the same places: its I goes down to the
-output of its lowest weighted product.
+A stage whose input requires no gradients (the first one) is split at the same places: its I goes back to the output of
+its first product with a weight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runner.model.split.weight_formulas import WEIGHT_OPERANDS, Formula
 
 __all__ = ["PendingWeights", "backward_input", "backward_weight"]
 
-_Node: TypeAlias = Any  # an autograd node: torch gives each operator's a class of its own
+_Node: TypeAlias = Any  # an autograd node; torch has a class for each operator
 
 _ACCUMULATE = "AccumulateGrad"
 _REENTRANT_CHECKPOINT = "CheckpointFunctionBackward"
@@ -41,18 +41,18 @@ _VIEWS = frozenset(
         "ToCopyBackward0", "TransposeBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
     }
 )  # fmt: skip
-"""Nodes through which a weight reaches its product: they move or convert elements and save none."""
+"""Nodes through which a weight may reach its product: they move or convert elements and save no tensors."""
 
 
 @dataclass(slots=True)
 class _Contribution:
-    """What one product gives to one weight.
+    """The part of a weight's gradient that comes from one product.
 
     Args:
-        formula: from the gradient of the product's output to that of the operand.
-        views: nodes from the operand down to the weight, without the weight's own.
-        place: where autograd would add it: sorted ascending.
-        gradient: of the product's output, once I has captured it; None where none came.
+        formula: computes the gradient of the operand from that of the product's output.
+        views: nodes from the operand to the weight, without the node of the weight itself.
+        place: sort key; ascending order is the order in which autograd would add the parts.
+        gradient: gradient of the product's output, once I has captured it; None if there is none.
     """
 
     formula: Formula
@@ -73,35 +73,35 @@ class _Contribution:
 
 
 class PendingWeights:
-    """The gradients of weights that :func:`backward_input` left to :func:`backward_weight`."""
+    """The gradients of weights that :func:`backward_input` has left to :func:`backward_weight`."""
 
     def __init__(self, contributions: Sequence[tuple[Tensor, list[_Contribution]]] = ()) -> None:
         self._left = list(contributions)[::-1]
 
     def __len__(self) -> int:
-        """Weights that wait."""
+        """The number of weights that wait."""
         return len(self._left)
 
     def pop(self) -> tuple[Tensor, list[_Contribution]]:
-        """The next weight and what it is the sum of; nothing else holds it any more."""
+        """Remove and return the next weight, with the parts of its gradient."""
         return self._left.pop()
 
 
 def backward_input(
     outputs: Sequence[Tensor], output_gradients: Sequence[Tensor] | None, inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor | None], PendingWeights]:
-    """I: the gradients of ``inputs``, and of the weights that no product uses, added to their ``grad``.
+    """Run I: return the gradients of ``inputs``, and add those of weights that are not left to W to their ``grad``.
 
-    The graph is used up, as by a full backward.
+    As after a full backward, the graph cannot be used again.
 
     Args:
         outputs: tensors that require gradients.
-        output_gradients: one for each; None where the outputs are scalars.
-        inputs: leaves that require gradients, distinct. Their ``grad`` is not touched.
+        output_gradients: a gradient for each output; None if the outputs are scalars.
+        inputs: distinct leaves that require gradients. Their ``grad`` is not changed.
 
     Returns:
-        the inputs' gradients, None where an output does not depend on it, and what W has to do. Hooks on weights run
-        once, at I or at W; hooks after accumulation (``register_post_accumulate_grad_hook``) do not.
+        the inputs' gradients, None for an input on which no output depends, and the work of W. Hooks on weights run
+        once, in I or in W; hooks after accumulation (``register_post_accumulate_grad_hook``) do not run.
     """
     if not outputs:
         return [None] * len(inputs), PendingWeights()
@@ -130,7 +130,7 @@ def backward_input(
 
 
 def backward_weight(pending: PendingWeights) -> None:
-    """W: add the gradients that were left to their weights' ``grad``, and let go of what they needed."""
+    """Run W: add the gradients that I has left to the weights' ``grad``, and free the tensors that they needed."""
     with torch.no_grad():
         while pending:
             weight, contributions = pending.pop()
@@ -143,7 +143,7 @@ def backward_weight(pending: PendingWeights) -> None:
 
 
 def _accumulate(leaf: Tensor, gradient: Tensor | None) -> None:
-    """Add as autograd does: in place, so that ``grad`` may be a view of a larger buffer."""
+    """Add a gradient as autograd does: in place, so that ``grad`` may be a view of a larger buffer."""
     if gradient is None:
         return
     if leaf.grad is not None:
@@ -151,13 +151,13 @@ def _accumulate(leaf: Tensor, gradient: Tensor | None) -> None:
     elif gradient.is_sparse:
         leaf.grad = gradient.clone()
     else:
-        leaf.grad = torch.empty_like(leaf).copy_(gradient)  # its own: the gradient may be another's as well
+        leaf.grad = torch.empty_like(leaf).copy_(gradient)  # a copy, because other leaves may share the gradient
 
 
 def _all_at_once(
     outputs: Sequence[Tensor], output_gradients: Sequence[Tensor] | None, inputs: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """The whole backward: re-entrant checkpoints run a backward of their own, which no wish list reaches."""
+    """Run the whole backward, for re-entrant checkpoints: their inner backward cannot be limited to some tensors."""
     before = [leaf.grad for leaf in inputs]
     for leaf in inputs:
         leaf.grad = None
@@ -169,13 +169,13 @@ def _all_at_once(
 
 
 class _Graph:
-    """The autograd graph below some outputs.
+    """The autograd graph of some outputs.
 
     Attributes:
         leaves: nodes that accumulate into leaves.
-        products: nodes that formulas may be known for.
-        uses: edges that lead to each node.
-        is_reentrant: it holds a re-entrant activation checkpoint.
+        products: nodes for which formulas may be known.
+        uses: number of edges that lead to each node.
+        is_reentrant: whether it contains a re-entrant activation checkpoint.
     """
 
     def __init__(self, outputs: Sequence[Tensor]) -> None:
@@ -189,7 +189,7 @@ class _Graph:
             self._enter(todo.pop().next_functions, todo)
 
     def _enter(self, edges: Iterable[tuple[_Node | None, int]], todo: list[_Node]) -> None:
-        """Count the edges to each node; the inner ones that were not seen before are still to do."""
+        """Count the edges to each node; new inner nodes are added to ``todo``."""
         for node, _ in edges:
             if node is None:
                 continue
@@ -209,9 +209,9 @@ class _Graph:
 
 
 def _deferred(graph: _Graph, inputs: set[_Node]) -> dict[_Node, list[tuple[_Node, _Contribution]]]:
-    """The leaves that wait for W, each with its products in the order in which autograd would add what they give.
+    """The leaves that wait for W, each with its products in the order in which autograd would add their parts.
 
-    A leaf waits only if all of its uses do: its gradient is one sum.
+    A leaf waits only if all of its uses can wait, because its gradient is one sum.
     """
     found: dict[_Node, list[tuple[_Node, _Contribution]]] = defaultdict(list)
     for product in graph.products:
@@ -233,7 +233,7 @@ def _deferred(graph: _Graph, inputs: set[_Node]) -> dict[_Node, list[tuple[_Node
 
 
 def _weight_below(graph: _Graph, node: _Node | None) -> tuple[_Node | None, tuple[_Node, ...]]:
-    """The leaf that an operand is, directly or through views that nothing else uses, and these; None: it is none."""
+    """The leaf behind an operand, with the views between them, which nothing else may use; None if there is none."""
     views: list[_Node] = []
     while node is not None and type(node).__name__ != _ACCUMULATE:
         if graph.uses[node] > 1 or not _is_passed(node):
@@ -246,8 +246,8 @@ def _weight_below(graph: _Graph, node: _Node | None) -> tuple[_Node | None, tupl
 def _is_passed(node: _Node) -> bool:
     """Whether a weight reaches its product through ``node`` without being needed by anything else.
 
-    Besides views, a :class:`torch.autograd.Function` of the weight alone that saves no tensors: its backward can run
-    at W.
+    This holds for views, and for a :class:`torch.autograd.Function` that takes only the weight and saves no tensors,
+    whose backward can run in W.
     """
     if type(node).__name__ in _VIEWS:
         return True

@@ -1,7 +1,7 @@
-"""How the gradient of an operator's weight follows from the gradient of its output, for the operators where it is dear.
+"""Formulas for the gradient of an operator's weight from that of its output, for operators where it is expensive.
 
-Each formula calls what torch's own backward of the operator calls, with the same operands in the same layout, so that
-its result has the same bits. What is saved is read from the autograd node (its ``_saved_*`` attributes).
+Each formula calls the same functions as torch's own backward of the operator, with the same operands in the same
+layout, so that its result has the same bits. Saved tensors are read from the autograd node (``_saved_*`` attributes).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 __all__ = ["WEIGHT_OPERANDS", "Formula"]
 
 Formula: TypeAlias = Callable[[Tensor], Tensor]
-"""From the gradient of the operator's output to that of one operand."""
+"""A function from the gradient of the operator's output to the gradient of one operand."""
 
 
 def _saved(node: Any, name: str) -> Tensor | None:
-    """A tensor that the node saved, without its history; None where hooks stand before it."""
+    """A tensor that the node saved, without its history; None if it is behind hooks."""
     if getattr(node, f"_raw_saved_{name}").unpack_hook is not None:
         return None
     tensor: Tensor = getattr(node, f"_saved_{name}").detach()
@@ -27,12 +27,12 @@ def _saved(node: Any, name: str) -> Tensor | None:
 
 
 def _is_column_major(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """The layout of a transposed weight: its gradient is made in the same one."""
+    """Whether a weight has the layout of a transposed matrix; its gradient is then made in the same layout."""
     return strides[0] == 1 and strides[1] == sizes[0]
 
 
 def _left_of_mm(name: str, other: str) -> Callable[[Any], Formula | None]:
-    """Of ``left @ right`` with matrices: ``G rightᵀ``."""
+    """The formula for the left operand of ``left @ right`` with matrices: ``G rightᵀ``."""
 
     def make(node: Any) -> Formula | None:
         right = _saved(node, other)
@@ -46,7 +46,7 @@ def _left_of_mm(name: str, other: str) -> Callable[[Any], Formula | None]:
 
 
 def _right_of_mm(name: str, other: str) -> Callable[[Any], Formula | None]:
-    """Of ``left @ right`` with matrices: ``leftᵀ G``."""
+    """The formula for the right operand of ``left @ right`` with matrices: ``leftᵀ G``."""
 
     def make(node: Any) -> Formula | None:
         left = _saved(node, other)
@@ -60,7 +60,7 @@ def _right_of_mm(name: str, other: str) -> Callable[[Any], Formula | None]:
 
 
 def _is_scaled(node: Any) -> bool:
-    """``addmm(..., alpha=a)``: left to autograd."""
+    """Whether the product is ``addmm(..., alpha=a)``, which is left to autograd."""
     return bool(getattr(node, "_saved_alpha", 1) != 1)
 
 
@@ -82,7 +82,7 @@ def _weight_of_convolution(node: Any) -> Formula | None:
     options = [node._saved_bias_sym_sizes_opt, *(getattr(node, f"_saved_{name}") for name in names)]
 
     def formula(gradient: Tensor) -> Tensor:
-        wanted = [False, True, False]  # of input, weight and bias
+        wanted = [False, True, False]  # gradients of input, weight, bias
         made: Tensor = torch.ops.aten.convolution_backward(gradient, value, weight, *options, wanted)[1]
         return made
 
@@ -104,7 +104,7 @@ def _weight_of_embedding(node: Any) -> Formula | None:
 
 
 def _signed(value: int) -> int:
-    """Nodes show "no padding", -1, as an unsigned number."""
+    """Convert an unsigned number of a node to a signed one: nodes store -1, "no padding", as unsigned."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -115,8 +115,9 @@ WEIGHT_OPERANDS: Mapping[str, Mapping[int, Callable[[Any], Formula | None]]] = {
     "ConvolutionBackward0": {1: _weight_of_convolution},
     "EmbeddingBackward0": {0: _weight_of_embedding},
 }
-"""Autograd node → operand → what reads its formula off the node: the products, whose cost is that of a forward.
+"""By autograd node and operand: the function that makes the formula from the node.
 
-What reads it returns None where only autograd may compute it: what was saved is behind hooks (a region of activation
-checkpointing, or saved tensors that are moved elsewhere) and can be asked for only once.
+These nodes are the products; a gradient of their operands costs as much as their forward. The function returns None if
+only autograd may compute the gradient: the saved tensors are behind hooks (a region of activation checkpointing, or
+saved tensors that are moved elsewhere) and can be unpacked only once.
 """

@@ -1,4 +1,4 @@
-"""What a compressor of gradients says of itself. The facts need no torch."""
+"""Defines how a compressor of gradients describes itself. The description needs no torch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class CompressionKind:
     Args:
         name: what ``compression=`` calls it.
         description: what it does, in one line.
-        make: the reducer of one stage's gradients. It imports what it needs by itself.
-        keys: what ``compression.kwargs`` may hold, with the defaults; None: a function's own arguments.
-        bytes_sent: bytes that one replica sends in a step, of this many elements of this many bytes among this many
-            replicas; None: as many as an all-reduce of whole gradients, ``2 (R - 1) / R`` of their bytes.
-        rules: what a request with this compressor must keep, beside the rules of all compressors.
+        make: makes the reducer of one stage's gradients; it imports what it needs itself.
+        keys: the keys that ``compression.kwargs`` may hold, with their defaults; None: the arguments of a function.
+        bytes_sent: takes a number of elements, their width in bytes and the number of replicas, and returns the bytes
+            that one replica sends in a step; None: those of an all-reduce of whole gradients, ``2 (R - 1) / R`` of
+            their bytes.
+        rules: the rules of a request with this compressor, besides the rules of all compressors.
     """
 
     name: str
@@ -38,7 +39,7 @@ class CompressionKind:
     rules: tuple[Table[RunConfig], ...] = field(default=(), repr=False)
 
     def settings(self, section: CompressionConfig) -> dict[str, Any]:
-        """The section's keys, with the defaults of those that it leaves out."""
+        """The section's keys, with defaults for keys that it does not give."""
         return {**(self.keys or {}), **section.kwargs}
 
     def bytes_in_a_step(self, elements: int, width: int, replicas: int) -> float:

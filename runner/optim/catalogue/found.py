@@ -1,4 +1,4 @@
-"""Kinds are found by looking: a file in a package is all that a new one needs."""
+"""Finds kinds by listing a package, so that a new kind needs only a file in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Named", "find_kinds"]
 
 
 class Named(Protocol):
-    """What every kind has."""
+    """An object with a name, as every kind is."""
 
     @property
     def name(self) -> str: ...
@@ -22,7 +22,7 @@ Kind = TypeVar("Kind", bound=Named)
 
 
 def find_kinds(package: ModuleType, kind: type[Kind]) -> Mapping[str, Kind]:
-    """Every object of ``kind`` at the top of a module of ``package``, by name: by files, in a file as they stand.
+    """Every object of type ``kind`` at the top level of a module of ``package``, by name.
 
     Raises:
         ValueError: two have one name.

@@ -1,4 +1,4 @@
-"""What an optimizer says of itself. The facts need no torch; a maker imports what it needs when it is called."""
+"""Defines how an optimizer describes itself. This needs no torch; ``make`` imports what it needs when called."""
 
 from __future__ import annotations
 
@@ -22,51 +22,53 @@ FP32_WIDTH = 4
 """Bytes of an fp32 value."""
 
 ERROR_WIDTH = 4
-"""Bytes of an element of what compression left over: fp32."""
+"""Bytes of an element of a compression error: fp32."""
 
 BETAS = ("betas", "eps")
-"""The keys that Adam and its kin read."""
+"""The keys that Adam and related optimizers read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerKind:
-    """One optimizer.
+    """The description of one optimizer.
 
-    The defaults are those of an optimizer of which nothing is known, so that a user's own need not say more than what
-    it is and how it is made. Sizes are in bytes, counts of values are per element of a parameter.
+    The defaults are those of an optimizer about which nothing is known, so that a user's own needs only a name, a
+    description and ``make``. Sizes are in bytes, counts of values are per element of a parameter.
 
     Args:
         name: what ``optimizer=`` calls it.
         description: what it does, in one line.
         cost: the values that it keeps per parameter, in words.
-        remarks: its library, its limits, in words.
-        make: the optimizer over one rank's trainable parameters, in one group. It imports what it needs by itself.
-        values: states of a parameter's own format that it keeps per element; momentum's is counted where it is on.
-            None: they are seen at a step of a small one.
-        state_bytes: of one tensor of so many elements, where that is not ``values`` in the parameter's own format.
-        constant_bytes: tables that it keeps once.
+        remarks: its library and its limits, in words.
+        make: makes the optimizer over one rank's trainable parameters, in one group; it imports what it needs itself.
+        values: number of states per element, in the parameter's own format; momentum is counted in addition if it is
+            on. None: the states are observed in a step on a small tensor.
+        state_bytes: bytes of the states of a tensor with the given number of elements, if they are not ``values`` in
+            the parameter's own format.
+        constant_bytes: size of tables that it keeps once.
         temporaries: tensors of the size of the largest parameter that one step makes and drops.
         reads: keys of its section besides ``name``, ``lr`` and ``weight_decay`` that mean something to it.
-        decoupled: whether weight decay leaves the moments alone; None: as ``optimizer.decoupled_weight_decay`` says.
-        package: what must be installed, by the name it is imported by.
+        decoupled: whether weight decay does not change the moments; None: as ``optimizer.decoupled_weight_decay`` says.
+        package: the package that must be installed, by the name for its import.
         extra: the extra of this package that installs it.
-        operator: the name of DeepSpeed's operator that is compiled when it is first used.
-        imports: modules that its maker imports, and that ranks of one machine may share.
-        elementwise: an element's update depends on that element's gradients alone, so that flat partitions may cut
-            weights anywhere.
-        by_weight: its states can be told apart by weight, so that replicas may share them out weight by weight.
-        place: where its states and its update may be: on the device alone, in the host's memory alone, or in either.
-        compresses: replicas exchange one bit per element of the momentum in place of gradients, at some steps.
-        watch: what it does with what it sees of the layers; None: it sees nothing but gradients.
-        profiler: measures what that takes of a layer; None: it takes nothing.
-        fills: the key of the :class:`~runner.schedule.fills.Filling` that it does where a schedule has that in its
-            bubbles; None: none.
-        order_rules: what a request with this optimizer must keep besides, once its schedule is known: tables over
+        operator: the name of the DeepSpeed operator that it uses, which is compiled before its first use.
+        imports: modules that ``make`` imports, and that ranks of one machine may share.
+        elementwise: whether the update of an element depends only on that element's gradients, so that flat
+            partitions may cut weights anywhere.
+        by_weight: whether its states belong to single weights, so that replicas may shard them weight by weight.
+        place: where its states and its update may be: only on the device, only in the host's memory, or in either.
+        compresses: whether replicas, at some steps, exchange one bit per element of the momentum instead of gradients.
+        watch: what it does with what it sees of the layers; None: it uses only gradients.
+        profiler: measures the cost of this for a layer; None: there is no cost.
+        fills: the key of the :class:`~runner.schedule.fills.Filling` that it does if a schedule has that work in its
+            bubbles; None: it does none.
+        order_rules: further rules of a request with this optimizer, which need its schedule: tables over
             :class:`runner.plan.rules.facts.OrderFacts`.
-        brings: options of other groups, by group, that it makes no sense without; used where the group is not named.
-        rules: what a request with this optimizer must keep; kinds may share a table.
-        classes: qualified names of the optimizer classes that it makes, where their states are known.
-        counts_steps: whether a state's ``step`` is a tensor or a number: checkpoints are read into either.
+        brings: options of other groups, by group, that it needs to be useful; used if the request does not name the
+            group.
+        rules: the rules of a request with this optimizer; kinds may share a table.
+        classes: qualified names of the optimizer classes that it makes, if their states are known.
+        counts_steps: whether a state's ``step`` is a tensor or a number: checkpoints are read into either form.
     """
 
     name: str
@@ -99,15 +101,15 @@ class OptimizerKind:
 
     @property
     def is_kin_of_adam(self) -> bool:
-        """Whether it takes Adam's settings, so that a recipe's mean the same to it."""
+        """Whether it takes Adam's settings, so that the settings of a recipe mean the same to it."""
         return set(BETAS) <= set(self.reads)
 
     def keeps_momentum(self, section: OptimizerConfig) -> bool:
-        """Whether the section asks for momentum, and this optimizer has it: one value more."""
+        """Whether it keeps momentum, one more value: the section asks for it and this optimizer has it."""
         return "momentum" in self.reads and section.momentum > 0
 
 
 def common_settings(section: OptimizerConfig) -> dict[str, Any]:
-    """What Adam and its kin are called with: ``lr``, ``betas``, ``eps`` and ``weight_decay``."""
+    """The arguments of Adam and related optimizers: ``lr``, ``betas``, ``eps`` and ``weight_decay``."""
     betas = (section.betas[0], section.betas[1])
     return {"lr": section.lr, "betas": betas, "eps": section.eps, "weight_decay": section.weight_decay}

@@ -1,4 +1,4 @@
-"""Optimizers and compressors by name: the shipped ones, and a user's own that an option file names."""
+"""Optimizers and compressors by name: those of this package, and a user's own that an option file names."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ COMPRESSORS: Mapping[str, CompressionKind] = find_kinds(compressors, Compression
 """The compressors of this version."""
 
 FUNCTION = "custom"
-"""The optimizer that is made by a user's function, which says nothing else of itself."""
+"""The name of an optimizer that is made by a user's function, which does not describe itself."""
 
 
 def optimizer_of(section: OptimizerConfig) -> OptimizerKind:
-    """The section's optimizer.
+    """The optimizer that the section chooses.
 
-    A ``target`` that names an :class:`OptimizerKind` is that kind; one that names a function is ``custom``, made by it.
+    A ``target`` may name an :class:`OptimizerKind`, or a function, which then makes the optimizer ``custom``.
 
     Raises:
-        RequestError: there is none of that name, or its target cannot be imported.
+        RequestError: no kind has that name, or its target cannot be imported.
     """
     shipped = OPTIMIZERS.get(section.name)
     if shipped is not None and (section.name != FUNCTION or section.target is None):
@@ -55,10 +55,10 @@ def optimizer_of(section: OptimizerConfig) -> OptimizerKind:
 
 
 def compression_of(section: CompressionConfig) -> CompressionKind:
-    """The section's compressor; ``target`` may name a :class:`CompressionKind`, or a function that makes a reducer.
+    """The compressor that the section chooses; ``target`` may name a :class:`CompressionKind`, or a reducer's maker.
 
     Raises:
-        RequestError: there is none of that name, or its target cannot be imported.
+        RequestError: no kind has that name, or its target cannot be imported.
     """
     if section.name in COMPRESSORS:
         return COMPRESSORS[section.name]
@@ -71,7 +71,7 @@ def compression_of(section: CompressionConfig) -> CompressionKind:
 
 
 def find_optimizer(section: OptimizerConfig) -> OptimizerKind | None:
-    """As :func:`optimizer_of`; where that raises, ``custom`` is still known, and of another name nothing: None."""
+    """Like :func:`optimizer_of`; if that raises: the kind ``custom`` if it has that name, None otherwise."""
     try:
         return optimizer_of(section)
     except RequestError:
@@ -79,7 +79,7 @@ def find_optimizer(section: OptimizerConfig) -> OptimizerKind | None:
 
 
 def find_compression(section: CompressionConfig) -> CompressionKind | None:
-    """As :func:`compression_of`; None where that raises."""
+    """Like :func:`compression_of`; None if that raises."""
     try:
         return compression_of(section)
     except RequestError:
@@ -87,14 +87,14 @@ def find_compression(section: CompressionConfig) -> CompressionKind | None:
 
 
 def kind_of_class(made: type) -> OptimizerKind | None:
-    """The shipped kind that makes objects of a class, or of one that it is derived from (Lightning derives its own)."""
+    """The kind of this package that makes objects of a class or of its base class (Lightning derives classes)."""
     by_class = {name: kind for kind in OPTIMIZERS.values() for name in kind.classes}
     names = (f"{each.__module__}.{each.__qualname__}" for each in made.__mro__)
     return next((by_class[name] for name in names if name in by_class), None)
 
 
 def target_problems(section: OptimizerConfig | CompressionConfig) -> Iterator[Problem]:
-    """Why the kind that a section's target names cannot be had; imports it."""
+    """Import the kind that a section's target names, and return the problems of this."""
     if section.target is None:
         return
     try:

@@ -1,11 +1,13 @@
-"""The mean of tensors over replicas at one bit per element, with what is left over added the next time.
+"""The mean of tensors over replicas at one bit per element; the error is added the next time.
 
-``C(z) = mean|z| * sign(z)``. Each replica compresses what it has and what it left over (worker error), sends every
-replica its chunk, which takes the mean, compresses that and what it left over (server error), and sends it to all.
-What was sent and what is left over add up to what came in: the errors telescope.
+``C(z) = mean|z| * sign(z)``. Each replica compresses the sum of its tensors and its last error (worker error), and
+sends every replica a chunk of it. A replica takes the mean of its chunk, compresses the sum of that mean and its own
+last error (server error), and sends the result to all. The sent values and the error add up to the input, so errors do
+not accumulate.
 
-A scale is of a block of 1024 elements of a tensor, where the sources have one for all of it: rows of an embedding
-differ by orders of magnitude, and one scale leaves more over. Elements outside a mask count for nothing and stay zero.
+A scale belongs to a block of 1024 elements of a tensor. The sources have one scale for a whole tensor, but rows of an
+embedding differ by orders of magnitude, and with one scale the error is larger. Elements outside a mask are not counted
+and stay zero.
 
 Source: Tang et al. 2021, "1-bit Adam", section 4.2, algorithm 1; DeepSpeed's compressed_allreduce.
 """
@@ -22,33 +24,33 @@ __all__ = ["Alone", "Exchange", "SignCompression"]
 
 _BITS = 8
 _BLOCK_SIZE = 1024
-"""Elements that share a scale: its four bytes add a thirtieth to the bits, which leaves a fifteenth of fp16's."""
+"""Elements that share a scale; its four bytes add a thirtieth to the bits, in sum a fifteenth of fp16's bytes."""
 
 
 class Exchange(Protocol):
-    """Messages between the replicas of a stage. Every replica calls every method in the same order."""
+    """Sends messages between the replicas of a stage. All replicas must call its methods in the same order."""
 
     @property
     def size(self) -> int:
-        """How many replicas."""
+        """The number of replicas."""
         ...
 
     @property
     def rank(self) -> int:
-        """This one's place among them."""
+        """The number of this replica, from 0."""
         ...
 
     def all_to_all(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """``parts[r]`` goes to replica r; what came from each. Messages to one replica are as long as each other's."""
+        """Send ``parts[r]`` to replica r, return what each has sent. Messages to one replica must have equal length."""
         ...
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """The replicas' tensors, of one length."""
+        """The tensors of all replicas, which must have equal length."""
         ...
 
 
 class Alone:
-    """An :class:`Exchange` of one."""
+    """An :class:`Exchange` with only one replica."""
 
     size = 1
     rank = 0
@@ -61,12 +63,12 @@ class Alone:
 
 
 class SignCompression:
-    """Holds both errors of one stage's tensors, laid out one after the other and cut into a chunk per replica.
+    """Holds both errors of one stage's tensors, which are concatenated and cut into a chunk per replica.
 
     Args:
-        sizes: elements of each tensor.
+        sizes: number of elements of each tensor.
         exchange: the replicas.
-        device: of the tensors.
+        device: the device of the tensors.
 
     Attributes:
         worker_error: [elements], fp32.
@@ -76,7 +78,7 @@ class SignCompression:
     def __init__(self, sizes: Sequence[int], exchange: Exchange, device: torch.device) -> None:
         self._exchange = exchange
         self._elements = sum(sizes)
-        # A chunk ends with a byte; the last ones may be shorter, or empty.
+        # A chunk is a multiple of 8 elements, whole bytes of signs; the last chunks may be shorter, or empty.
         self._chunk = -(-self._elements // (exchange.size * _BITS)) * _BITS
         ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
         self._blocks = [self._blocks_in(*self._span(rank), ends).to(device) for rank in range(exchange.size)]
@@ -87,11 +89,11 @@ class SignCompression:
 
     @torch.no_grad()
     def mean(self, values: Tensor, mask: Tensor) -> Tensor:
-        """The replicas' mean of ``values``, approximately: the same numbers on every replica.
+        """The approximate mean of ``values`` over replicas; the result is the same on every replica.
 
         Args:
             values: [elements], fp32; overwritten.
-            mask: [elements], whether an element counts; the same on every replica.
+            mask: [elements], whether an element is counted; the same on every replica.
         """
         exchange = self._exchange
         self.worker_error += values
@@ -110,7 +112,7 @@ class SignCompression:
         return values
 
     def _compress(self, left: Tensor, mask: Tensor, rank: int) -> Tensor:
-        """The message of a chunk: signs, then scales; ``left`` keeps what the message does not say."""
+        """The message of a chunk: signs, then scales; ``left`` becomes the error of the message."""
         positive = left >= 0
         signs = torch.zeros(self._chunk, dtype=torch.bool, device=left.device)
         signs[: len(left)] = positive
@@ -126,7 +128,7 @@ class SignCompression:
         return message
 
     def _decompress(self, message: Tensor, mask: Tensor, rank: int) -> Tensor:
-        """[elements of the chunk], fp32."""
+        """The values of a message: [elements of the chunk], fp32."""
         count = len(mask)
         packed, scales = message[: self._chunk // _BITS], message[self._chunk // _BITS :].clone().view(torch.float32)
         bits = packed.unsqueeze(1) >> torch.arange(_BITS, dtype=torch.uint8, device=message.device)
@@ -135,12 +137,12 @@ class SignCompression:
         return values * scales[: len(blocks)].repeat_interleave(blocks, output_size=count) * mask
 
     def _span(self, rank: int) -> tuple[int, int]:
-        """Where a replica's chunk begins and ends."""
+        """The first element of a replica's chunk, and the one after its last."""
         return min(rank * self._chunk, self._elements), min((rank + 1) * self._chunk, self._elements)
 
     @staticmethod
     def _blocks_in(start: int, end: int, ends: Sequence[int]) -> Tensor:
-        """Elements of each block of a chunk: no block crosses from one tensor into the next."""
+        """Number of elements of each block of a chunk; no block has elements of two tensors."""
         pairs = ((max(a, start), min(b, end)) for a, b in zip(ends, ends[1:], strict=False))
         return torch.tensor(
             [min(_BLOCK_SIZE, b - at) for a, b in pairs for at in range(a, b, _BLOCK_SIZE)], dtype=torch.long
@@ -149,7 +151,7 @@ class SignCompression:
     # Checkpoints
 
     def load(self, worker_error: Tensor, server_error: Tensor) -> None:
-        """Take whole errors, [elements] each: this replica's own, and that of all chunks."""
+        """Load whole errors, [elements] each: this replica's worker error, and the server errors of all chunks."""
         start, end = self._span(self._exchange.rank)
         self.worker_error.copy_(worker_error)
         self.server_error.copy_(server_error[start:end])

@@ -1,4 +1,4 @@
-"""Optimizers by name, and what they cost."""
+"""Makes optimizers by name, and measures their cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build_optimizer(
     master_weights: bool = False,
     delay_from: int | None = None,
 ) -> Optimizer:
-    """The optimizer of the configuration over ``parameters``: torch's own, with torch's defaults elsewhere.
+    """Make the optimizer of the configuration over ``parameters``.
 
     With ``master_weights`` it updates fp32 copies: see :class:`runner.optim.states.master.MasterWeights`. With
     ``delay_from`` its updates take effect one step late: see :class:`runner.optim.states.delayed.DelayedUpdate`.
@@ -49,7 +49,7 @@ def build_optimizer(
 
 
 def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float = 0.0) -> float:
-    """Bytes of optimizer state for each byte of gradient, where states are as wide as what they update.
+    """Bytes of optimizer state for each byte of gradient, for states as wide as the weights that they update.
 
     Args:
         master_ratio: bytes of a master weight per byte of its gradient; 0 without master weights.
@@ -63,7 +63,7 @@ def state_bytes_per_gradient_byte(config: OptimizerConfig, master_ratio: float =
 
 
 def observed_state_ratio(make: Callable[[list[Tensor]], Optimizer]) -> float:
-    """Bytes of optimizer state for each byte of gradient: seen at a step of what ``make`` makes of a small tensor."""
+    """Bytes of optimizer state for each byte of gradient, observed in a step of ``make([a small tensor])``."""
     parameter = torch.nn.Parameter(torch.zeros(64, 64))
     parameter.grad = torch.zeros_like(parameter)
     optimizer = make([parameter])

@@ -1,4 +1,4 @@
-"""DeepSpeed's Adam in compiled operators, with what Lightning and checkpoints by parameter need mended."""
+"""DeepSpeed's Adam in compiled operators, with repairs for Lightning and for checkpoints by parameter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # which operators it builds is decided when it is imported
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed decides at its import which operators it builds
 
 from deepspeed.ops.adam import DeepSpeedCPUAdam as CPUAdam
 from deepspeed.ops.adam import FusedAdam as _FusedAdam
@@ -19,7 +19,7 @@ _destroy = CPUAdam.__del__
 
 
 def _destroy_once(optimizer: Any) -> None:
-    """Lightning's wrappers inherit from the class that they wrap: when one of them went, it took the operator along."""
+    """Destroy the operator only with its optimizer: Lightning's wrappers inherit ``__del__`` and would do it too."""
     if type(optimizer) is CPUAdam:
         _destroy(optimizer)
 
@@ -28,9 +28,10 @@ CPUAdam.__del__ = _destroy_once
 
 
 class FusedAdam(_FusedAdam):  # type: ignore[misc]  # DeepSpeed has no types
-    """DeepSpeed's, which counts the steps of a group in the state of its last parameter alone.
+    """DeepSpeed's FusedAdam with the step count in the state of every parameter.
 
-    A checkpoint goes by parameter: another layout has another last one.
+    DeepSpeed counts the steps of a group only in the state of its last parameter. A checkpoint holds states by
+    parameter, and in another layout the last parameter is another one.
     """
 
     def step(self, *args: Any, **kwargs: Any) -> Any:

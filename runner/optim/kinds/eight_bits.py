@@ -1,9 +1,9 @@
-"""8-bit Adam whose blocks follow the parameters, also where a flat tensor holds parts of several.
+"""8-bit Adam whose blocks follow the parameters, even if a flat tensor holds parts of several.
 
-Moments of 8 bits share a scale among 256 elements. ZeRO hands an optimizer flat partitions, in which blocks would run
-across parameters and begin elsewhere in each stage: every stage would round differently. Here blocks begin where they
-do in the whole parameter, and parameters that are small keep fp32 moments, so that a partition's update is that of the
-whole parameter but for one block that two ranks may share.
+Moments of 8 bits share a scale among 256 elements. ZeRO gives an optimizer flat partitions, in which blocks would cross
+from one parameter to the next and begin at another place in each stage, so every stage would round differently. Here
+blocks begin where they begin in the whole parameter, and small parameters keep fp32 moments. So the update of a
+partition is that of the whole parameter, except in a block that two ranks may share.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from runner.optim.catalogue.optimizers.eight_bits import BLOCK, SMALLEST
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # kernels that it does without are no news
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns about kernels that it can do without
 
 import bitsandbytes.functional  # noqa: E402
 
 __all__ = ["Adam8bit", "Piece"]
 
-_functional: Any = bitsandbytes.functional  # what has types here does not have those that it takes
+_functional: Any = bitsandbytes.functional  # the types of its functions are wrong
 _AdamW8bit: Any = bitsandbytes.optim.AdamW8bit  # type: ignore[attr-defined]  # it does not say what it exports
 
 
@@ -33,9 +33,9 @@ class Piece:
     """Consecutive elements of a parameter in a flat tensor.
 
     Args:
-        start, stop: in the flat tensor.
-        offset: of the first one, in the parameter.
-        elements: of the whole parameter.
+        start, stop: their range in the flat tensor.
+        offset: position of the first one in the parameter.
+        elements: number of elements of the whole parameter.
     """
 
     start: int
@@ -49,7 +49,7 @@ class Piece:
         return self.elements < SMALLEST
 
     def aligned(self) -> Iterator[Piece]:
-        """The same cut so that every part but the last ends with a whole parameter's block."""
+        """Cut the piece so that every part except the last ends where a block of the whole parameter ends."""
         if self.is_small:
             yield self
             return
@@ -60,19 +60,19 @@ class Piece:
 
 
 class Adam8bit(_AdamW8bit):  # type: ignore[misc]
-    """bitsandbytes' AdamW8bit, which can be told what a flat tensor is made of."""
+    """AdamW8bit from bitsandbytes, which can be told of which pieces a flat tensor consists."""
 
     def __init__(self, *args: Any, **keys: Any) -> None:
         super().__init__(*args, **keys)
         self._pieces: dict[Tensor, list[Piece]] = {}
 
     def follow(self, flat: Tensor, pieces: Sequence[Piece]) -> None:
-        """Update ``flat`` piece by piece, from its first update on; what lies in no piece (padding) stays."""
+        """Update ``flat`` piece by piece; call this before its first update. Elements in no piece do not change."""
         self._pieces[flat] = [part for piece in pieces for part in piece.aligned()]
 
     @torch.no_grad()
     def init_state(self, group: Any, p: Tensor, gindex: int, pindex: int) -> None:
-        """Zeros; moments and scales of all pieces lie one behind another."""
+        """Set the states to zeros; moments and scales of all pieces are concatenated."""
         if p not in self._pieces:
             super().init_state(group, p, gindex, pindex)
             return
@@ -111,7 +111,7 @@ class Adam8bit(_AdamW8bit):  # type: ignore[misc]
 
 
 def _counts(piece: Piece) -> tuple[int, int, int]:
-    """Elements with moments of 8 bits, their blocks, elements with fp32 moments."""
+    """Numbers of elements with moments of 8 bits, of their blocks, and of elements with fp32 moments."""
     count = piece.stop - piece.start
     return (0, 0, count) if piece.is_small else (count, -(-count // BLOCK), 0)
 

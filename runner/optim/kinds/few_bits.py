@@ -1,8 +1,9 @@
-"""Adam with moments of few bits in blocks, by torchao's formats and its arithmetic of one weight.
+"""Adam with moments of few bits in blocks, with torchao's formats and its arithmetic for one weight.
 
-torchao's optimizer compiles that arithmetic when it is first used, and keeps moments as tensors of classes of its own,
-which can be neither copied nor found by their memory. Here it is called as it is, and the state holds plain tensors:
-codes, and the scale of each block. Tensors that torchao would not cut into blocks keep fp32 moments.
+torchao's optimizer compiles that arithmetic at its first use, and keeps moments as tensors of its own classes, which
+cannot be copied and whose memory cannot be found. Here the arithmetic is called without compilation, and the state
+holds plain tensors: codes, and the scale of each block. Tensors that torchao would not cut into blocks keep fp32
+moments.
 
 Source: torchao.optim (AdamW4bit, AdamWFp8); Li et al. 2023, "Memory Efficient Optimizers with 4-bit States".
 """
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 
 from runner.optim.catalogue.optimizers.few_bits import BLOCK_4, BLOCK_FP8, SMALLEST
 
-for _noisy in ("torchao", "torch.utils._pytree"):  # kernels that it does without are no news
+for _noisy in ("torchao", "torch.utils._pytree"):  # it warns about kernels that it can do without
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 import torchao.optim.adam as arithmetic  # noqa: E402
@@ -29,19 +30,19 @@ from torchao.optim.subclass_fp8 import OptimStateFp8  # noqa: E402
 
 __all__ = ["Adam4bit", "AdamFp8"]
 
-_MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # and whether they have a sign
+_MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # name -> whether it has a sign
 
 
 class _FewBitAdam(Optimizer):
-    """See the module's text. Weight decay is decoupled.
+    """The common part of both optimizers, see the module's text. Weight decay is decoupled.
 
     Args:
-        parameters: of any floating format.
-        lr, betas, eps, weight_decay: AdamW's.
+        parameters: weights of any floating-point format.
+        lr, betas, eps, weight_decay: as for AdamW.
     """
 
     block: int
-    """Elements of one scale."""
+    """Number of elements that share a scale."""
 
     def __init__(
         self, parameters: Iterable[Tensor], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
@@ -58,7 +59,7 @@ class _FewBitAdam(Optimizer):
         return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Like torch's, which would make numbers of the weights' format of the codes."""
+        """Like torch's, but codes keep their format; torch would convert them to the format of the weights."""
         super().load_state_dict({**state_dict, "state": {}})
         held = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, entries in state_dict["state"].items():
@@ -73,7 +74,7 @@ class _FewBitAdam(Optimizer):
             self._start(parameter, state)
         state["step"] += 1
         moments = [self._moment(parameter, state, name) for name in _MOMENTS]
-        # A tensor, as torchao's: products with it round otherwise than with a number.
+        # A tensor, as in torchao, because products with a number are rounded differently.
         rate = torch.tensor(group["lr"], dtype=torch.float32, device=parameter.device)
         arithmetic.single_param_adam(
             parameter,
@@ -100,7 +101,7 @@ class _FewBitAdam(Optimizer):
                 state[f"{name}_scale"] = torch.zeros(blocks, device=parameter.device)
 
     def _moment(self, parameter: Tensor, state: dict[str, Any], name: str) -> Tensor:
-        """What torchao's arithmetic reads and writes: over the memory of the state's tensors."""
+        """The tensor that torchao's arithmetic reads and writes; it uses the memory of the state's tensors."""
         if name in state:
             plain: Tensor = state[name]
             return plain
@@ -108,15 +109,15 @@ class _FewBitAdam(Optimizer):
 
     @abstractmethod
     def _no_codes(self, parameter: Tensor) -> Tensor:
-        """Bytes, all zero."""
+        """Make the codes of a parameter, bytes that are all zero."""
 
     @abstractmethod
     def _in_blocks(self, codes: Tensor, scale: Tensor, shape: torch.Size, signed: bool) -> Tensor:
-        """torchao's tensor over both."""
+        """Make torchao's tensor over codes and scale."""
 
 
 class Adam4bit(_FewBitAdam):
-    """Two codes in a byte, which number the values of a table: one for either moment."""
+    """Adam with two codes in a byte. A code is an index into a table of values; each moment has its own table."""
 
     block = BLOCK_4
 
@@ -136,7 +137,7 @@ class Adam4bit(_FewBitAdam):
 
 
 class AdamFp8(_FewBitAdam):
-    """Codes are numbers of 8 bits: float8_e4m3fn."""
+    """Adam whose codes are numbers of 8 bits: float8_e4m3fn."""
 
     block = BLOCK_FP8
 

@@ -1,13 +1,13 @@
-"""K-FAC: gradient descent on gradients that are preconditioned, layer by layer, by an estimate of the curvature.
+"""K-FAC: gradient descent with gradients that are preconditioned, layer by layer, by an estimate of the curvature.
 
-Of an ``nn.Linear`` with inputs a (1 appended where it has a bias) and gradients g of its outputs, one of each per
-sample or token, the curvature is taken for the Kronecker product of two factors, A = mean a aᵀ and B = mean g gᵀ. The
-update is (B + √λ)⁻¹ G (A + √λ)⁻¹ of the gradient G = [of the weight, of the bias], λ being the damping. Gradients g
-are those of the loss's sum over samples, so that the factors do not depend on the batch's size.
+An ``nn.Linear`` has inputs a (with 1 appended if it has a bias) and gradients g of its outputs, one of each per sample
+or token. Its curvature is approximated by the Kronecker product of two factors, A = mean a aᵀ and B = mean g gᵀ. The
+update is (B + √λ)⁻¹ G (A + √λ)⁻¹, where G = [gradient of the weight, gradient of the bias] and λ is the damping. The
+gradients g are those of the loss's sum over samples, so that the factors do not depend on the batch size.
 
-The factors are summed in every backward of a step that refreshes, and inverted at its end; the steps between use the
-inverses there are. Or a schedule says when each factor is summed and inverted (:meth:`KFAC.follow_schedule`), and
-every step uses the newest inverses.
+The factors are summed in every backward of a step that refreshes them, and inverted at its end; the steps between use
+the last inverses. Alternatively, a schedule says when each factor is summed and inverted
+(:meth:`KFAC.follow_schedule`), and every step uses the newest inverses.
 
 Source: Martens & Grosse 2015, "Optimizing Neural Networks with Kronecker-factored Approximate Curvature", sections 3
 and 6.3 (with π = 1); gradients are those of the targets (the empirical Fisher), as in Osawa et al. 2023, "PipeFisher".
@@ -40,11 +40,11 @@ _SUM, _ROWS = "curvature_{}", "curvature_rows_{}"
 
 
 def preconditioned_layers(module: nn.Module, tied: Collection[Tensor] = ()) -> Iterator[nn.Linear]:
-    """The ``nn.Linear`` (no class derived from it) of a module whose trainable weight is theirs alone.
+    """The ``nn.Linear`` modules (not of derived classes) whose trainable weight no other module uses.
 
     Args:
-        module: any.
-        tied: weights that other modules hold besides.
+        module: any module.
+        tied: weights that modules elsewhere hold too.
     """
     uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
     shared = {id(parameter) for parameter in tied} | {key for key, count in uses.items() if count > 1}
@@ -54,30 +54,30 @@ def preconditioned_layers(module: nn.Module, tied: Collection[Tensor] = ()) -> I
 
 
 def trained_bias(layer: nn.Linear) -> Tensor | None:
-    """The bias of a layer, where it is trained."""
+    """The bias of a layer, or None if it is not trained."""
     bias: Tensor | None = layer.bias
     return bias if bias is not None and bias.requires_grad else None
 
 
 def factor_sizes(layer: nn.Linear) -> tuple[int, int]:
-    """Rows of the factor of a layer's inputs, the 1 for its bias included, and of that of its outputs' gradients."""
+    """Number of rows of the factor of a layer's inputs, including the 1 for its bias, and of that of its outputs."""
     return layer.in_features + (trained_bias(layer) is not None), layer.out_features
 
 
 def curvature_bytes(layer: nn.Linear) -> int:
-    """Of both factors of a layer and of their inverses, each in the weight's format."""
+    """Bytes of both factors of a layer and of their inverses, each in the weight's format."""
     inputs, outputs = factor_sizes(layer)
     return 2 * (inputs**2 + outputs**2) * layer.weight.element_size()
 
 
 class KFAC(SGD):
-    """See the module's text. Parameters of layers that are not watched are updated by their gradients as they are.
+    """The optimizer of this module. Parameters of layers that are not watched are updated with their plain gradients.
 
     Args:
-        parameters: fp32.
-        lr, momentum, weight_decay: gradient descent's, applied to the preconditioned gradient.
-        damping: λ, added in half to each factor: √λ on its diagonal.
-        refresh_every: updates for which the inverses are used.
+        parameters: weights in fp32.
+        lr, momentum, weight_decay: as for gradient descent, applied to the preconditioned gradient.
+        damping: λ; each factor gets √λ added to its diagonal.
+        refresh_every: number of updates for which the inverses are used.
     """
 
     def __init__(
@@ -97,46 +97,46 @@ class KFAC(SGD):
         self._recording = False
 
     def watch(self, layers: Iterable[nn.Linear]) -> None:
-        """Precondition these layers' gradients, from what their forwards and backwards see from now on."""
+        """Precondition these layers' gradients, with factors from their forwards and backwards from now on."""
         for layer in layers:
             factors = self.track(layer.weight, trained_bias(layer))
             layer.register_forward_hook(partial(self._record, factors), with_kwargs=True)
 
     def track(self, weight: Tensor, bias: Tensor | None) -> Factors:
-        """Precondition the gradients of one layer's weight [out, in] and bias [out]; its sums, which others fill."""
+        """Precondition gradients of a layer's weight [out, in] and bias [out]; the caller fills the returned sums."""
         self._factors.append(Factors(weight, bias))
         return self._factors[-1]
 
     def follow_schedule(self) -> None:
-        """Take no inverses but those that :meth:`invert` is asked for."""
+        """Compute inverses only when :meth:`invert` is called."""
         self._refresh_every = None
 
     @property
     def tracked(self) -> Sequence[Factors]:
-        """Those of the layers that it preconditions."""
+        """The factors of the layers that it preconditions."""
         return self._factors
 
     @property
     def factors(self) -> list[Tensor]:
-        """The sums of all layers: what is held besides the states."""
+        """The sums of all layers, which are held in addition to the states."""
         return [factor.total for each in self._factors for factor in each]
 
     @property
     def refresh_every(self) -> int | None:
-        """Updates for which the inverses are used; None where a schedule says it."""
+        """Number of updates for which the inverses are used; None if a schedule decides."""
         return self._refresh_every
 
     def begin(self) -> None:
-        """A step's first forward comes: forget what was summed for a step that did not end."""
+        """Start a step, before its first forward; sums of a step that did not end are dropped."""
         self._recording = True
         for factors in self._factors:
             factors.clear()
 
     def refresh(self, *, due_only: bool = False) -> None:
-        """Take new inverses of the sums there are, which are then forgotten.
+        """Compute new inverses from the present sums, and reset the sums.
 
         Args:
-            due_only: where the inverses are old enough, and there is a sum.
+            due_only: do so only for layers whose inverses are old enough and that have a sum.
         """
         for factors in self._factors:
             if due_only and not (factors.inputs.rows and self._is_due(factors)):
@@ -147,8 +147,9 @@ class KFAC(SGD):
 
     @torch.no_grad()
     def invert(self, factor: Factor) -> None:
-        """Take a new inverse of one factor, whose sum is forgotten; one that is not finite, of a step that was skipped
-        for that, leaves the inverse there is.
+        """Compute a new inverse of one factor and reset its sum.
+
+        If the sum is not finite, from a step that was skipped for this reason, the old inverse is kept.
         """
         if factor.rows and bool(factor.total.isfinite().all()):
             self.state[factor.weight][factor.inverse_name] = factor.inverse(self._damping)
@@ -156,9 +157,9 @@ class KFAC(SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update from ``grad``, the mean's gradients; those of watched layers are preconditioned in place.
+        """Update from ``grad``, the gradients of the mean loss; those of watched layers are preconditioned in place.
 
-        A layer is left alone until both of its inverses are there.
+        The gradients of a layer are not preconditioned until both of its inverses exist.
         """
         self._recording = False
         if self._refresh_every is not None:
@@ -173,7 +174,7 @@ class KFAC(SGD):
         return result
 
     def keep_sums(self) -> None:
-        """Put the sums that wait to be inverted into the states, with which they are saved."""
+        """Put the sums that wait to be inverted into the states, so that they are saved with them."""
         for factor in chain.from_iterable(self._factors):
             state = self.state[factor.weight]
             entries = {_SUM: factor.total, _ROWS: torch.tensor(float(factor.rows))} if factor.rows else {}
@@ -182,7 +183,7 @@ class KFAC(SGD):
             state.update({name.format(factor.name): value for name, value in entries.items()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what was saved, sums of the layers that are tracked by now included."""
+        """Load the states, and the sums of the layers that are tracked by now."""
         super().load_state_dict(state_dict)
         for factor in chain.from_iterable(self._factors):
             state = self.state.get(factor.weight, {})
@@ -198,20 +199,20 @@ class KFAC(SGD):
     def _record(
         self, factors: Factors, layer: nn.Linear, given: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor
     ) -> None:
-        """The input waits for the output's gradient; autograd keeps it as long, for the weight's."""
+        """Keep the input until the output's gradient comes; autograd keeps it as long for the weight's gradient."""
         if self._recording and output.requires_grad and self._is_due(factors):
             value = given[0] if given else named["input"]
             output.register_hook(partial(factors.add, value.detach()))  # type: ignore[no-untyped-call]
 
 
 class Factor:
-    """The sum of v vᵀ of one layer, v being its inputs or the gradients of its outputs, and of how many.
+    """The sum of v vᵀ of one layer and the number of vectors v, which are its inputs or gradients of its outputs.
 
     Args:
-        weight: of the layer.
+        weight: the layer's weight.
         name: ``input`` or ``output``.
-        size: of v.
-        with_ones: each v ends with a 1 that it is not given with.
+        size: length of a given v.
+        with_ones: whether to append a 1 to each v.
     """
 
     def __init__(self, weight: Tensor, name: str, size: int, *, with_ones: bool) -> None:
@@ -222,7 +223,7 @@ class Factor:
 
     @property
     def inverse_name(self) -> str:
-        """Of the inverse among the weight's states."""
+        """The name of the inverse among the weight's states."""
         return _INPUT if self.name == "input" else _OUTPUT
 
     def clear(self) -> None:
@@ -231,7 +232,7 @@ class Factor:
 
     @torch.no_grad()
     def add(self, values: Tensor) -> None:
-        """Of one micro-batch [..., size]."""
+        """Add the vectors of one micro-batch [..., size]."""
         values = values.reshape(-1, values.shape[-1])
         width = values.shape[1]
         self.total[:width, :width].addmm_(values.T, values)
@@ -243,13 +244,13 @@ class Factor:
         self.rows += len(values)
 
     def inverse(self, damping: float) -> Tensor:
-        """Of the damped mean, which takes the sum's place."""
+        """The inverse of the damped mean, which overwrites the sum."""
         self.total.div_(self.rows).diagonal().add_(damping**0.5)
         return torch.cholesky_inverse(torch.linalg.cholesky(self.total))
 
 
 class Factors:
-    """Both factors of one layer: of its inputs, which end with 1 where it has a bias, and of its outputs' gradients."""
+    """Both factors of a layer: of its inputs, with 1 appended if it has a bias, and of its outputs' gradients."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
@@ -265,13 +266,13 @@ class Factors:
         self.outputs.clear()
 
     def add(self, given: Tensor, gradient: Tensor) -> None:
-        """Of one micro-batch: inputs [..., in] and the gradients [..., out] of what was made of them."""
+        """Add one micro-batch: inputs [..., in] and the gradients [..., out] of the layer's outputs."""
         self.inputs.add(given)
         self.outputs.add(gradient)
 
 
 def _precondition(factors: Factors, inverse_input: Tensor, inverse_output: Tensor) -> None:
-    """Replace the gradients of a layer's weight and bias."""
+    """Precondition the gradients of a layer's weight and bias in place."""
     weight, bias = factors.weight.grad, factors.bias.grad if factors.bias is not None else None
     if weight is None:
         return

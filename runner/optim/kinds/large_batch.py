@@ -1,4 +1,4 @@
-"""pytorch_optimizer's LARS and LAMB, with what checkpoints by parameter need mended."""
+"""LARS and LAMB from pytorch_optimizer, with repairs for checkpoints by parameter."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch import Tensor
 
 __all__ = ["LARS", "Lamb"]
 
-_OF_ONE_STEP = ("weight_norm", "adam_norm", "trust_ratio")  # it leaves them in the state to be looked at
+_OF_ONE_STEP = ("weight_norm", "adam_norm", "trust_ratio")  # the library leaves them in the state for inspection only
 
 
 class Lamb(_Lamb):
-    """The library's with decay in the update whose length is adapted, as published.
+    """The library's LAMB with weight decay inside the update whose length is adapted, as published.
 
-    It counts the steps of a group in the group; a checkpoint goes by parameter, so each parameter keeps the count.
+    The library counts the steps of a group in the group. A checkpoint holds states by parameter, so here each parameter
+    keeps the count.
     """
 
     def __init__(self, parameters: list[Tensor], **settings: Any) -> None:

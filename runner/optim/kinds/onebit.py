@@ -1,14 +1,15 @@
-"""Adam whose replicas exchange momentum in bits: 1-bit Adam and 0/1 Adam, and what 1-bit LAMB shares with them.
+"""Adam whose replicas exchange momentum in bits: 1-bit Adam and 0/1 Adam, and their common part with 1-bit LAMB.
 
-At a full step gradients are means over replicas, as for any optimizer, and the variance takes them in. At a compressed
-one the variance stays, and each replica adds its own gradients to the momentum, whose mean is taken by
-:class:`SignCompression`. Biases are not corrected. The kinds differ in which steps are full, and in the update.
+At a full step, gradients are means over replicas, as for any optimizer, and the variance is updated with them. At a
+compressed step the variance does not change; each replica adds its own gradients to the momentum, whose mean is taken
+by :class:`SignCompression`. There is no bias correction. The kinds differ in which steps are full, and in the update.
 
-Elements whose variance is zero have not had a gradient yet: dividing by it would send them anywhere, and the scale of
-their tensor would move them. They are masked: their momentum stays zero, and until a full step they do not learn.
+Elements whose variance is zero have not had a gradient yet. The scale of their block would give them a momentum, and
+division by that variance would make their update arbitrarily large. So they are masked: their momentum stays zero, and
+they do not learn until a full step.
 
 Source: Tang et al. 2021, "1-bit Adam"; deepspeed/runtime/fp16/onebit/adam.py before 0.19.7. DeepSpeed's first step only
-makes the states; here it updates as well.
+creates the states; here it also updates the weights.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ __all__ = ["OneBitAdam", "OneBitOptimizer", "ZeroOneAdam"]
 
 
 class OneBitOptimizer(Optimizer):
-    """See the module's text. All parameters are on one device and in one group.
+    """The common part of 1-bit optimizers, see the module's text. All parameters are on one device and in one group.
 
     Args:
-        parameters: fp32.
-        lr, betas, eps: Adam's.
+        parameters: weights in fp32.
+        lr, betas, eps: as for Adam.
         weight_decay: decoupled.
         freeze_step: from this step on, counted from 0, every step is compressed.
     """
 
     option: str
-    """What ``optimizer=`` calls it."""
+    """Its name as a value of ``optimizer=``."""
 
     state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
-    """What is kept of every element, in fp32."""
+    """The states that are kept for every element, in fp32."""
 
     def __init__(
         self,
@@ -58,23 +59,23 @@ class OneBitOptimizer(Optimizer):
         self._compression: SignCompression | None = None
 
     def attach(self, exchange: Exchange) -> None:
-        """Set who the replicas are, before the first step."""
+        """Set the exchange with the other replicas, before the first step."""
         self._exchange = exchange
         self._compression = None
 
     @property
     def num_replicas(self) -> int:
-        """Whom momentum is exchanged with, this one included."""
+        """Number of replicas that exchange momentum, including this one."""
         return self._exchange.size
 
     @property
     def compresses(self) -> bool:
-        """Whether the next step exchanges momentum, so that gradients are to be this replica's own."""
+        """Whether the next step exchanges momentum; its gradients must then be those of this replica alone."""
         return self._steps >= self._freeze_step
 
     @property
     def compression(self) -> SignCompression:
-        """The errors; made when they are first asked for."""
+        """The compression with its errors, which are made at first use."""
         if self._compression is None:
             held = self._held()
             self._compression = SignCompression([p.numel() for p in held], self._exchange, held[0].device)
@@ -82,7 +83,7 @@ class OneBitOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update from ``grad``: the mean over replicas, or where :attr:`compresses` this replica's part of it."""
+        """Update from ``grad``: the mean over replicas, or, if :attr:`compresses`, this replica's part of it."""
         result = closure() if closure is not None else None
         compression, compresses = self.compression, self.compresses
         held = self._held()
@@ -105,7 +106,7 @@ class OneBitOptimizer(Optimizer):
             return
         first, second = self.param_groups[0]["betas"]
         gradient = parameter.grad.float()
-        # A replica's part of the mean is a replica's share of the sum: the mean of these is the sum again.
+        # The gradients are this replica's part of a sum. Times the number of replicas, their mean is that sum.
         share = self._exchange.size if compressed else 1
         state["exp_avg"].mul_(first).add_(gradient, alpha=(1 - first) * share)
         if not compressed:
@@ -120,7 +121,7 @@ class OneBitOptimizer(Optimizer):
 
     @abstractmethod
     def _update(self, parameter: Tensor, state: dict[str, Any], *, compressed: bool) -> None:
-        """Move a weight along the replicas' momentum."""
+        """Update a weight with the momentum, which is the mean over replicas."""
 
     def _held(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
@@ -132,7 +133,7 @@ class OneBitOptimizer(Optimizer):
 
 
 class OneBitAdam(OneBitOptimizer):
-    """Full steps until ``freeze_step``, compressed ones from it on."""
+    """1-bit Adam: full steps before ``freeze_step``, compressed steps from it on."""
 
     option = "onebit_adam"
 
@@ -145,13 +146,13 @@ class OneBitAdam(OneBitOptimizer):
 
 
 class ZeroOneAdam(OneBitAdam):
-    """Full steps at growing intervals until ``freeze_step``: the j-th and the next lie 2^(j // refreshes) apart.
+    """0/1 Adam: until ``freeze_step`` there are full steps; the j-th and the next are 2^(j // refreshes) steps apart.
 
-    Every compressed step is exchanged: the paper's local steps, between which replicas would have other weights, are
-    left out. DeepSpeed exchanges gradients in bits until the freeze, the paper's algorithm momenta, as here.
+    Every compressed step exchanges momenta: the paper's local steps, during which weights differ between replicas, are
+    left out. Until the freeze, DeepSpeed exchanges gradients in bits; the paper's algorithm exchanges momenta, as here.
 
     Args:
-        refreshes: full steps before the interval doubles; the paper's kappa.
+        refreshes: number of full steps before the interval doubles; the paper's kappa.
 
     Source: Lu et al. 2023, "Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam", algorithm 1
     with a synchronisation at every step; deepspeed/runtime/fp16/onebit/zoadam.py before 0.19.7.

@@ -1,14 +1,17 @@
-"""1-bit LAMB: LAMB until a step, from then on a momentum exchanged in bits and a frozen rate of each tensor, scaled.
+"""1-bit LAMB: LAMB up to a given step, then momentum exchanged in bits and a frozen, scaled rate of each tensor.
 
-A tensor's rate is the ratio of its norm to its update's. Once the variance stays, that ratio is a stale one: then
-the rate is the warm-up's running mean of it, times a factor that says how the variance would have moved on. For that a
-second variance goes on, of gradients reconstructed from two momenta: g = (m - beta1 m_before) / (1 - beta1).
+A tensor's rate is the ratio of its norm to the norm of its update. When the variance no longer changes, that ratio is
+out of date. Then the rate is the running mean of the ratio in the warm-up, times a factor that says how the variance
+would have changed. For this a second variance is updated, with gradients reconstructed from two momenta:
+g = (m - beta1 m_before) / (1 - beta1).
 
-DeepSpeed levels the momenta of tensors before it compresses, because one scale serves all of them. Here each tensor has
-a scale of its own, and compressing s z gives s times what compressing z gives: levelling would change nothing.
+DeepSpeed brings the momenta of all tensors to one size before it compresses them, because they share one scale. Here
+each tensor has its own scales, and compressing s z gives s times the result of compressing z, so this would change
+nothing.
 
 Source: Li et al. 2021, "1-bit LAMB" (arXiv 2104.06069), algorithm 1; its limits are the defaults of
-deepspeed/runtime/fp16/onebit/lamb.py before 0.19.7, whose first step only makes the states; here it updates as well.
+deepspeed/runtime/fp16/onebit/lamb.py before 0.19.7, whose first step only creates the states; here it also updates the
+weights.
 """
 
 from __future__ import annotations
@@ -22,21 +25,21 @@ from runner.optim.kinds.onebit import OneBitOptimizer
 
 __all__ = ["OneBitLamb"]
 
-_RATES = (0.01, 10.0)  # least and greatest rate of a tensor in warm-up
-_RATE_BETA = 0.9  # of the running mean of rates
-_FACTORS = (0.5, 4.0)  # least and greatest factor on the frozen rate
-_MOST_CHANGE = 0.1  # of the factor in a step, as a part of it
+_RATES = (0.01, 10.0)  # smallest and largest rate of a tensor in the warm-up
+_RATE_BETA = 0.9  # decay of the running mean of rates
+_FACTORS = (0.5, 4.0)  # smallest and largest factor of the frozen rate
+_MOST_CHANGE = 0.1  # largest relative change of the factor in a step
 
 
 class OneBitLamb(OneBitOptimizer):
-    """See the module's text; arguments as of :class:`OneBitOptimizer`."""
+    """The optimizer of this module; its arguments are those of :class:`OneBitOptimizer`."""
 
     option = "onebit_lamb"
     state_names = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh")
 
     def __init__(self, parameters: Iterable[Tensor], **settings: Any) -> None:
         super().__init__(parameters, **settings)
-        self._before: dict[Tensor, Tensor] = {}  # momenta, while a step goes on
+        self._before: dict[Tensor, Tensor] = {}  # momenta before the present step
 
     def _accumulate(self, parameter: Tensor, state: dict[str, Any], *, compressed: bool) -> None:
         if compressed:
@@ -63,11 +66,11 @@ class OneBitLamb(OneBitOptimizer):
         state["exp_avg_sq_fresh"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
 
     def _frozen_rate(self, state: dict[str, Any], denominator: Tensor, adam: Tensor, update: Tensor) -> float:
-        """The warm-up's mean rate times what the stale variance is too large by where it is most."""
+        """The mean rate of the warm-up times the largest ratio of the frozen to the fresh denominator, limited."""
         fresh = state["exp_avg_sq_fresh"].sqrt() + self.param_groups[0]["eps"]
         factor = float((denominator / fresh).max())
         length = float(update.norm())
-        share = min(1.0, float(adam.norm()) / length) if length else 1.0  # of the update that the variance divides
+        share = min(1.0, float(adam.norm()) / length) if length else 1.0  # the part that the variance divides
         last = state.get("factor", 1.0)
         factor = _within(factor * share + 1 - share, *_FACTORS)
         state["factor"] = _within(factor, last * (1 - _MOST_CHANGE), last * (1 + _MOST_CHANGE))
@@ -75,7 +78,7 @@ class OneBitLamb(OneBitOptimizer):
 
 
 def _warm_rate(state: dict[str, Any], parameter: Tensor, update: Tensor) -> float:
-    """LAMB's, which the running mean takes in unless it is 1 for want of a norm."""
+    """LAMB's rate, which the running mean takes in unless it is 1 because a norm is zero."""
     norm, length = float(parameter.norm()), float(update.norm())
     if not norm or not length:
         return 1.0

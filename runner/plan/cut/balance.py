@@ -1,4 +1,4 @@
-"""Stages that share ranks: boundaries moved until the ranks' sums are even."""
+"""Balances ranks with several stages: moves boundaries until the ranks' sums are even."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MOST_STAGES_TOGETHER = 16
 def balance_ranks(
     costs: Sequence[float], layers: Partition, placement: Sequence[int], limit: StageLimit | None = None
 ) -> Partition:
-    """The best partition that is reached from ``layers`` by moving boundaries by one layer, alone or several together.
+    """Find the best partition that can be reached from ``layers`` by moving one or several boundaries by one layer.
 
-    The busiest rank counts first, then the sum of squares over ranks, then the largest stage. A local search: the exact
-    one would grow with the power of the stages.
+    Partitions are compared by the busiest rank, then by the sum of squares over ranks, then by the largest stage. This
+    is a local search, because the cost of an exact one would grow exponentially with the number of stages.
 
     Args:
         costs: non-negative cost of each layer.
-        layers: the partition to start from, within ``limit``.
+        layers: the partition to start from, which must keep to ``limit``.
         placement: rank of each stage.
         limit: which layers a stage may hold.
     """

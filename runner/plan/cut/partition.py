@@ -1,9 +1,9 @@
-"""Cutting a chain of layers into contiguous stages.
+"""Cuts a chain of layers into contiguous stages.
 
-``uniform`` counts layers, ``parameters`` counts parameters, ``profile`` weighs measured seconds under a memory
-limit, ``memory`` weighs peak bytes with the micro-batches in flight, ``manual`` is told. The min-max partitions are
-exact (dynamic programming over prefix sums, PipeDream's single-level case), and among the partitions with the least
-maximum they take the one with the least sum of squares, so that the other stages are even too.
+``uniform`` balances layers, ``parameters`` parameters, ``profile`` measured seconds under a memory limit, ``memory``
+peak bytes with the micro-batches in flight; ``manual`` takes given boundaries. The min-max partitions are exact
+(dynamic programming over prefix sums, PipeDream's single-level case). Among the partitions with the least maximum they
+take the one with the least sum of squares, so that the other stages are even too.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _OPTIONS = ("uniform", "parameters", "profile", "memory", "manual")
 
 
 class NothingFitsError(RequestError):
-    """No partition keeps every stage under its limit."""
+    """Raised if no partition keeps every stage under its limit."""
 
 
 class StagePeaks(StageLimit, Protocol):
-    """What a stage with some layers needs. Layers are first .. last, both inclusive."""
+    """Tells the memory that a stage with some layers needs. Layers are first .. last, both inclusive."""
 
     def peak_bytes(self, first: int, last: int, stage: int) -> int:
         """The stage's peak memory."""
 
     def floor_bytes(self, first: int, last: int, stage: int) -> int:
-        """A bound below the peak of these layers, which no layers before ``first`` lower."""
+        """A lower bound of the peak of these layers, also if layers before ``first`` are added."""
 
 
 def partition(
@@ -58,19 +58,20 @@ def partition(
     limit: StagePeaks | None = None,
     placement: Sequence[int] | None = None,
 ) -> Partition:
-    """The stages' layers under the partition policy ``name``.
+    """Choose the stages' layers with the partition policy ``name``.
 
     Args:
         name: uniform, parameters, profile, memory or manual.
-        profile: the model's layers; ``profile`` reads their seconds, the loss counting for the last stage.
+        profile: the model's layers; the policy ``profile`` reads their seconds, and adds the loss to the last stage.
         stages: number of stages, over all chunks.
-        boundaries: manual: first layer of each stage after the first.
-        limit: profile: which layers a stage may hold; none = any. memory: what they take.
-        placement: profile, parameters: rank of each stage, where ranks hold several: their sums are balanced, too.
+        boundaries: for ``manual``: the first layer of each stage after the first.
+        limit: for ``profile``: which layers a stage may hold; None = any. For ``memory``: the memory that they need.
+        placement: for ``profile`` and ``parameters``: the rank of each stage. If ranks hold several stages, the sums
+            of ranks are balanced too.
 
     Raises:
         RequestError: if there is no such partition; see :func:`partition_problems`.
-        NothingFitsError: if ``limit`` leaves none.
+        NothingFitsError: if no partition keeps to ``limit``.
     """
     num_layers = len(profile.layers)
     problems = partition_problems(name, boundaries, stages, num_layers)
@@ -97,7 +98,7 @@ def partition(
 
 
 def partition_problems(name: str, boundaries: Sequence[int] | None, stages: int, num_layers: int) -> list[Problem]:
-    """What stands against cutting ``num_layers`` layers into ``stages`` stages this way."""
+    """Reasons why ``num_layers`` layers cannot be cut into ``stages`` stages in this way."""
     problems = []
     if name not in _OPTIONS:
         problems.append(Problem("partition", name, f"must be one of {', '.join(_OPTIONS)}", fix="partition=uniform"))
@@ -117,24 +118,24 @@ def partition_problems(name: str, boundaries: Sequence[int] | None, stages: int,
 
 
 def uniform(num_layers: int, stages: int) -> Partition:
-    """As many layers in each stage, up to one; the first stages take the extra ones.
+    """The partition with equal numbers of layers, up to one; the first stages take the extra layers.
 
-    The last stage has the loss and usually the widest layer besides, the first usually the cheapest (an
-    embedding), so the extra layers go to the front, as with ``tensor_split``.
+    The last stage also has the loss and usually the widest layer, and the first stage usually the cheapest layer (an
+    embedding). So the extra layers go to the front, as with ``tensor_split``.
     """
     return _from_ends(list(accumulate(split_sizes(num_layers, stages))))
 
 
 def min_max(costs: Sequence[float], stages: int, *, limit: StageLimit | None = None) -> Partition | None:
-    """The contiguous partition with the least largest stage cost, then the least sum of squares.
+    """Find the contiguous partition whose largest stage cost is least, and then the one with the least sum of squares.
 
     Args:
         costs: non-negative cost of each layer.
-        stages: number of stages, at most ``len(costs)``; none is empty.
+        stages: number of stages, at most ``len(costs)``; no stage is empty.
         limit: which layers a stage may hold.
 
     Returns:
-        the partition, or None where no partition keeps to the limit.
+        the partition, or None if no partition keeps to the limit.
     """
     prefix = list(accumulate(costs, initial=0.0))
 
@@ -144,7 +145,7 @@ def min_max(costs: Sequence[float], stages: int, *, limit: StageLimit | None = N
     def largest(layers: Partition) -> float:
         return max(cost(first, last + 1) for first, last in layers)
 
-    # Most often something at least as good as the uniform cut fits; with its maximum the search is short.
+    # Usually a partition at least as good as the uniform one fits; with that as the ceiling the search is short.
     ceilings = (largest(uniform(len(costs), stages)), math.inf)
     searches = (_search(len(costs), stages, cost, max, ceiling, limit) for ceiling in ceilings)
     found = next((layers for layers in searches if layers is not None), None)
@@ -155,14 +156,14 @@ def min_max(costs: Sequence[float], stages: int, *, limit: StageLimit | None = N
 
 
 def least_peak(seconds: Sequence[float], stages: int, peaks: StagePeaks) -> Partition | None:
-    """The partition whose largest stage peak is least and, of these, the one with the fastest slowest stage.
+    """Find the partition whose largest stage peak is least and, among these, the one whose slowest stage is fastest.
 
-    Exact over the stages' peaks. Where ranks hold several stages, those stand for their ranks.
+    The result is exact for the peaks of stages. If ranks hold several stages, the peaks of ranks are not compared.
 
     Args:
-        seconds: of each layer.
+        seconds: seconds of each layer.
         stages: number of stages, at most ``len(seconds)``.
-        peaks: of any layers in any stage.
+        peaks: gives the peak of any layers in any stage.
     """
     spare = len(seconds) - stages
     best = {0: 0}
@@ -183,7 +184,7 @@ def least_peak(seconds: Sequence[float], stages: int, peaks: StagePeaks) -> Part
 
 @dataclass(frozen=True)
 class _Under:
-    """Stages of at most ``limit_bytes``, which may be less than what is there."""
+    """Limits stages to ``limit_bytes``, which may be less than the memory of a rank."""
 
     peaks: StagePeaks
     limit_bytes: int
@@ -203,11 +204,11 @@ def _search(
     ceiling: float,
     limit: StageLimit | None,
 ) -> Partition | None:
-    """Dynamic programming over (stages, layers so far), each stage's cost at most ``ceiling``.
+    """Search by dynamic programming over (stages, layers so far), with each stage's cost at most ``ceiling``.
 
-    ``cost(begin, end)`` of layers begin .. end-1 grows as ``begin`` falls, and ``join`` is never below
-    either argument: a begin that already costs more than the best found ends the inner loop, which leaves it
-    about as long as a stage.
+    ``cost(begin, end)`` of layers begin .. end-1 grows as ``begin`` falls, and ``join`` is never below either argument.
+    So the inner loop ends at the first ``begin`` that costs more than the best result so far, and is about as long as
+    a stage.
     """
     spare = num_layers - stages
     best = {0: 0.0}

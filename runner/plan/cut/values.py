@@ -1,4 +1,4 @@
-"""What a partition is, and what may limit one."""
+"""Defines a partition, and limits for its stages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Protocol
 
 __all__ = ["Partition", "StageLimit"]
 
-Partition = tuple[tuple[int, int], ...]  # per stage: first and last layer, both inclusive
+Partition = tuple[tuple[int, int], ...]  # first and last layer of each stage, both inclusive
 
 
 class StageLimit(Protocol):
-    """Which layers a stage may hold. Layers are first .. last, both inclusive."""
+    """Decides which layers a stage may hold. Layers are first .. last, both inclusive."""
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether this stage may hold these layers."""
 
     def hopeless(self, first: int, last: int, stage: int) -> bool:
-        """Whether neither these layers nor these and more before ``first`` fit: lets the search stop early."""
+        """Whether these layers do not fit, and not with more layers before ``first`` either: the search can stop."""

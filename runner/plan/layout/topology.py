@@ -1,8 +1,8 @@
-"""Who sits where: a frozen table of seats ``(row, stage, replica, shard) -> rank``.
+"""The topology of a run: a frozen table of seats ``(row, stage, replica, shard) -> rank``.
 
-A grid of pipeline x data x tensor degrees is one constructor of that table. Replicated stages, twins of
-bidirectional pipelines and parallel pipelines are other tables over the same seats: what asks "which
-ranks hold this stage" never computes it from degrees.
+A grid of pipeline x data x tensor degrees is one way to construct the table. Replicated stages, twins of bidirectional
+pipelines and parallel pipelines are other tables of the same kind, so code that needs "the ranks that hold this stage"
+never computes them from degrees.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Seat:
     """One copy of one stage on one rank.
 
     Args:
-        row: pipeline that the seat belongs to; 0 unless several pipelines cross the same ranks.
+        row: the pipeline of the seat; 0 unless several pipelines cross the same ranks.
         stage: global stage index within the row.
         replica: index along the data axis.
         shard: index along the tensor axis.
@@ -35,7 +35,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A rank's place: position in its pipeline, replica, shard."""
+    """The place of a rank: position in its pipeline, replica, shard."""
 
     pipe: int
     data: int
@@ -44,7 +44,7 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Topology:
-    """All seats of a run. Ranks are 0 .. world_size - 1, each with at least one seat.
+    """All seats of a run. Ranks are 0 .. world_size - 1, and each has at least one seat.
 
     Raises:
         ValueError: if a seat is given twice or the ranks are not 0 .. world_size - 1.
@@ -77,14 +77,14 @@ class Topology:
     def grid(
         cls, pipeline: int, data: int, tensor: int = 1, *, placement: Sequence[Sequence[int]] | None = None
     ) -> Topology:
-        """Pipelines of equal shape: ``rank = (pipe * data + d) * tensor + t``.
+        """Make the topology of pipelines of equal shape: ``rank = (pipe * data + d) * tensor + t``.
 
         Args:
             pipeline, data, tensor: degrees, each at least 1.
-            placement: rows of stage -> pipe position, as in a Schedule; default one row, stage s on position s.
+            placement: rows of stage -> pipe position, as in a Schedule; default: one row with stage s on position s.
 
         Raises:
-            ValueError: if a degree is below 1 or a placement leaves the pipeline.
+            ValueError: if a degree is below 1, or the placement does not use exactly the pipe positions.
         """
         if min(pipeline, data, tensor) < 1:
             raise ValueError(f"degrees must be at least 1, got {pipeline}, {data}, {tensor}")
@@ -103,51 +103,51 @@ class Topology:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return len(self._by_rank)
 
     @property
     def num_replicas(self) -> int:
-        """Copies along the data axis."""
+        """The number of copies along the data axis."""
         return 1 + max(seat.replica for seat in self.seats)
 
     @property
     def num_stages(self) -> int:
-        """Stages of the longest row."""
+        """The number of stages of the longest row."""
         return 1 + max(seat.stage for seat in self.seats)
 
     def rank_of(self, stage: int, replica: int = 0, *, row: int = 0, shard: int = 0) -> int:
-        """The rank in this seat; KeyError where there is no such seat."""
+        """The rank in this seat; raises KeyError if there is no such seat."""
         return self._by_place[row, stage, replica, shard]
 
     def seats_of(self, rank: int) -> tuple[Seat, ...]:
-        """The rank's seats, by row and stage."""
+        """The seats of a rank, in order of row and stage."""
         return self._by_rank[rank]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The rank's stages, ascending, each once even where two rows cross."""
+        """The stages of a rank in ascending order; each comes once, even if two rows cross."""
         return tuple(sorted({seat.stage for seat in self._by_rank[rank]}))
 
     def coordinates(self, rank: int) -> Coordinates:
-        """The rank's pipe position, replica and shard."""
+        """The pipe position, replica and shard of a rank."""
         seat = self._by_rank[rank][0]
         return Coordinates(self._positions[rank], seat.replica, seat.shard)
 
     def pipeline_group(self, replica: int, shard: int = 0) -> tuple[int, ...]:
-        """The ranks of one replica's pipeline, by pipe position."""
+        """The ranks of one replica's pipeline, in order of pipe position."""
         return self._groups[replica, shard]
 
     def data_group(self, pipe: int, shard: int = 0) -> tuple[int, ...]:
-        """The ranks at one pipe position, by replica: they hold the same stages."""
+        """The ranks at one pipe position, in order of replica; they hold the same stages."""
         replicas = sorted(replica for replica, other in self._groups if other == shard)
         return tuple(self._groups[replica, shard][pipe] for replica in replicas)
 
     def holders(self, stage: int, shard: int = 0) -> tuple[int, ...]:
-        """Every rank with a copy of this stage, in any row or replica: its gradients are summed over them."""
+        """All ranks with a copy of this stage, in any row or replica; its gradients are summed over them."""
         return _distinct(seat.rank for seat in self.seats if seat.stage == stage and seat.shard == shard)
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """Ranks with a stage just before or after one of this rank's, in the same row, replica and shard."""
+        """The ranks with a stage just before or after a stage of this rank, in the same row, replica and shard."""
         found = (
             self._by_place.get((seat.row, seat.stage + step, seat.replica, seat.shard))
             for seat in self._by_rank[rank]

@@ -1,4 +1,4 @@
-"""Which rules looked at what a request chose: each rule is run on facts that note what is read of them."""
+"""Finds the rules that read a request's choices: each rule runs on facts that note which fields are read."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _Facts = TypeVar("_Facts")
 
 @dataclass(frozen=True, slots=True)
 class AskedRule:
-    """A rule that looked at a request's choices, in words.
+    """A rule that reads a request's choices, in words.
 
     Args:
         path: the key that it would refuse.
         rule: what must hold.
         why: the reason.
-        source: where the reason can be read.
-        read: the keys that it looked at, of those that the request names.
+        source: where the reason is documented.
+        read: the keys that it reads, among those that the request names.
     """
 
     path: str
@@ -39,25 +39,25 @@ class AskedRule:
     read: tuple[str, ...]
 
     def line(self) -> str:
-        """One line for people."""
+        """The rule as one line of text."""
         return worded(self.path, self.rule, self.why, self.source)
 
     def to_json(self) -> dict[str, Any]:
-        """For a script."""
+        """The rule for a script."""
         return asdict(self)
 
 
 def rules_that_asked(
     config: RunConfig, named: Collection[str], schedule: Schedule, profile: ModelProfile
 ) -> list[AskedRule]:
-    """The rules that bind what a request names to other keys.
+    """The rules that connect keys that a request names with other keys.
 
-    A rule about one key alone (a range, a list of known names) is left out: it says nothing of what goes together.
+    A rule about a single key (a range, a list of known names) is left out, because it says nothing about combinations.
 
     Args:
         config: the request.
         named: its keys and groups, as its overrides name them; a group stands for all of its keys.
-        schedule, profile: of its plan.
+        schedule, profile: those of its plan.
     """
     names = tuple(layer.name for layer in profile.layers)
     statistics = tuple(layer.name for layer in profile.layers if layer.has_running_statistics)
@@ -85,9 +85,9 @@ def _is_named(key: str, named: Collection[str]) -> bool:
 
 
 def _read_by(rule: Rule[_Facts], table: Table[_Facts], facts: _Facts) -> set[str]:
-    """The keys of the request that a rule asks for with these facts; none where it is not about them.
+    """The keys of the request that a rule reads with these facts; none if the rule does not apply to them.
 
-    A trait of the schedule counts as the schedule's name.
+    A property of the schedule counts as the schedule's name.
     """
     seen = {rule.path}
     noted = cast(_Facts, _Noted(facts, "", seen))
@@ -100,7 +100,7 @@ def _read_by(rule: Rule[_Facts], table: Table[_Facts], facts: _Facts) -> set[str
 
 
 class _Noted:
-    """A value that looks like the one it stands for, and notes the paths of the fields that are read."""
+    """Wraps a value and notes the paths of the fields that are read from it."""
 
     def __init__(self, value: object, path: str, seen: set[str]) -> None:
         self._value, self._path, self._seen = value, path, seen

@@ -1,4 +1,4 @@
-"""What the plan's rules read: the request with what is known of its model, its processes and its schedule."""
+"""The facts that the plan's rules read: the request, and properties of its model, processes and schedule."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RequestFacts:
 
     Args:
         config: the request.
-        layer_names: of the model; empty where they are not known.
-        started: ranks that were started already (torchrun, srun); None where the runner starts them.
+        layer_names: names of the model's layers; empty if they are not known.
+        started: number of ranks that were started already (torchrun, srun); None if the runner starts them.
     """
 
     config: RunConfig
@@ -26,7 +26,7 @@ class RequestFacts:
 
     @property
     def world_size(self) -> int:
-        """Ranks that the request asks for."""
+        """The number of ranks that the request asks for."""
         degrees = self.config.parallelism
         return degrees.pipeline * degrees.data * degrees.tensor
 
@@ -37,8 +37,8 @@ class OrderFacts:
 
     Args:
         config: the request.
-        order: traits of the schedule.
-        num_layers: layers of the model.
+        order: properties of the schedule.
+        num_layers: number of layers of the model.
         statistics: names of its layers with running statistics.
     """
 

@@ -1,4 +1,4 @@
-"""Rules between a request and the traits of its schedule. A rule about a new trait is one more row here."""
+"""Rules between a request and the properties of its schedule. A new rule is one more row here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _overlapping(path: str, needed: object, why: str, fix: str = "") -> Row[OrderFacts]:
-    """What must be as it is by default where windows overlap."""
+    """The rule that a key has its default value if windows overlap."""
     shown = "null" if needed is None else str(needed).lower()
     breaks: Callable[[OrderFacts], bool] = lambda f: value_at(f, path) != needed  # noqa: E731
     return Row(path, breaks, f"must be {shown} with schedule={{order.name}}", why, fix=fix or f"{path}={shown}")
@@ -114,7 +114,7 @@ SPLIT: Table[OrderFacts] = Table(
 
 
 def _lent(path: str, needed: object, because: str) -> Row[OrderFacts]:
-    """What must be as it is by default where other ranks keep what autograd saved."""
+    """The rule that a key has its default value if other ranks keep saved tensors."""
     shown = "null" if needed is None else str(needed).lower()
     why = f"{{order.name}} sends what autograd saved in a forward to another rank, {because}"
     return Row(path, lambda f: value_at(f, path) != needed, f"must be {shown}", why, fix=f"{path}={shown}")
@@ -153,7 +153,7 @@ FILLED: Table[OrderFacts] = Table(
 
 
 def _own_tables() -> Iterator[Table[OrderFacts]]:
-    """What the shipped optimizers say of schedules; a table that several have is there once."""
+    """The rules of this package's optimizers about schedules; a table that several optimizers share comes once."""
     tables = {table.title: table for kind in OPTIMIZERS.values() for table in kind.order_rules}
     yield from (replace(table, applies=_has(title)) for title, table in tables.items())
 
@@ -167,7 +167,7 @@ def _has(title: str) -> Callable[[OrderFacts], bool]:
 
 
 OPTIMIZERS_ON_ORDERS: tuple[Table[OrderFacts], ...] = tuple(_own_tables())
-"""What each optimizer says about the schedules that it goes with."""
+"""The rules of optimizers about schedules."""
 
 
 def _not_compressed(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
@@ -195,11 +195,11 @@ COMPRESSION: Table[OrderFacts] = Table(
 
 
 def statistics_problems(schedule: str, names: Iterable[str]) -> list[Problem]:
-    """What stands against layers with running statistics whose stages are on several ranks of one pipeline.
+    """Problems of layers with running statistics whose stages are on several ranks of one pipeline.
 
     Args:
-        schedule: its name.
-        names: of these layers.
+        schedule: the schedule's name.
+        names: the names of these layers.
     """
     first = next(iter(names), None)
     if first is None:

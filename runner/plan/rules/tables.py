@@ -1,4 +1,4 @@
-"""All rules of the plan: those that need a schedule, the model's layers or the number of started processes."""
+"""All rules of the plan, which need a schedule, the model's layers or the number of started processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
     TWINS,
     POST_VALIDATION,
 )
-"""Checked where the schedule itself has no problem, in this order."""
+"""The tables that are checked, in this order, if the schedule itself has no problem."""
 
 PLACE_TABLES: tuple[Table[RequestFacts], ...] = (
     Table(
@@ -89,7 +89,7 @@ PLACE_TABLES: tuple[Table[RequestFacts], ...] = (
         ),
     ),
 )
-"""Checked last, whatever the schedule."""
+"""The tables that are checked last, for every schedule."""
 
 
 def plan_problems(
@@ -100,14 +100,14 @@ def plan_problems(
     layer_names: Sequence[str] = (),
     statistics: Sequence[str] = (),
 ) -> list[Problem]:
-    """The rules that need a schedule or a topology. Those that need the sections alone are the configuration's.
+    """Check the rules that need a schedule or a topology; other rules belong to the configuration.
 
     Args:
         config: the request.
-        num_layers: layers of the model.
-        world_size: ranks that were started already (torchrun, srun); None where the runner starts them.
-        layer_names: their names; without them, names in the request are not looked up.
-        statistics: names of those with running statistics.
+        num_layers: number of layers of the model.
+        world_size: number of ranks that were started already (torchrun, srun); None if the runner starts them.
+        layer_names: the names of the layers; without them, layer names in the request are not checked.
+        statistics: the names of layers with running statistics.
     """
     facts = RequestFacts(config, tuple(layer_names), world_size)
     problems = list(SCHEDULE.problems(facts))
@@ -119,11 +119,11 @@ def plan_problems(
 def order_problems(
     config: RunConfig, schedule: Schedule, num_layers: int, statistics: Sequence[str] = ()
 ) -> list[Problem]:
-    """What of the request does not go with a schedule.
+    """Problems of the request with a schedule.
 
     Args:
         config: the request.
-        schedule: the one that is planned for it.
+        schedule: the schedule that is planned for it.
         num_layers, statistics: see :func:`plan_problems`.
     """
     facts = OrderFacts(config, traits_of(schedule), num_layers, tuple(statistics))

@@ -1,4 +1,4 @@
-"""ZeRO's rules that need a schedule: which pipelines may share out gradients, states and weights, and who does it."""
+"""ZeRO's rules that need a schedule: which pipelines may shard gradients, states and weights, and by what code."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _BY_WEIGHT = tuple(name for name, kind in OPTIMIZERS.items() if kind.by_weight)
 
 
 def shares_by_itself(config: RunConfig, schedule: Schedule) -> bool:
-    """Whether the runner, not DeepSpeed, shares states out: :class:`runner.optim.states.shared.SharedStates`."""
+    """Whether the runner, not DeepSpeed, shards states: :class:`runner.optim.states.shared.SharedStates`."""
     order = traits_of(schedule)
     return bool(config.zero.stage) and (_holds_several(order) or _runs_twice(order))
 
 
 def _holds_several(order: ScheduleTraits) -> bool:
-    """DeepSpeed's one engine of a rank cannot be that of several stages or replicas."""
+    """Whether a rank has several stages or copies, for which DeepSpeed's one engine per rank is not enough."""
     return order.ranks > 1 and (order.has_copies or not order.one_stage_per_rank)
 
 
 def _runs_twice(order: ScheduleTraits) -> bool:
-    """DeepSpeed's hooks cannot count these backwards."""
+    """Whether backwards are split or forwards run twice, so that DeepSpeed's hooks cannot count them."""
     return order.ranks > 1 and not _holds_several(order) and (order.splits_backward or order.recomputes)
 
 
 def _table(title: str, against: str, source: str, applies: Callable[[ScheduleTraits], bool]) -> Table[OrderFacts]:
-    """What the runner's own sharing cannot do, where DeepSpeed's engine cannot stand in for the schedule's."""
+    """The rules of the runner's own sharding, for schedules with which DeepSpeed's engine cannot be used."""
     own = f"{against} ({source}); there the runner itself shares out the states, and these alone"
     needed = "must be {} with schedule={{order.name}}".format
     rows: tuple[Row[OrderFacts], ...] = (
@@ -82,4 +82,4 @@ SHARING_TABLES = (
         _runs_twice,
     ),
 )
-"""At most one of them applies to a schedule."""
+"""The tables of this file; at most one of them applies to a schedule."""

@@ -1,4 +1,4 @@
-"""What to do about a plan, each proposal tried by planning it: advice that does not help is not given."""
+"""Advice for a plan. Each proposal is tried by planning it, so that only advice that helps is given."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["compare_without_pipeline", "misfit"]
 Replan = Callable[[RunConfig], RunPlan]
 Overrides = Mapping[str, str | int]
 
-# Keys that belong to one option of a group and have no meaning for the others.
+# Keys that belong to one option of a group and have no meaning for its other options.
 _OPTIONS_OF_OTHERS = {
     "schedule": ("chunks", "file", "memory_limit"),
     "partition": ("boundaries",),
     "activation_checkpoint": tuple(options_by_key()),
 }
 
-# Actions that all trials of one plan may replay together: keeps advice within a second or two.
+# The number of actions that all trials of one plan may simulate together, so that advice takes a second or two.
 _BUDGET = 300_000
 
 
 def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions: bool = False) -> Problem:
-    """Why a plan does not fit: the rank, its largest part, and each override found that makes it fit.
+    """The reason why a plan does not fit: the rank, its largest part, and all overrides found that make it fit.
 
     Args:
-        plan: one that does not fit.
+        plan: a plan that does not fit.
         config: its request.
-        replan: plans a changed request; RequestError where there is no such plan.
-        other_precisions: whether ``replan`` knows the sizes in other precisions.
+        replan: plans a changed request; raises RequestError if there is no such plan.
+        other_precisions: whether ``replan`` knows the sizes for other precisions.
     """
     if not plan.fits_host:
         return _host_misfit(plan)
@@ -58,7 +58,7 @@ def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions
 
 
 def _host_misfit(plan: RunPlan) -> Problem:
-    """What is offloaded finds no room."""
+    """The problem that offloaded values do not fit into the host's memory."""
     offloaded, limit = plan.host_memory_bytes, plan.host_limit_bytes
     assert limit is not None
     rank = offloaded.index(max(offloaded))
@@ -68,10 +68,10 @@ def _host_misfit(plan: RunPlan) -> Problem:
 
 
 def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Replan) -> tuple[str, ...]:
-    """The same request on the same devices without a pipeline, and on one device; one line, with the numbers.
+    """Compare with the same devices without a pipeline, and with one device; return a line with the numbers, or none.
 
     Args:
-        own: the plan's time, from the layer profile that ``replan`` uses: like is compared with like.
+        own: the plan's time, from the same layer profile that ``replan`` uses, so that times can be compared.
         config: its request.
         replan: see :func:`misfit`.
     """
@@ -93,7 +93,7 @@ def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Rep
 
 
 def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[str, float] | None:
-    """The fewest micro-batches with which data parallelism over so many devices fits, and its step's seconds."""
+    """The fewest micro-batches with which data parallelism over the devices fits, as overrides, and the step time."""
     share = -(-config.data.batch_size // devices)
     for microbatches in _doubled(1, share):
         overrides: dict[str, str | int] = {
@@ -118,7 +118,7 @@ def _spec(config: RunConfig) -> registry.ScheduleSpec:
 
 
 def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions: bool) -> Iterator[Overrides]:
-    """Of each kind of change, the smallest that fits; together with 1f1b where the schedule holds more."""
+    """The smallest change of each kind that fits; with 1f1b if the schedule keeps more and 1f1b alone does not fit."""
     budget = _BUDGET
     base: dict[str, str | int] = {}
     for kind in _kinds(config, len(plan.profile.layers), other_precisions):
@@ -139,7 +139,7 @@ def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions
 
 
 def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[list[Overrides]]:
-    """Changes to try, the least intrusive kind first, within a kind the smallest first."""
+    """Changes to try: the least intrusive kind first, and the smallest change of a kind first."""
     schedule, degrees = config.schedule, config.parallelism
     kinds: list[list[Overrides]] = []
     if schedule.name not in ("1f1b", "dapple", "naive") and degrees.pipeline > 1:
@@ -164,7 +164,7 @@ def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[l
 
 
 def _sharing(config: RunConfig) -> list[Overrides]:
-    """ZeRO, and the states in the host's memory."""
+    """Changes to ZeRO, and to states in the host's memory."""
     if config.offload.optimizer != "none" or config.schedule.name == "from_file":
         return []
     stage = config.zero.stage or 0
@@ -184,7 +184,7 @@ def _tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan |
 
 
 def _changed(config: RunConfig, overrides: Overrides) -> RunConfig:
-    """A copy of the request with these overrides; one without a dot chooses a group's option by name."""
+    """A copy of the request with the overrides; an override without a dot chooses the option of a group by name."""
     changed = copy.deepcopy(config)
     for path, value in overrides.items():
         section, _, key = path.partition(".")
@@ -201,7 +201,7 @@ def _spelled(overrides: Overrides) -> str:
 
 
 def _doubled(start: int, end: int) -> list[int]:
-    """start, 2 start, 4 start, … and end itself."""
+    """The numbers start, 2 start, 4 start, … below end, and end itself."""
     values = []
     while start < end:
         values.append(start)

@@ -1,4 +1,4 @@
-"""``schedule=auto`` in a plan: the search sees the stages' seconds and bytes, and what each order would need."""
+"""``schedule=auto`` in a plan: the search uses the stages' seconds and bytes, and the memory of each order."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CHOSEN_FILE = "schedule.json"
 
 
 def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPlan:
-    """The plan of the schedule with the shortest predicted step that fits; its advice begins with the reason.
+    """Plan the schedule with the shortest predicted step that fits; the plan's advice begins with the reason.
 
     Args:
-        config: asks for ``schedule=auto``.
-        assemble: a schedule to its plan.
+        config: a request with ``schedule=auto``.
+        assemble: makes the plan of a schedule.
 
     Raises:
-        RequestError: from ``assemble``, where it refuses every schedule.
+        RequestError: from ``assemble``, if it refuses every schedule.
     """
     plans: dict[Schedule, RunPlan] = {}
     costs: dict[tuple[int, ...], StageCosts] = {}
@@ -89,12 +89,12 @@ def _milliseconds(rated: Rated) -> str:
 
 
 def chosen_to_json(schedule: Schedule) -> str:
-    """What the ranks of a run need, so that they need not search again: the schedule's fields, actions as lists."""
+    """The schedule's fields as JSON, with actions as lists, so that the ranks of a run need not search again."""
     return json.dumps(asdict(schedule))
 
 
 def read_chosen(run_dir: Path, config: RunConfig) -> Schedule | None:
-    """What the plan of this run chose, as :func:`chosen_to_json` wrote it; None where the request names a schedule."""
+    """Read the schedule that this run's plan chose (:func:`chosen_to_json`); None if the request names a schedule."""
     if not is_chosen_by_plan(config):
         return None
     fields = json.loads((run_dir / CHOSEN_FILE).read_text(encoding="utf-8"))

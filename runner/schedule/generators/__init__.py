@@ -1,4 +1,4 @@
-"""Generators: one file per family. They emit compute only; passes add the rest."""
+"""Generators of schedules, one file per family. They make only compute actions; later passes add the rest."""
 
 from __future__ import annotations
 

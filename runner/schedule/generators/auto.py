@@ -1,4 +1,4 @@
-"""The shortest order that fits, found by search: over the published orders, and over those of list scheduling."""
+"""The shortest order that fits, found by a search over published orders and over orders of list scheduling."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["SPEC"]
 
 
 def _auto(request: ScheduleRequest) -> Schedule:
-    """Chosen by the costs of the request alone; a plan knows the stages' seconds and bytes, and chooses by them."""
-    from runner.schedule.catalogue.registry import SEARCHED  # it looks through this package
+    """Choose only by the costs of the request; a plan chooses by the stages' seconds and bytes instead."""
+    from runner.schedule.catalogue.registry import SEARCHED  # it imports this package
 
     costs, limit = request.costs, request.memory_limit
 

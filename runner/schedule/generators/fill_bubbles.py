@@ -1,4 +1,4 @@
-"""Fills the bubbles of a schedule with a guest's work, spread over as many optimizer steps as that takes.
+"""Fills the bubbles of a schedule with other work, spread over as many optimizer steps as necessary.
 
 The work is that of the first step's micro-batches. The number of steps is the interval after which all of it is done.
 
@@ -20,28 +20,28 @@ from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["Gap", "Places", "fill", "fill_bubbles", "gaps_of", "work_of"]
 
-_MARGIN = 0.05  # of an item's time, which its place has besides
+_MARGIN = 0.05  # part of an item's time by which its gap must be longer
 _SHOWING = {Shown.FORWARD: (Op.F,), Shown.GRADIENT: (Op.B, Op.W)}
 
 Places = Mapping[int, Sequence[Action]]
-"""Of one step of one rank: the work before each index of its list; the list's length stands for the end."""
+"""The work of one step of one rank, by the index of its list before which it comes; the list's length is the end."""
 
 
 class Gap(NamedTuple):
-    """Idle time of a rank in one step: before which index of its list, and how long."""
+    """The idle time of a rank before one index of its list in a step, and its length."""
 
     before: int
     length: float
 
 
 def fill_bubbles(base: Schedule, filling: Filling, costs: StageCosts, name: str) -> Schedule:
-    """``base`` as a stream of as many steps as the work needs, with that work in it.
+    """Make a stream of ``base`` with as many steps as the work needs, and with that work in it.
 
     Args:
-        base: one step of one pipeline.
+        base: a schedule of one step and one pipeline.
         filling: the work.
         costs: durations of the compute of ``base`` and of the work.
-        name: of the result.
+        name: name of the result.
     """
     times, takes = simulate(base, costs), durations(costs, replace(base, filling=filling))
     placed = [
@@ -55,7 +55,7 @@ def fill_bubbles(base: Schedule, filling: Filling, costs: StageCosts, name: str)
 
 
 def gaps_of(times: Simulation, rank: int) -> list[Gap]:
-    """When a rank idles, from the step's beginning to the end of its last rank's compute."""
+    """The gaps of a rank, from the beginning of the step to the end of compute on all ranks."""
     gaps, free = [], 0.0
     for index, (start, end) in enumerate(zip(times.start[rank], times.end[rank], strict=True)):
         gaps.append(Gap(index, start - free))
@@ -71,17 +71,16 @@ def fill(
     seconds: Callable[[Action], float],
     filling: Filling,
 ) -> list[Places]:
-    """Where the work goes, step by step.
+    """Choose the places of the work, for one step after the other.
 
-    Of the items whose prerequisites hold, each gap takes the first that it has room for, with a margin, as long as
-    there is one; gaps of the next steps take what is left. What is longer than all gaps comes at the end of a step,
-    where it makes the step longer.
+    As long as it can, each gap takes the first item whose prerequisites hold and that fits into it with a margin; gaps
+    of the next steps take the rest. Items longer than all gaps come at the end of a step, and make the step longer.
 
     Args:
         row: a rank's compute of one step.
-        gaps: of that step, in order.
-        work: by priority.
-        seconds: of an item, in the unit of the gaps.
+        gaps: the gaps of that step, in order.
+        work: the items in order of priority.
+        seconds: returns the duration of an item, in the unit of the gaps.
         filling: says what each kind of item waits for.
     """
     waiting = list(work)
@@ -92,7 +91,7 @@ def fill(
         return (1 + _MARGIN) * seconds(item) <= room
 
     def is_ready(item: Action, index: int) -> bool:
-        """Whether what shows it has ended, and all of its stage that it follows has its place."""
+        """Whether the action that shows the item has ended, and all work of its stage before it has its place."""
         kind = filling.kind(item.fill)
         if kind.follows is not None and any(one.fill == kind.follows and one.stage == item.stage for one in waiting):
             return False
@@ -114,7 +113,7 @@ def fill(
 
 
 def work_of(row: Sequence[Action], filling: Filling) -> list[Action]:
-    """The work of a rank's step, by priority; that of micro-batches in the order of what shows them."""
+    """The work of a rank's step in order of priority; work on micro-batches in the order of their actions."""
     found: list[Action] = []
     stages = sorted({action.stage for action in row})
     for kind in filling.kinds:
@@ -133,7 +132,7 @@ def _shown_at(item: Action, shown_by: Shown, position: Mapping[Action, int]) -> 
 
 
 def _woven(row: Sequence[Action], size: int, placed: Sequence[Places]) -> Iterator[Action]:
-    """A rank's list over steps of ``size`` actions, with the work in its places."""
+    """Insert the work into a rank's list, which has steps of ``size`` actions."""
     for window, begin in enumerate(range(0, len(row), size)):
         places = placed[window] if window < len(placed) else {}
         for index, action in enumerate(row[begin : begin + size]):

@@ -1,4 +1,4 @@
-"""What entries of the catalogue share: limits and closed forms of families of schedules."""
+"""Limits and closed forms that several entries of the catalogue share."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ MULTIPLE_OF_RANKS = Legal("a multiple of D", lambda ranks, microbatches: microba
 
 _LOOPED_SLOTS = "((v - 1) * max(T, D) + T + D - 1)"
 EQUAL = "F == I == W and B == I + W"
-"""Where forward and both halves of the backward take equal times."""
+"""The condition that the forward and both halves of the backward take equal times."""
 
 
 def flushed(peak: str, when: str = "True") -> Formulas:
-    """Closed forms of gpipe, 1f1b and its relatives, which differ in memory alone."""
+    """Closed forms of gpipe, 1f1b and related schedules, which differ only in memory."""
     return Formulas("(T + D - 1) * (F + B)", "(D - 1) / (T + D - 1)", peak, "(D - 1) * (F + B)", when)
 
 
 def looped(peak: str) -> Formulas:
-    """Closed forms of both looping schedules; with T >= D the bubble is (D - 1) / (v T + D - 1)."""
+    """Closed forms of both looping schedules; if T >= D, the bubble is (D - 1) / (v T + D - 1)."""
     idle = f"({_LOOPED_SLOTS} / v - T) * (F + B)"
     return Formulas(f"{_LOOPED_SLOTS} * (F + B) / v", f"1 - v * T / {_LOOPED_SLOTS}", peak, idle)
 

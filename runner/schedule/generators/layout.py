@@ -1,4 +1,4 @@
-"""What generators share: actions by short names, and where the stages live."""
+"""Common functions of generators: short names for actions, and placements of stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def looping(ranks: int, chunks: int) -> tuple[int, ...]:
-    """Stage -> rank where the stages go round: 0 1 2 0 1 2. With one chunk: stage s on rank s.
+    """Stage -> rank if the stages go round all ranks: 0 1 2 0 1 2. With one chunk, stage s is on rank s.
 
     Source: Narayanan et al., Megatron-LM, 2021.
     """
@@ -26,7 +26,7 @@ def looping(ranks: int, chunks: int) -> tuple[int, ...]:
 
 
 def zigzag(ranks: int, chunks: int) -> tuple[int, ...]:
-    """Stage -> rank where every other chunk runs back: 0 1 2 2 1 0; the stages at a turn are on one rank.
+    """Stage -> rank if every second chunk goes back: 0 1 2 2 1 0; the two stages at a turn are on one rank.
 
     Source: two chunks are the V of Qi et al., 2024; more are the waves of Liu et al., Hanayo, 2023.
     """
@@ -37,13 +37,13 @@ def zigzag(ranks: int, chunks: int) -> tuple[int, ...]:
 def of_one_pipeline(
     name: str, placement: Sequence[int], rows: Iterable[Iterable[Action]], microbatches: int
 ) -> Schedule:
-    """The schedule of each rank's list, all micro-batches going through the same stages.
+    """Make a schedule from each rank's list; all micro-batches go through the same stages.
 
     Args:
-        name: of the schedule.
-        placement: stage -> rank, as many stages on each.
-        rows: per rank, its compute in order.
-        microbatches: of one optimizer step.
+        name: name of the schedule.
+        placement: stage -> rank, with the same number of stages on each rank.
+        rows: for each rank, its compute in order.
+        microbatches: number of micro-batches of one optimizer step.
     """
     actions = tuple(tuple(row) for row in rows)
     return Schedule(
@@ -56,20 +56,20 @@ def of_one_pipeline(
 
 
 def forward(stage: int, microbatch: int) -> Action:
-    """F of one stage and micro-batch."""
+    """The action F of one stage and micro-batch."""
     return Action(Op.F, stage, microbatch)
 
 
 def backward(stage: int, microbatch: int) -> Action:
-    """B of one stage and micro-batch."""
+    """The action B of one stage and micro-batch."""
     return Action(Op.B, stage, microbatch)
 
 
 def input_gradient(stage: int, microbatch: int) -> Action:
-    """I of one stage and micro-batch."""
+    """The action I of one stage and micro-batch."""
     return Action(Op.I, stage, microbatch)
 
 
 def weight_gradient(stage: int, microbatch: int) -> Action:
-    """W of one stage and micro-batch."""
+    """The action W of one stage and micro-batch."""
     return Action(Op.W, stage, microbatch)

@@ -1,4 +1,4 @@
-"""Orders found by list scheduling, for stages placed anyhow: one for each way to choose among what is ready."""
+"""Orders from list scheduling, for any placement of stages: one for each rule to choose among ready actions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["list_orders"]
 def list_orders(
     name: str, placed: Schedule, costs: StageCosts, limit: int, *, split: bool = True
 ) -> Iterator[Schedule]:
-    """One order for each rule that comes to an end under the limit.
+    """Yield one order for each rule that finishes under the limit.
 
     Args:
-        name: of the schedules.
-        placed: says where the stages are and which way each micro-batch goes; its order is not looked at.
-        costs: durations per stage, and of messages.
-        limit: micro-batches of its whole share that a rank may keep between F and B or W, at least 1.
-        split: backwards as I and W; else as B.
+        name: name of the schedules.
+        placed: gives the placement of stages and the pipeline of each micro-batch; its order is not used.
+        costs: durations of each stage, and of messages.
+        limit: number of micro-batches that a rank may keep between F and B or W, for all its chunks, at least 1.
+        split: whether backwards are I and W, or B.
     """
     makes = (forward, input_gradient, weight_gradient) if split else (forward, backward)
     rows: list[list[Action]] = [[] for _ in range(placed.ranks)]
@@ -36,20 +36,20 @@ def list_orders(
     for urge, patient, taper in itertools.product((0.25, 0.5, 1.0), patience, (0, 1, 2)):
         try:
             yield list_schedule(draft, costs, _rule(draft, costs, limit, urge, patient, taper))
-        except ValueError:  # this rule fills a rank with what nothing behind it has room for
+        except ValueError:  # this rule fills a rank with micro-batches for which later stages have no room
             continue
 
 
 def _rule(draft: Schedule, costs: StageCosts, limit: int, urge: float, patient: bool, taper: int) -> Urgency:
-    """One way to choose: first what has most still to come behind it, and W last.
+    """Make a rule: the action with the most work after it comes first, and W comes last.
 
     Args:
-        draft: whose actions are chosen from.
-        costs: durations per stage, and of messages.
-        limit: micro-batches of a rank's whole share between F and B or W.
-        urge: how much later micro-batches are held back, in the work that the busiest rank has of one.
-        patient: start no W that would still run when an F, B or I arrives.
-        taper: how many fewer forwards each rank may run before its first backward than the rank before it.
+        draft: the schedule with the actions.
+        costs: durations of each stage, and of messages.
+        limit: number of micro-batches that a rank may keep between F and B or W, for all its chunks.
+        urge: how much later micro-batches are held back, in units of the busiest rank's work for one micro-batch.
+        patient: whether to start no W that would still run when an F, B or I becomes ready.
+        taper: by how many forwards the warm-up of each rank is shorter than that of the rank before.
     """
     chunks, ranks, room = draft.chunks, draft.ranks, limit * draft.chunks
     to_come = _to_come(draft, costs)
@@ -64,7 +64,7 @@ def _rule(draft: Schedule, costs: StageCosts, limit: int, urge: float, patient: 
                 None if may_wait and clock.next_arrival(rank) < clock.now + clock.duration(action) else (1, microbatch)
             )
         if op is Op.F:
-            reserved = chunks - 1 - chunk  # for the chunks that this micro-batch, or one before it, is still to pass
+            reserved = chunks - 1 - chunk  # for the later chunks of this micro-batch, or of one before it
             warm_up = max(1, room - taper * rank * chunks)
             is_warm = clock.backwards[rank] > 0 or chunk > 0 or clock.forwards[rank] < warm_up
             if held + reserved >= room or not is_warm:
@@ -75,7 +75,7 @@ def _rule(draft: Schedule, costs: StageCosts, limit: int, urge: float, patient: 
 
 
 def _to_come(draft: Schedule, costs: StageCosts) -> dict[Op, list[float]]:
-    """Per stage, the time of a micro-batch from its forward, or from its backward, to the end of its way."""
+    """For each stage, the time of a micro-batch from its forward, or its backward, there to its end."""
     messages = [*costs.comm] or [0.0] * (draft.stages - 1)
     backwards = costs.I or costs.B
     back = [sum(backwards[: stage + 1]) + sum(messages[:stage]) for stage in range(draft.stages)]
@@ -84,7 +84,7 @@ def _to_come(draft: Schedule, costs: StageCosts) -> dict[Op, list[float]]:
 
 
 def _busiest(draft: Schedule, costs: StageCosts) -> float:
-    """Longest work that a rank has of one micro-batch, on average."""
+    """The largest average work of a rank for one micro-batch."""
     share = 1 / len(draft.placement)
     work = [0.0] * draft.ranks
     for row in draft.placement:

@@ -1,7 +1,7 @@
 """List scheduling: whenever a rank is free, it starts the most urgent of the actions that are ready.
 
-The result is the order alone. It is found by playing the draft with given durations, so that who draws or runs it with
-other durations has the same order.
+The result is only the order. It is found by simulating the draft with given durations. Drawing or running the schedule
+with other durations does not change the order.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["Clock", "Urgency", "list_schedule"]
 
-_ROUNDING = 1e-9  # of the time that a wait is compared with
+_ROUNDING = 1e-9  # relative tolerance in comparisons of times
 
 
 class Clock:
-    """What a rule may look at while the order is made.
+    """The state that a rule may read while the order is made.
 
     Attributes:
-        now: the moment.
-        started: when each action began.
-        held: per rank, forwards without their B or W.
-        forwards: per rank, F that have begun.
-        backwards: per rank, B or I that have begun.
+        now: the present time.
+        started: the start time of each action.
+        held: for each rank, number of forwards without their B or W.
+        forwards: for each rank, number of F that have begun.
+        backwards: for each rank, number of B or I that have begun.
     """
 
     def __init__(self, draft: Schedule, costs: StageCosts, jitter: Jitter | None = None) -> None:
@@ -42,33 +42,33 @@ class Clock:
         self._alarms: list[float] = []
 
     def duration(self, action: Action) -> float:
-        """Time that ``action`` takes."""
+        """The duration of ``action``."""
         chance = 1.0 if self._jitter is None else self._jitter.factor(action)
         return self._durations[action.work][action.stage] * chance
 
     def latency(self, made: Action, stage: int) -> float:
-        """Time of the message that brings what an action made to a neighbouring stage of another rank."""
+        """The time of the message from an action to a neighbouring stage on another rank."""
         chance = 1.0 if self._jitter is None else self._jitter.factor(made, message=True)
         return self._durations[Op.SEND][min(made.stage, stage)] * chance
 
     def next_arrival(self, rank: int) -> float:
-        """When the next action of ``rank`` becomes ready that something running now makes ready."""
+        """The next time when an action of ``rank`` becomes ready because of one that runs now."""
         arrivals = self._arrivals[rank]
         while arrivals and arrivals[0] <= self.now * (1 + _ROUNDING):
             heapq.heappop(arrivals)
         return arrivals[0] if arrivals else float("inf")
 
     def wake_at(self, moment: float) -> None:
-        """Ask all idle ranks again then."""
+        """Try to start actions on idle ranks again at ``moment``."""
         heapq.heappush(self._alarms, moment)
 
     def expect(self, rank: int, moment: float) -> None:
-        """An action of ``rank`` becomes ready at ``moment``."""
+        """Note that an action of ``rank`` becomes ready at ``moment``."""
         heapq.heappush(self._arrivals[rank], moment)
         self.wake_at(moment)
 
     def start(self, rank: int, action: Action) -> float:
-        """Count an action in; when it ends."""
+        """Start an action now; return the time when it ends."""
         self.started[action] = self.now
         if action.op is Op.F:
             self.held[rank] += 1
@@ -82,7 +82,7 @@ class Clock:
         return end
 
     def advance(self) -> bool:
-        """Go on to the next moment at which something may change; False where there is none."""
+        """Go to the next time at which something may change; return False if there is none."""
         while self._alarms and self._alarms[0] <= self.now * (1 + _ROUNDING):
             heapq.heappop(self._alarms)
         if not self._alarms:
@@ -92,20 +92,20 @@ class Clock:
 
 
 Urgency = Callable[[Clock, int, Action], tuple[float, ...] | None]
-"""Of a ready action on a rank: the least is started first; None: not now."""
+"""Rates a ready action of a rank: the action with the lowest value starts first; None: it does not start now."""
 
 
 def list_schedule(draft: Schedule, costs: StageCosts, urgency: Urgency, jitter: Jitter | None = None) -> Schedule:
-    """``draft`` with each rank's actions in the order in which they were started.
+    """Return ``draft`` with each rank's actions in the order in which they start.
 
     Args:
-        draft: every action on its rank, in any order.
-        costs: durations to play it with.
+        draft: has every action on its rank, in any order.
+        costs: durations for the simulation.
         urgency: the rule.
-        jitter: what the durations are multiplied by.
+        jitter: random factors of the durations.
 
     Raises:
-        ValueError: the rule lets nothing start although actions are left.
+        ValueError: the rule starts nothing although actions are left.
     """
     clock = Clock(draft, costs, jitter)
     board = _Board(draft)
@@ -123,13 +123,15 @@ def list_schedule(draft: Schedule, costs: StageCosts, urgency: Urgency, jitter: 
                 busy_until[rank] = clock.start(rank, action)
                 board.release(clock, rank, action, busy_until[rank])
                 left -= 1
-        if left == before and not clock.advance():  # what has started may let others start at the same moment
+        if (
+            left == before and not clock.advance()
+        ):  # an action that has started may allow others to start at the same time
             raise ValueError(f"{draft.name}: the rule starts none of {left} actions that are left")
     return replace(draft, actions=tuple(map(tuple, rows)))
 
 
 class _Board:
-    """Which actions are ready, and from when."""
+    """Knows which actions are ready, and from which time on."""
 
     def __init__(self, draft: Schedule) -> None:
         self._draft = draft
@@ -148,7 +150,7 @@ class _Board:
                     self._ready[rank].append(action)
 
     def most_urgent(self, clock: Clock, rank: int, urgency: Urgency) -> Action | None:
-        """Take the action that the rule wants started on ``rank``."""
+        """Remove and return the action that the rule starts on ``rank``, or None."""
         now = clock.now * (1 + _ROUNDING)
         rated = [
             (rate, action)
@@ -162,7 +164,7 @@ class _Board:
         return action
 
     def release(self, clock: Clock, rank: int, action: Action, end: float) -> None:
-        """``action`` of ``rank`` ends at ``end``: whoever waited for it last becomes ready."""
+        """Note that ``action`` of ``rank`` ends at ``end``; actions that waited only for it become ready."""
         for other, waiting in self._waiting.get(action, ()):
             ready = end if other == rank else end + clock.latency(action, waiting.stage)
             self._ready_at[waiting] = max(self._ready_at[waiting], ready)

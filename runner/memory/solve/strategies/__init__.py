@@ -1,7 +1,7 @@
-"""The strategies that are shipped: each is a module of this package with one object, ``STRATEGY``.
+"""The strategies of this package. Each is a module with one object, ``STRATEGY``.
 
-They are found by looking through the package, so that a module and an option file ``conf/activation_checkpoint/`` of
-its name are all that a new one needs.
+They are found by listing the package's modules, so that a new strategy needs only a module and an option file of its
+name in ``conf/activation_checkpoint/``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def _found() -> dict[str, Strategy]:
 
 
 STRATEGIES: Mapping[str, Strategy] = _found()
-"""By name."""
+"""The strategies by name."""
 
 
 def options_by_key() -> dict[str, Option]:
-    """Every key that a strategy reads; strategies that share one mean the same by it."""
+    """The options of all strategies by key; a key that several strategies read means the same for each."""
     return {option.key: option for strategy in STRATEGIES.values() for option in strategy.options}
 
 

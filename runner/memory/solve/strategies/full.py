@@ -1,4 +1,4 @@
-"""Compute every layer again."""
+"""The strategy that computes every layer again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute the layers again that a user names."""
+"""The strategy that computes again the layers that a user names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _solve(chain: StageChain) -> ChainProgram:
 
 
 def _index(asked: str, names: Sequence[str]) -> int | None:
-    """A name wins over an index: layers of an ``nn.Sequential`` are named by numbers that are their indices anyway."""
+    """The index of a layer given by name or index. A name wins: in an ``nn.Sequential`` names are indices anyway."""
     if asked in names:
         return list(names).index(asked)
     return int(asked) if asked.isdecimal() and int(asked) < len(names) else None

@@ -1,4 +1,4 @@
-"""Keep everything."""
+"""The strategy that keeps everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute segments of equally many layers again."""
+"""The strategy that computes again segments with equal numbers of layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["STRATEGY"]
 
 
 def _solve(chain: StageChain) -> ChainProgram:
-    """The input of every k-th layer is kept, counted from the stage's first."""
+    """Keep the input of every k-th layer, counted from the first layer of the stage."""
     every = chain.options["every"]
     starts = range(chain.first, chain.last + 1, every)
     return tuple(Segment(start, min(start + every - 1, chain.last), recompute=True) for start in starts)

@@ -1,9 +1,9 @@
-"""Binomial checkpointing: the fewest forwards that a given number of kept inputs allows.
+"""Binomial checkpointing, the strategy with the fewest forwards for a given number of kept inputs.
 
-A. Griewank, A. Walther 2000, Algorithm 799: Revolve, ACM Transactions on Mathematical Software 26(1). All steps are
-taken to cost the same. With s inputs kept, the first of the chain's included, and no layer run more than r times before
-its backward, at most beta(s, r) = (s + r choose s) layers can be reversed. With the least such r, l layers take
-t(l, s) = r l - beta(s + 1, r - 1) forwards, and l more that keep a graph.
+Source: A. Griewank, A. Walther 2000, Algorithm 799: Revolve, ACM Transactions on Mathematical Software 26(1). It
+assumes that all layers cost the same. With s kept inputs, including the first of the chain, and at most r runs of each
+layer before its backward, at most beta(s, r) = (s + r choose s) layers can be reversed. With the least such r, l layers
+take t(l, s) = r l - beta(s + 1, r - 1) forwards, and l more that keep a graph.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def _solve(chain: StageChain) -> ChainProgram:
 
 
 def _reverse(first: int, num_layers: int, slots: int) -> ChainProgram:
-    """Cut off the left part, which is run again with as many slots; the right part has one less, its input takes it.
+    """Cut off the left part, which is run again with all slots; the right part has one less, which holds its input.
 
-    Each right part is cut in its turn, until it is one layer, which keeps its graph.
+    Each right part is cut again, until it is one layer, which keeps its graph.
     """
     program = []
     while num_layers > 1:
@@ -36,13 +36,13 @@ def _reverse(first: int, num_layers: int, slots: int) -> ChainProgram:
 
 
 def _split(num_layers: int, slots: int) -> int:
-    """Layers of the left part: the fewest with which both parts need no more repetitions than the whole allows."""
+    """Number of layers of the left part: the smallest for which neither part needs more repetitions than the whole."""
     repetitions = next(r for r in count(1) if _reversible(slots, r) >= num_layers)
     return max(1, _reversible(slots, repetitions - 2), num_layers - _reversible(slots - 1, repetitions))
 
 
 def _reversible(slots: int, repetitions: int) -> int:
-    """beta(s, r)."""
+    """beta(s, r), the most layers that can be reversed."""
     return comb(slots + repetitions, slots) if repetitions >= 0 else 0
 
 

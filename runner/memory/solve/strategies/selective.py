@@ -1,4 +1,4 @@
-"""Keep the outputs of chosen operators, and compute the cheap rest again."""
+"""The strategy that keeps the outputs of chosen operators and computes the cheap rest again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients travel as they are."""
+"""No compression: gradients are sent as they are."""
 
 from __future__ import annotations
 

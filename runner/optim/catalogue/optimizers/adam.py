@@ -1,4 +1,4 @@
-"""Adam and AdamW as torch has them, and what a LightningModule brings itself."""
+"""Torch's Adam and AdamW, and the optimizer that a LightningModule defines itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own function, of which nothing else is known."""
+"""An optimizer made by a user's own function, about which nothing else is known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CUSTOM"]
 def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
     from torch.optim import Optimizer
 
-    assert section.target is not None  # a rule asks for it
+    assert section.target is not None  # a rule requires it
     function = import_target("optimizer.target", section.target)
     made = call_named("optimizer.target", section.target, function, parameters, lr=section.lr, **section.kwargs)
     if not isinstance(made, Optimizer):

@@ -1,4 +1,4 @@
-"""DeepSpeed's Adam in compiled operators: for the host, and in few kernels for the device."""
+"""DeepSpeed's Adam in compiled operators: one for the host, and one with few kernels for the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _cpu_adam(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
 
     load_operators(["cpu_adam"], accelerator=parameters[0].device.type)
     adamw = section.decoupled_weight_decay is not False
-    # States have the format of what is updated, as torch's: 16 bits without master weights.
+    # As in torch, states have the format of the updated weights: 16 bits without master weights.
     made: Optimizer = CPUAdam(parameters, **common_settings(section), adamw_mode=adamw, fp32_optimizer_states=False)
     return made
 

@@ -1,4 +1,4 @@
-"""bitsandbytes' Adam with moments of 8 bits."""
+"""Adam with moments of 8 bits, from bitsandbytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["ADAM8BIT", "BLOCK", "SMALLEST"]
 
 BLOCK = 256
-"""Elements that share a scale; bitsandbytes/backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu."""
+"""Number of elements that share a scale; bitsandbytes/backends/cpu/ops.py: _optimizer_update_8bit_blockwise_cpu."""
 
 SMALLEST = 4096
-"""Elements of the smallest tensor that it cuts into blocks; bitsandbytes/optim/optimizer.py: min_8bit_size."""
+"""Size of the smallest tensor that it cuts into blocks; bitsandbytes/optim/optimizer.py: min_8bit_size."""
 
-_CODES = 2 * 256 * FP32_WIDTH  # what a byte stands for, of either moment
+_CODES = 2 * 256 * FP32_WIDTH  # the tables of the 256 values that a byte stands for, one for each moment
 
 
 def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
@@ -30,7 +30,7 @@ def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
 
 
 def _state_bytes(elements: int) -> int:
-    """Two moments of a byte each, and the largest of every block of both in fp32; small tensors stay fp32."""
+    """Bytes of two moments of a byte each, with an fp32 maximum for every block of both; small tensors stay fp32."""
     if elements < SMALLEST:
         return 2 * FP32_WIDTH * elements
     return 2 * (elements + FP32_WIDTH * -(-elements // BLOCK))

@@ -1,4 +1,4 @@
-"""torchao's Adam with moments of 4 bits, or of 8-bit floating point."""
+"""Adam with moments of 4 bits or of 8-bit floating point, from torchao."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["ADAM4BIT", "ADAM_FP8", "BLOCK_4", "BLOCK_FP8", "SMALLEST"]
 
 BLOCK_4 = 128
-"""Elements of a block of ``adam4bit``; torchao/optim/adam.py: AdamW4bit, block_size."""
+"""Number of elements in a block of ``adam4bit``; torchao/optim/adam.py: AdamW4bit, block_size."""
 
 BLOCK_FP8 = 256
-"""Elements of a block of ``adam_fp8``; torchao/optim/adam.py: AdamWFp8, block_size."""
+"""Number of elements in a block of ``adam_fp8``; torchao/optim/adam.py: AdamWFp8, block_size."""
 
 SMALLEST = 4096
-"""Elements of the smallest tensor that both cut into blocks; torchao/optim/adam.py: _new_buffer."""
+"""Size of the smallest tensor that both cut into blocks; torchao/optim/adam.py: _new_buffer."""
 
 _MODULE = "runner.optim.kinds.few_bits"
 
@@ -39,7 +39,7 @@ def _adam_fp8(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
 
 
 def _in_blocks(elements: int, *, block: int, bits: int) -> int:
-    """Two moments, and an fp32 scale for every block of both; tensors that are small or do not divide stay fp32."""
+    """Bytes of two moments with an fp32 scale per block; tensors that are small or do not divide stay fp32."""
     if elements < SMALLEST or elements % block:
         return 2 * FP32_WIDTH * elements
     return 2 * (elements * bits // 8 + FP32_WIDTH * elements // block)

@@ -1,4 +1,4 @@
-"""K-FAC: gradient descent on gradients that are preconditioned layer by layer."""
+"""K-FAC: gradient descent with gradients that are preconditioned layer by layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["KFAC"]
 def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
     from runner.optim.kinds.kfac import KFAC as Preconditioned
 
-    assert section.damping is not None  # a rule asks for it
+    assert section.damping is not None  # a rule requires it
     return Preconditioned(
         parameters,
         lr=section.lr,
@@ -51,7 +51,7 @@ def _differs(path: str, value: object) -> Callable[[RunConfig], bool]:
 
 
 def _needed() -> Iterator[Row[RunConfig]]:
-    """What K-FAC's factors cannot be taken under."""
+    """Rules against settings under which K-FAC cannot compute its factors."""
     seen = "Its factors are sums over what the layers of one process are given in a forward and a backward"
     needed: tuple[tuple[str, object, str], ...] = (
         ("parallelism.data", 1, "and replicas see other samples"),

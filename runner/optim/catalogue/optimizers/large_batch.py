@@ -1,4 +1,4 @@
-"""pytorch_optimizer's LARS and LAMB, whose rates follow the norms of whole tensors."""
+"""LARS and LAMB from pytorch_optimizer, whose learning rates depend on the norms of whole tensors."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["ONEBIT_ADAM", "ONEBIT_LAMB", "ZERO_ONE_ADAM"]
 
 _READS = (*BETAS, "freeze_step")
 _REMARKS = "compressed steps send a fifteenth of fp16's bytes"
-_LAMB_WARM_UP = 10  # steps: 1 / (1 - 0.9), the running mean's; runner/optim/kinds/onebit_lamb.py
+_LAMB_WARM_UP = 10  # steps: 1 / (1 - 0.9), of the running mean in runner/optim/kinds/onebit_lamb.py
 
 
 def _onebit_adam(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
@@ -40,7 +40,7 @@ def _onebit_lamb(section: OptimizerConfig, parameters: list[Tensor]) -> Optimize
 
 
 def _given(value: int | None) -> int:
-    assert value is not None  # a rule asks for it
+    assert value is not None  # a rule requires it
     return value
 
 

@@ -1,4 +1,4 @@
-"""Gradient descent as torch has it."""
+"""Torch's gradient descent."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """PipeDream-2BW: 1F1B that never flushes, with two buffered versions of the weights.
 
-Window w reads the weights that w - 1 optimizer steps have made, in every stage, so that all gradients of a window
-belong to one version: w(t+1) = w(t) - lr * gradient at w(t-1). A stage steps after its last backward of a window, while
-forwards of the next window, which read the version before that step, are under way.
+In every stage, window w reads the weights after w - 1 optimizer steps, so that all gradients of a window belong to one
+version: w(t+1) = w(t) - lr * gradient at w(t-1). A stage steps after its last backward of a window. At that time it has
+already begun forwards of the next window, which read the version before that step.
 
-Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", 2021. The paper asks for T >= D; D - 1
-micro-batches are enough for every version to be there when it is read.
+Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", 2021. The paper requires T >= D; D - 1
+micro-batches are enough for every version to exist when it is read.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "pipedream_2bw"]
 
-_WINDOWS = 6  # in the first ones the pipeline fills, then it repeats itself, in the last one it drains
+_WINDOWS = 6  # the pipeline fills in the first windows, then repeats itself, and drains in the last one
 
 
 def pipedream_2bw(ranks: int, microbatches: int) -> Schedule:
-    """The first windows of the stream.
+    """Generate the first windows of the stream.
 
     Args:
         ranks: D, at least 2.
-        microbatches: T of each optimizer step, at least D - 1.
+        microbatches: T, the number of each optimizer step, at least D - 1.
     """
     numbers = range(_WINDOWS * microbatches)
     rows = [

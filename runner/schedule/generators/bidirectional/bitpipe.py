@@ -16,15 +16,16 @@ from runner.schedule.values import Action, Schedule
 
 __all__ = ["SPEC", "bitpipe"]
 
-_Chunk = tuple[int, int]  # pipeline, chunk: which of a rank's four
+_Chunk = tuple[int, int]  # pipeline and chunk: one of a rank's four chunks
 
 
 def bitpipe(ranks: int, microbatches: int) -> Schedule:
-    """BitPipe.
+    """Generate BitPipe.
 
     Args:
         ranks: D, even.
-        microbatches: a multiple of D; the first forwards of each D fill the gaps between the last backwards before.
+        microbatches: T, a multiple of D; the first forwards of each D micro-batches fill gaps between the last
+            backwards of those before.
     """
     down = zigzag(ranks, 2)
     placement = (down, tuple(ranks - 1 - rank for rank in down))
@@ -51,7 +52,7 @@ def _row(ranks: int, rank: int, microbatches: int) -> list[Action]:
 
 
 def _joined(row: list[Action], unit: list[Action], overlap: int) -> list[Action]:
-    """The last backwards of what is there in turn with the first forwards of the unit that follows."""
+    """Join a unit to a row: the row's last backwards alternate with the unit's first forwards."""
     if not row:
         return unit
     pairs = zip(row[-overlap:], unit[:overlap], strict=True)
@@ -61,7 +62,7 @@ def _joined(row: list[Action], unit: list[Action], overlap: int) -> list[Action]
 def _numbered(
     make: Callable[[int, int], Action], chunks: list[_Chunk], ranks: int, rank: int, first: int
 ) -> Iterator[Action]:
-    """Each chunk takes its pipeline's micro-batches in order: every other one."""
+    """Give each chunk its pipeline's micro-batches in order, which are every second one."""
     taken: dict[_Chunk, int] = {}
     for pipe, chunk in chunks:
         position = ranks - 1 - rank if pipe else rank  # in the pipeline's own direction

@@ -1,6 +1,6 @@
-"""Chimera: pipelines in both directions, each of which fills the other's bubble.
+"""Chimera: pipelines in both directions that fill each other's bubbles.
 
-Source: Li and Hoefler, Chimera, 2021. A unit is D micro-batches; units follow each other at the distance of their work.
+Source: Li and Hoefler, Chimera, 2021. A unit is D micro-batches; a unit begins one unit's work after the one before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["SPEC", "chimera", "chimera_in_pairs", "chimera_placement"]
 
 
 def chimera_placement(ranks: int, pipes: int) -> list[tuple[int, ...]]:
-    """Stage -> rank of each pipeline: half of them down, half up, each pair D / (pipes / 2) ranks further on."""
+    """Stage -> rank of each pipeline; half run down, half up, and each pair starts D / (pipes / 2) ranks further."""
     shifts = range(0, ranks, 2 * ranks // pipes)
     down = [tuple((shift + stage) % ranks for stage in range(ranks)) for shift in shifts]
     up = [tuple((shift + ranks - 1 - stage) % ranks for stage in range(ranks)) for shift in shifts]
@@ -27,11 +27,11 @@ def chimera_placement(ranks: int, pipes: int) -> list[tuple[int, ...]]:
 
 
 def chimera(ranks: int, microbatches: int, pipes: int) -> Schedule:
-    """Chimera by direct concatenation of its units.
+    """Generate Chimera by direct concatenation of its units.
 
-    Written down from slots in which F and B take one each, and in which no two actions of a rank meet: the k-th
-    micro-batch of a pipeline enters at slot 2 k, goes through one stage a slot and turns round. Two neighbouring
-    pipelines of a rank use slots of different parity, and two of one direction different stretches of time.
+    The order comes from slots: F and B take one slot each, and no two actions of a rank are in one slot. The k-th
+    micro-batch of a pipeline enters at slot 2 k, goes through one stage per slot and turns round at the end. Two
+    neighbouring pipelines of a rank use slots of different parity, and two of one direction different periods.
 
     Args:
         ranks: D, even.
@@ -39,7 +39,7 @@ def chimera(ranks: int, microbatches: int, pipes: int) -> Schedule:
         pipes: 2 f, where f divides D / 2.
     """
     placement = chimera_placement(ranks, pipes)
-    per_unit = ranks // pipes  # micro-batches of one pipeline
+    per_unit = ranks // pipes  # number of micro-batches of one pipeline
     slots: list[list[tuple[int, Action]]] = [[] for _ in range(ranks)]
     for number in range(microbatches):
         entry, pipe = divmod(number, pipes)
@@ -53,16 +53,16 @@ def chimera(ranks: int, microbatches: int, pipes: int) -> Schedule:
 
 
 def chimera_in_pairs(ranks: int, microbatches: int, pipes: int, *, halves: bool) -> Schedule:
-    """Chimera whose forwards take two micro-batches as one, and whose backwards take one each.
+    """Generate Chimera with forwards of two micro-batches together, and backwards of one micro-batch each.
 
-    Where a backward takes twice as long as a forward, both then fill equal slots, and units follow each other without
-    a gap: forward doubling. With ``halves`` the two are the halves of one micro-batch: backward halving.
+    If a backward takes twice as long as a forward, both then fill equal slots, and units follow each other without a
+    gap: forward doubling. With ``halves``, the two are halves of one micro-batch: backward halving.
 
     Args:
         ranks: D, even.
         microbatches: a multiple of D; of 2 D without ``halves``.
         pipes: 2 f, where f divides D / 2.
-        halves: cut each micro-batch in two.
+        halves: whether to cut each micro-batch in two.
     """
     whole = chimera(ranks, microbatches if halves else microbatches // 2, pipes)
     return replace(

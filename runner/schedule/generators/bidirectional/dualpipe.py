@@ -1,7 +1,7 @@
-"""DualPipe: micro-batches enter at both ends, and weight gradients fill what is left of the bubble.
+"""DualPipe: micro-batches enter at both ends, and weight gradients fill the rest of the bubble.
 
-Source: DeepSeek-AI, DualPipe, 2025. The pairs of a forward and a backward that DualPipe computes at once, overlapping
-one's messages with the other, are written one after the other here.
+Source: DeepSeek-AI, DualPipe, 2025. DualPipe computes pairs of a forward and a backward together, so that the messages
+of one overlap with the compute of the other; here they come one after the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["SPEC", "dualpipe"]
 
 
 def dualpipe(ranks: int, microbatches: int) -> Schedule:
-    """DualPipe: each half of the ranks is a V whose turn is the middle, because both halves mirror each other.
+    """Generate DualPipe; each half of the ranks is a V that turns at the middle, because both halves are mirrored.
 
     Args:
         ranks: D, even.

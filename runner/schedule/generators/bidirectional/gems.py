@@ -1,7 +1,8 @@
-"""GEMS: two copies of the model in opposite directions, one micro-batch of each alive at a time.
+"""GEMS: two copies of the model in opposite directions, with one micro-batch of each alive at a time.
 
-Source: Jain et al., GEMS, 2020. Micro-batches go down and up in turn. Each rank takes them one by one, F and at once B;
-the next one's forward follows the backward of the one before through the ranks, so that at most two are alive.
+Source: Jain et al., GEMS, 2020. Micro-batches go down and up in turn. Each rank runs F and then B of one micro-batch at
+a time. The next micro-batch's forward follows the backward of the one before through the ranks, so at most two are
+alive.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ __all__ = ["SPEC", "gems"]
 
 
 def gems(ranks: int, microbatches: int) -> Schedule:
-    """GEMS.
+    """Generate GEMS.
 
     Args:
-        ranks: D. With an odd number the middle rank holds its stage once, for both directions.
-        microbatches: at least 2, one for each direction.
+        ranks: D. If it is odd, the middle rank holds its stage once, for both directions.
+        microbatches: T, at least 2, one for each direction.
     """
     down = tuple(range(ranks))
     rows = [

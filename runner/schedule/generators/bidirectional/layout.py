@@ -1,6 +1,6 @@
-"""What generators of several crossing pipelines share: each stage lives on several ranks, as twins of equal weights.
+"""Common functions for crossing pipelines, in which each stage is on several ranks, as twins with equal weights.
 
-Micro-batch m takes pipeline m mod the number of pipelines, so that every pipeline has some of each size.
+Micro-batch m takes pipeline m mod the number of pipelines, so that every pipeline gets micro-batches of each size.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ __all__ = ["nearer_pipe", "of_pipelines"]
 
 
 def nearer_pipe(ranks: int, rank: int) -> int:
-    """Of a pipeline down (0) and one up (1), the one whose first stage is nearer to ``rank``."""
+    """The pipeline, down (0) or up (1), whose first stage is nearer to ``rank``."""
     return 0 if rank < ranks // 2 else 1
 
 
 def of_pipelines(
     name: str, placement: Sequence[Sequence[int]], rows: Iterable[Iterable[Action]], microbatches: int
 ) -> Schedule:
-    """The schedule of each rank's list.
+    """Make a schedule from each rank's list.
 
     Args:
-        name: of the schedule.
-        placement: per pipeline, stage -> rank.
-        rows: per rank, its compute in order.
-        microbatches: of one optimizer step, over all pipelines.
+        name: name of the schedule.
+        placement: for each pipeline, stage -> rank.
+        rows: for each rank, its compute in order.
+        microbatches: number of micro-batches of one optimizer step, over all pipelines.
     """
     actions = tuple(tuple(row) for row in rows)
     return Schedule(

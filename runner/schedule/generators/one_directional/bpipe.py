@@ -1,4 +1,4 @@
-"""BPipe: 1F1B whose first ranks, which keep most, hand micro-batches to the last ones, which keep least, for a while.
+"""BPipe: 1F1B in which the first ranks, which keep most, lend micro-batches to the last ranks, which keep least.
 
 Source: Kim et al., BPipe, 2023. Rank x of the first half is paired with rank D-1-x. The order of compute is 1F1B's.
 """
@@ -17,12 +17,12 @@ __all__ = ["SPEC", "bpipe", "most_kept"]
 
 
 def most_kept(ranks: int) -> int:
-    """Micro-batches that a rank keeps at most: half of the D + 1 that 1F1B keeps on both ranks of a pair."""
+    """The most micro-batches that a rank keeps: half of the D + 1 that 1F1B keeps on both ranks of a pair."""
     return ranks // 2 + 1
 
 
 def bpipe(ranks: int, microbatches: int) -> Schedule:
-    """BPipe.
+    """Generate BPipe.
 
     Args:
         ranks: D, even.
@@ -37,7 +37,7 @@ def bpipe(ranks: int, microbatches: int) -> Schedule:
 
 
 def _with_moves(row: Sequence[Action], *, host: int, most: int) -> Iterator[Action]:
-    """A lender's list: its youngest micro-batch leaves where there is no room, and is back one action before its B."""
+    """Add moves to a lender's list: if room is short, the youngest micro-batch leaves until an action before its B."""
     kept: list[int] = []
     away: set[int] = set()
     for index, action in enumerate(row):
@@ -54,7 +54,7 @@ def _with_moves(row: Sequence[Action], *, host: int, most: int) -> Iterator[Acti
             away.remove(microbatch)
             yield Action(Op.IN, action.stage, microbatch, peer=host)
         yield action
-        assert action.microbatch is not None  # compute always has one
+        assert action.microbatch is not None  # every compute action has one
         if action.op is Op.F:
             kept.append(action.microbatch)
         else:

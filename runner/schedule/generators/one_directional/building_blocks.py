@@ -1,8 +1,8 @@
-"""V-Half and V-Min: a block of six slots, repeated every six, fixes how long a rank keeps an activation.
+"""V-Half and V-Min: a block that is repeated every six slots fixes how long a rank keeps an activation.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, 2024, and its published offsets. A block is one
-micro-batch on one rank: F of the first and of the second chunk, I of the second and of the first, and two W, which take
-the slots that are left, oldest first. The order is kept and the gaps are dropped.
+micro-batch on one rank: F of the first and of the second chunk, I of the second and of the first, and two W. The W take
+the free slots, oldest first. Only the order of the actions is used, without the gaps.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from runner.schedule.values import Action, Op, Schedule
 
 __all__ = ["SPECS", "v_half", "v_min"]
 
-_PERIOD = 6  # slots of one micro-batch on one rank: F, I and W of two chunks
+_PERIOD = 6  # number of slots of one micro-batch on one rank: F, I and W of two chunks
 
 
 def v_half(ranks: int, microbatches: int) -> Schedule:
-    """About half of 1F1B's activations."""
+    """Generate V-Half, which keeps about half of 1F1B's activations."""
     shift = 0 if ranks % 2 else 3
 
     def slots(r: int) -> tuple[int, int, int, int]:
@@ -31,7 +31,7 @@ def v_half(ranks: int, microbatches: int) -> Schedule:
 
 
 def v_min(ranks: int, microbatches: int) -> Schedule:
-    """About a third of 1F1B's activations, the least that a V can do with."""
+    """Generate V-Min, which keeps about a third of 1F1B's activations, the least that is possible with a V."""
     shift = 0 if ranks % 3 else 2
 
     def slots(r: int) -> tuple[int, int, int, int]:
@@ -42,11 +42,11 @@ def v_min(ranks: int, microbatches: int) -> Schedule:
 
 
 def _row(ranks: int, rank: int, slots: tuple[int, int, int, int], microbatches: int) -> list[Action]:
-    """One rank's order.
+    """The order of one rank.
 
     Args:
         ranks, rank: D and r.
-        slots: of micro-batch 0, of F of chunk 0, F of chunk 1, I of chunk 1 and I of chunk 0.
+        slots: the slots of micro-batch 0 for F of chunk 0, F of chunk 1, I of chunk 1 and I of chunk 0.
         microbatches: T.
     """
     assert len({slot % _PERIOD for slot in slots}) == 4, "two actions of one rank in one slot"

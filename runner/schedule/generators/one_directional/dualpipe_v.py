@@ -1,8 +1,8 @@
-"""DualPipeV: DualPipe cut in half, a V of two chunks per rank with one copy of the weights.
+"""DualPipeV: one half of DualPipe, a V of two chunks per rank with one copy of the weights.
 
-Source: DeepSeek-AI, DualPipe, 2025, ``DualPipeV``; torch's ScheduleDualPipeV has the same order. The pairs of a forward
-and a backward that DualPipe computes at once, overlapping one's messages with the other, are written one after the
-other here.
+Source: DeepSeek-AI, DualPipe, 2025, ``DualPipeV``; torch's ScheduleDualPipeV has the same order. DualPipe computes
+pairs of a forward and a backward together, so that the messages of one overlap with the compute of the other; here they
+come one after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _F0, _F1, _B0, _B1, _I0, _I1 = (Op.F, 0), (Op.F, 1), (Op.B, 0), (Op.B, 1), (Op.I
 
 
 def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
-    """DualPipeV.
+    """Generate DualPipeV.
 
     Args:
         ranks: D.
@@ -32,12 +32,12 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
 
 
 def fill_dual_row(row: VRow, ranks: int, rank: int, microbatches: int) -> VRow:
-    """Write one rank's list.
+    """Fill the list of one rank.
 
     Args:
-        row: still empty.
-        ranks, rank: from the end at which chunk 0's micro-batches enter, to the turn or the middle.
-        microbatches: of each chunk.
+        row: an empty list.
+        ranks, rank: D and r, counted from the end where micro-batches of chunk 0 enter to the turn or the middle.
+        microbatches: number of micro-batches of each chunk.
     """
     here, behind = rank + 1, ranks - rank - 1
     row.add(*[_F0] * (2 * behind), *[_F0, _F1] * here)
@@ -57,7 +57,7 @@ def fill_dual_row(row: VRow, ranks: int, rank: int, microbatches: int) -> VRow:
 
 
 def _drain(pairs: int) -> list[tuple[Op, int]]:
-    """Backwards of both chunks in turn, of which the second half owe their weight gradients."""
+    """Backwards of both chunks in turn; in the second half, weight gradients are delayed."""
     return ([_B1, _B0] * pairs)[:pairs] + ([_I1, _I0] * pairs)[pairs:]
 
 

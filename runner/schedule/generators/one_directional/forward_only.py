@@ -1,4 +1,4 @@
-"""Forwards alone, for validation."""
+"""A schedule with only forwards, for validation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["forward_only"]
 
 
 def forward_only(layout: Schedule | int, microbatches: int) -> Schedule:
-    """Every micro-batch forward, in order.
+    """Generate the forwards of all micro-batches, in order.
 
     Args:
-        layout: the training schedule whose placement to keep, or a number of ranks with one stage each. A
-            rank with several stages runs all micro-batches through the first, then the next. Where there
-            are several pipelines, all go through the first.
-        microbatches: of this pass; it need not be the training schedule's.
+        layout: the training schedule whose placement to keep, or a number of ranks with one stage each. A rank with
+            several stages runs all micro-batches through the first, then the next. If there are several pipelines,
+            all micro-batches go through the first.
+        microbatches: number of micro-batches of this pass, which may differ from that of the training schedule.
     """
     placement: tuple[tuple[int, ...], ...]
     if isinstance(layout, int):

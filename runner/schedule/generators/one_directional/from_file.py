@@ -1,10 +1,10 @@
-"""A schedule of the user's own, in the CSV form of torch.distributed.pipelining.
+"""A user's own schedule, read from the CSV format of torch.distributed.pipelining.
 
-One row per rank; a cell is ``<stage><op><micro-batch>`` with op F, B, I, W or R (recompute, which torch does not have);
-``0F0+1`` is one forward of two micro-batches, ``0B0.1`` the backward of half of one, neither of which torch has;
-a blank cell is a bubble and says nothing, because the lists' order alone counts. Cells in which torch writes
-communication or sharding (``0SEND_F1``, ``1RECV_B3``, ``0UNSHARD``, ``0RESHARD``, ``0REDUCE_GRAD``) are read over, so
-that any file torch writes can be used: messages and reductions are always derived from the compute order here.
+There is one row per rank. A cell is ``<stage><op><micro-batch>`` with op F, B, I, W or R (recompute, which torch does
+not have). ``0F0+1`` is one forward of two micro-batches, ``0B0.1`` the backward of half of one; torch has neither. A
+blank cell is a bubble and has no effect, because only the order in a row counts. Cells in which torch writes
+communication or sharding (``0SEND_F1``, ``1RECV_B3``, ``0UNSHARD``, ``0RESHARD``, ``0REDUCE_GRAD``) are ignored, so
+that every file that torch writes can be used: here messages and reductions are always derived from the compute order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORM = "must be <stage><op><micro-batch> with op F, B, I, W or R, e.g. 2F0"
 
 
 def read_schedule(file: str) -> Schedule | list[Problem]:
-    """The checked schedule that ``file`` holds, or what is wrong with it."""
+    """Read and check the schedule in ``file``; return it, or its problems."""
     cells = _cells(file)
     if cells and isinstance(cells[0], Problem):
         return [cell for cell in cells if isinstance(cell, Problem)]
@@ -77,7 +77,7 @@ def _schedule(file: str, written: Sequence[_Cell], name: str) -> Schedule | list
 
 
 _Cell = tuple[int, int, str]
-"""Row and column, from 0, and what stands there; without blank cells, a row without any is there as an empty text."""
+"""Row and column, from 0, and the text of a cell."""
 
 
 def _cells(file: str) -> list[_Cell] | list[Problem]:
@@ -92,7 +92,7 @@ def _cells(file: str) -> list[_Cell] | list[Problem]:
 
 
 def _rows(file: str, cells: Sequence[_Cell], *, halved: bool) -> list[tuple[Action, ...]] | list[Problem]:
-    """Each rank's actions; where micro-batches are halved, their halves are numbered through."""
+    """Each rank's actions, or problems; halves of micro-batches are numbered like micro-batches."""
     rows: list[list[Action]] = [[] for _ in range(1 + max((rank for rank, _, _ in cells), default=-1))]
     problems: list[Problem] = []
     derived = 0
@@ -113,7 +113,7 @@ def _rows(file: str, cells: Sequence[_Cell], *, halved: bool) -> list[tuple[Acti
 
 
 def _halves(text: str) -> list[Action] | str:
-    """The halves that a cell of a file with halves holds, or the rule it breaks."""
+    """The actions on halves in a cell of a file with halves, or the rule that the cell breaks."""
     if found := _HALVED.fullmatch(text):
         return [parse_action(f"{found[1]}{2 * int(found[2]) + int(found[3])}")]
     action = _compute(text)
@@ -121,12 +121,12 @@ def _halves(text: str) -> list[Action] | str:
         return action
     if action.op is not Op.F:
         return "must name its half, .0 or .1, as others of this file do"
-    assert action.microbatch is not None  # compute always has one
+    assert action.microbatch is not None  # every compute action has one
     return [action._replace(microbatch=2 * action.microbatch + half) for half in (0, 1)]
 
 
 def _whole(text: str) -> list[Action] | str:
-    """The actions that a cell holds, two of them for a doubled forward, or the rule it breaks."""
+    """The actions of a cell (two for a doubled forward), or the rule that the cell breaks."""
     if found := _DOUBLED.fullmatch(text):
         stage, first, second = map(int, found.groups())
         if second != first + 1:
@@ -137,7 +137,7 @@ def _whole(text: str) -> list[Action] | str:
 
 
 def _compute(text: str) -> Action | str:
-    """The compute action a cell holds, or the rule it breaks."""
+    """The compute action of a cell, or the rule that the cell breaks."""
     if text.startswith("("):
         return "overlapped pairs are not available in this version; write the actions in two cells"
     try:
@@ -152,12 +152,13 @@ def _compute(text: str) -> Action | str:
 
 
 def _owners(actions: tuple[tuple[Action, ...], ...]) -> list[dict[int, int]]:
-    """Stage -> rank of each pipeline, as the rows say it.
+    """Stage -> rank of each pipeline, found from the rows.
 
-    There are several where micro-batches go different ways, each through all stages and as many on every rank.
+    There are several pipelines if micro-batches take different ranks, provided that each way has all stages and the
+    same number of stages on every rank.
     """
     one: dict[int, int] = {}
-    ways: dict[int | None, dict[int, int]] = {}  # by micro-batch
+    ways: dict[int | None, dict[int, int]] = {}  # placements by micro-batch
     for rank, row in enumerate(actions):
         for action in row:
             one.setdefault(action.stage, rank)
@@ -171,14 +172,14 @@ def _owners(actions: tuple[tuple[Action, ...], ...]) -> list[dict[int, int]]:
 
 
 def _counts(owner: Mapping[int, int], ranks: int) -> list[int]:
-    """Stages of each rank."""
+    """The number of stages of each rank."""
     return [sum(1 for rank in owner.values() if rank == mine) for mine in range(ranks)]
 
 
 def _pipelines(
     actions: tuple[tuple[Action, ...], ...], placement: Sequence[tuple[int, ...]], microbatches: int
 ) -> Iterator[int]:
-    """The pipeline of each micro-batch: the one that all of its cells agree with, or the first."""
+    """The pipeline of each micro-batch: the one that fits all of its cells, or the first."""
     cells: list[set[tuple[int, int]]] = [set() for _ in range(microbatches)]
     for rank, row in enumerate(actions):
         for action in row:
@@ -190,7 +191,7 @@ def _pipelines(
 def _placement_problems(
     file: str, actions: tuple[tuple[Action, ...], ...], owner: Mapping[int, int]
 ) -> Iterator[Problem]:
-    """What is wrong with where one pipeline has its stages."""
+    """Problems of the placement of one pipeline's stages."""
     held = {(action.stage, rank) for rank, row in enumerate(actions) for action in row}
     if len(_owners(actions)) == 1:
         for stage, rank in sorted(held - set(owner.items())):

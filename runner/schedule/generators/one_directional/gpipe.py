@@ -1,7 +1,7 @@
 """GPipe: all forwards, then all backwards.
 
-Source: Huang et al., GPipe, 2019. Backwards run first in, first out, so that gradients are summed in the
-order of one process.
+Source: Huang et al., GPipe, 2019. Backwards run in the order of the forwards, so that gradients are summed in the same
+order as in one process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["SPEC", "gpipe"]
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
-    """F of every micro-batch, then B of every micro-batch. On one rank: gradient accumulation."""
+    """Generate F of every micro-batch, then B of every micro-batch. On one rank this is gradient accumulation."""
     if ranks == 1:
         return naive(ranks, microbatches, name="gpipe")
     order = range(microbatches)

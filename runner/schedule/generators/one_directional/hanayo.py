@@ -1,7 +1,7 @@
-"""Hanayo: waves. Each wave is a V of two chunks per rank; more waves mean a smaller bubble and more messages.
+"""Hanayo: a schedule of waves. Each wave is a V of two chunks per rank; more waves mean less bubble, more messages.
 
-Source: Liu et al., Hanayo, 2023. Its order has no closed form here: it is made by the rule of going backward first,
-played with a backward of twice the forward. No rank ever keeps more than 2 D - 1 activations that way.
+Source: Liu et al., Hanayo, 2023. Its order has no closed form here. It is found by a simulation in which backwards go
+first and take twice as long as forwards. With this rule no rank keeps more than 2 D - 1 activations.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["SPEC", "hanayo"]
 
 
 def hanayo(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Hanayo with ``chunks / 2`` waves.
+    """Generate Hanayo with ``chunks / 2`` waves.
 
     Args:
         ranks, microbatches: D and T.
-        chunks: per rank, even.
+        chunks: number of chunks per rank, even.
     """
     placement = zigzag(ranks, chunks)
     rows: list[list[Action]] = [[] for _ in range(ranks)]
@@ -30,7 +30,7 @@ def hanayo(ranks: int, microbatches: int, chunks: int) -> Schedule:
     draft = of_one_pipeline("hanayo", placement, rows, microbatches)
 
     def urgency(clock: Clock, rank: int, action: Action) -> tuple[float, ...] | None:
-        """Backwards of the earliest stage first, then forwards of the latest; the oldest micro-batch of each."""
+        """Backwards go first, from the earliest stage; then forwards, from the latest; oldest micro-batch first."""
         microbatch = action.microbatch or 0
         if action.op is Op.B:
             return 0, action.stage, microbatch

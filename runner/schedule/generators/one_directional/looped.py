@@ -1,4 +1,4 @@
-"""Looping placement: several chunks per rank, stage s on rank s mod D."""
+"""Schedules with looping placement: several chunks per rank, stage s on rank s mod D."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ __all__ = ["SPECS", "group_size", "interleaved_1f1b", "looped_bfs"]
 
 
 def group_size(ranks: int, microbatches: int) -> int | None:
-    """Micro-batches that a rank takes through one chunk before it turns to the next; None where none divides.
+    """Number of micro-batches that a rank runs through one chunk before the next chunk; None if no number divides T.
 
-    It is the number of ranks where that divides the micro-batches (Narayanan et al., 2021), else the least number
-    above it that leaves as many groups, which is torch.distributed.pipelining's relaxation.
+    It is the number of ranks if that divides the micro-batches (Narayanan et al., 2021), else the smallest larger
+    number with the same number of groups, which is the relaxation of torch.distributed.pipelining.
     """
     groups = max(1, microbatches // ranks)
     return None if microbatches % groups else microbatches // groups
 
 
 def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """1F1B over several chunks per rank, group by group of micro-batches.
+    """Generate 1F1B over several chunks per rank, for one group of micro-batches after the other.
 
-    Source: Narayanan et al., Megatron-LM, 2021. With one group of all micro-batches the order is the same rule's,
-    as torch has it; Megatron runs all forwards first there.
+    Source: Narayanan et al., Megatron-LM, 2021. If all micro-batches are one group, the order follows the same rule, as
+    in torch; Megatron then runs all forwards first.
 
     Args:
         ranks, chunks: D and v.
-        microbatches: of which :func:`group_size` knows a group.
+        microbatches: T, for which :func:`group_size` must not be None.
     """
     group = group_size(ranks, microbatches)
     assert group is not None  # the registry refuses other requests
@@ -45,9 +45,9 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
 
 
 def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Breadth first: all micro-batches through a chunk before the next one, backwards last in, first out.
+    """Generate the breadth-first order: all micro-batches through a chunk before the next; backwards reverse it.
 
-    Each chunk's weights are used in one stretch per direction, which suits sharded weights.
+    Each chunk's weights are used in one period per direction, which is good for sharded weights.
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023; torch's ScheduleLoopedBFS.
     """

@@ -10,7 +10,7 @@ __all__ = ["SPEC", "naive"]
 
 
 def naive(ranks: int, microbatches: int, name: str = "naive") -> Schedule:
-    """F and B of each micro-batch in turn. On one rank this is plain gradient accumulation."""
+    """Generate F and B of each micro-batch in turn. On one rank this is plain gradient accumulation."""
     rows = [[op(rank, m) for m in range(microbatches) for op in (forward, backward)] for rank in range(ranks)]
     return of_one_pipeline(name, looping(ranks, 1), rows, microbatches)
 

@@ -1,7 +1,7 @@
-"""1F1B with a flush: some forwards ahead, then one forward and one backward in turn.
+"""1F1B with a flush: a warm-up of forwards, then one forward and one backward in turn.
 
-Sources: Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021; of the eager warm-up: Zheng et al., Alpa,
-2022, "overlap friendly", which is DAPPLE's policy B. Any number of micro-batches will do, also fewer than ranks.
+Sources: Fan et al., DAPPLE, 2021; Narayanan et al., PipeDream-Flush, 2021; for the eager warm-up: Zheng et al., Alpa,
+2022, "overlap friendly", which is DAPPLE's policy B. Any number of micro-batches is possible, even fewer than ranks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["SPECS", "in_turn", "one_f_one_b", "one_f_one_b_eager"]
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """As many forwards ahead as there are ranks behind. On one rank: gradient accumulation."""
+    """Generate 1F1B with as many forwards ahead as ranks follow. On one rank this is gradient accumulation."""
     return _generic("1f1b", [ranks - 1 - rank for rank in range(ranks)], microbatches)
 
 
 def one_f_one_b_eager(ranks: int, microbatches: int) -> Schedule:
-    """Twice as many forwards ahead, so that a message has a whole slot of time to arrive."""
+    """Generate 1F1B with twice as many forwards ahead, so that a message has a whole slot of time to arrive."""
     return _generic("1f1b_eager", [2 * (ranks - 1 - rank) for rank in range(ranks)], microbatches)
 
 

@@ -1,10 +1,10 @@
-"""PipeFB: forwards and backwards of a stage on different ranks, so that both flow the same way round the ranks.
+"""PipeFB: forwards and backwards of a stage are on different ranks, so both go the same way round the ranks.
 
-Stage s runs forward on rank s and backward on rank D - 1 - s; the last stage turns round on rank 0, with one copy. A
-forward keeps nothing: it sends its output to the next stage's forward and, as the input to compute that stage again
-from, to the rank of that stage's backward. So each rank does the forward of one stage and the backward of another.
+Stage s runs forward on rank s and backward on rank D - 1 - s; the last stage runs both on rank 0, with one copy. A
+forward keeps nothing: it sends its output to the next stage's forward, and also to the rank of that stage's backward,
+which computes the stage again from it. So each rank does the forward of one stage and the backward of another.
 
-Source: the name of the public schedule; no text of it was at hand, and the order is a reconstruction of ours.
+Source: only the name of the public schedule; no description was available, so the order is our reconstruction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["SPEC", "pipefb"]
 
 
 def pipefb(ranks: int, microbatches: int) -> Schedule:
-    """Found by list scheduling with B = 2 F: backwards first, recomputation just in time, late stages' forwards first.
+    """Generate PipeFB by list scheduling with B = 2 F, with the rule :func:`just_in_time`.
 
     Args:
         ranks: D, at least 2.

@@ -1,7 +1,8 @@
-"""Varuna's static order: activations are recomputed just in time for their gradient, except on the last rank.
+"""Varuna: activations are recomputed just in time for their gradient, except on the last rank.
 
-Source: Athlur et al., Varuna, 2022, and its schedule generator: a free rank prefers a backward to a recomputation to a
-forward, played with B = 2 F and R = F. What the paper does at run time, a forward where a gradient is late, is left.
+Source: Athlur et al., Varuna, 2022, and its schedule generator: a free rank prefers a backward to a recomputation, and
+a recomputation to a forward, simulated with B = 2 F and R = F. This is the static order; what the paper does at run
+time, a forward when a gradient is late, is not done here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PREFERENCE = {Op.B: 0, Op.R: 1, Op.F: 2}
 
 
 def varuna(ranks: int, microbatches: int) -> Schedule:
-    """Varuna's order for D ranks and T micro-batches."""
+    """Generate Varuna's order for D ranks and T micro-batches."""
     rows = []
     for rank in range(ranks):
         row = [make(rank, m) for m in range(microbatches) for make in (forward, backward)]
@@ -32,9 +33,9 @@ def varuna(ranks: int, microbatches: int) -> Schedule:
 
 
 def just_in_time(clock: Clock, rank: int, action: Action) -> tuple[float, ...] | None:
-    """Backwards first, then recomputations, then forwards, of these the latest stage's.
+    """Backwards go first, then recomputations, then forwards; in each, the latest stage goes first.
 
-    A recomputation may begin as late as it can and still end with the backward whose gradient it awaits.
+    A recomputation begins as late as possible, so that it ends with the backward for whose gradient it waits.
     """
     microbatch = action.microbatch or 0
     if action.op is Op.R:
@@ -49,7 +50,7 @@ def just_in_time(clock: Clock, rank: int, action: Action) -> tuple[float, ...] |
 
 
 def _varuna(request: ScheduleRequest) -> Schedule:
-    """A rank that takes forwards before their turn holds at most a step's."""
+    """Generate the order; a rank that may run forwards early holds at most those of a step, or ``memory_limit``."""
     order = varuna(request.ranks, request.microbatches)
     return replace(order, ahead=request.memory_limit or request.microbatches) if request.opportunistic else order
 

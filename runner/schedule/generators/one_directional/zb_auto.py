@@ -1,7 +1,7 @@
-"""Zero bubble by list scheduling: the order follows from the costs and from what a rank may keep.
+"""Zero bubble by list scheduling: the order follows from costs and from the number of activations that a rank may keep.
 
 Source: the idea is the automatic scheduler of Qi et al., Zero Bubble Pipeline Parallelism, 2024. As there, a few rules
-are tried and the best result is kept; the hand-written orders that fit the limit compete too.
+are tried and the best result is kept; hand-written orders that fit the limit are tried too.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["SPEC", "zb_auto"]
 
 
 def zb_auto(ranks: int, microbatches: int, costs: StageCosts, limit: int) -> Schedule:
-    """The order with the shortest step of those that keep at most ``limit`` activations on each rank.
+    """Find the order with the shortest step that keeps at most ``limit`` activations on each rank.
 
-    Of equally long steps the one whose ranks idle least between their first and last action; then the one with the
-    fewest activations.
+    Among orders with equal steps, take the one whose ranks idle least between their first and last action, then the one
+    with the fewest activations.
 
     Args:
         ranks, microbatches: D and T.
-        costs: durations of F, I and W per stage, and of messages.
-        limit: micro-batches that a rank may keep between F and W, at least 1. D is ZB-1P's, 2 D ZB-2P's.
+        costs: durations of F, I and W of each stage, and of messages.
+        limit: number of micro-batches that a rank may keep between F and W, at least 1; D in ZB-1P, 2 D in ZB-2P.
     """
 
     def quality(schedule: Schedule) -> tuple[float, float, float]:

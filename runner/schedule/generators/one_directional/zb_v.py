@@ -17,7 +17,7 @@ _F0, _F1, _I0, _I1 = (Op.F, 0), (Op.F, 1), (Op.I, 0), (Op.I, 1)
 
 
 def zb_v(ranks: int, microbatches: int) -> Schedule:
-    """ZB-V. Of fewer micro-batches than 2 D - 1: the order of that many, without those that do not exist."""
+    """Generate ZB-V. For fewer than 2 D - 1 micro-batches: the order of 2 D - 1 without those that do not exist."""
     rows = [_row(ranks, rank, max(microbatches, 2 * ranks - 1)) for rank in range(ranks)]
     kept = [[action for action in row if (action.microbatch or 0) < microbatches] for row in rows]
     return of_one_pipeline("zb_v", zigzag(ranks, 2), kept, microbatches)
@@ -25,7 +25,7 @@ def zb_v(ranks: int, microbatches: int) -> Schedule:
 
 def _row(ranks: int, rank: int, microbatches: int) -> list[Action]:
     row = VRow((rank, 2 * ranks - 1 - rank))
-    behind = ranks - rank  # ranks from here to the turn, this one included
+    behind = ranks - rank  # number of ranks from this one to the turn, both included
     row.add(*[_F0] * (2 * behind - 1))
     row.add(*[_F1, _F0] * rank)
     for _ in range(behind):

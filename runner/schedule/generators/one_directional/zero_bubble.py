@@ -1,7 +1,7 @@
-"""ZB-H1 and ZB-H2: weight gradients fill the bubble that a pipeline of one stage per rank leaves.
+"""ZB-H1 and ZB-H2: weight gradients fill the bubble of a pipeline with one stage per rank.
 
-Source: Qi et al., Zero Bubble Pipeline Parallelism, 2024. A rank that starts late owes weight gradients, so that it
-computes input gradients, which others wait for, first.
+Source: Qi et al., Zero Bubble Pipeline Parallelism, 2024. A rank that starts late delays its weight gradients, so that
+it computes the input gradients, for which others wait, first.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["SPECS", "zb_h1", "zb_h2"]
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
-    """1F1B's memory and a third of its bubble: rank r owes r weight gradients."""
+    """Generate ZB-H1, with 1F1B's memory and a third of its bubble: rank r delays W by r micro-batches."""
     rows = [_row(rank, microbatches, ranks - rank, rank) for rank in range(ranks)]
     return of_one_pipeline("zb_h1", looping(ranks, 1), rows, microbatches)
 
 
 def zb_h2(ranks: int, microbatches: int) -> Schedule:
-    """No idle time between a rank's first and last action, for about twice 1F1B's memory: rank r owes 2r.
+    """Generate ZB-H2, without idle time inside a rank's step, for about twice 1F1B's memory: rank r delays W by 2r.
 
-    The time gained at a rank's end is used only if the next step's forwards run into it.
+    The time that a rank gains at its end is used only if the next step's forwards begin in it.
 
     Args:
         ranks: D.
@@ -40,7 +40,7 @@ def zb_h2(ranks: int, microbatches: int) -> Schedule:
 
 
 def _row(rank: int, microbatches: int, ahead: int, owed: int) -> list[Action]:
-    """``ahead`` forwards, then I, W and F in turn; W stays ``owed`` micro-batches behind I until the end."""
+    """The order of a rank: ``ahead`` forwards, then I, W and F in turn; W is ``owed`` micro-batches later than I."""
     row = [forward(rank, m) for m in range(min(ahead, microbatches))]
     for m in range(microbatches):
         row.append(input_gradient(rank, m))
