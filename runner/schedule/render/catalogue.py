@@ -10,6 +10,10 @@ from runner.schedule.catalogue.registry import ALIASES, SPECS
 
 __all__ = ["catalogue_json", "catalogue_text"]
 
+_OWN = (
+    "custom: the order that schedule.target, a function of yours, returns\n"
+    "    or an option file conf/schedule/NAME.yaml of your own that has a target; docs/design.md has an example"
+)
 _LEGEND = (
     "D ranks with equal stages, T micro-batches, v chunks per rank, rank r; F, B, I and W are the durations of a\n"
     "rank's whole share: forward, backward, gradient of the input, gradient of the weights. Messages take no time."
@@ -37,7 +41,7 @@ def catalogue_json() -> list[dict[str, Any]]:
 
 def catalogue_text() -> str:
     """The same to read."""
-    return "\n\n".join([*map(_entry, SPECS.values()), _LEGEND])
+    return "\n\n".join([*map(_entry, SPECS.values()), _OWN, _LEGEND])
 
 
 def _entry(spec: ScheduleSpec) -> str:
