@@ -18,7 +18,7 @@ FILL_NAME = re.compile("(?!(?:(?:SEND|RECV)_[FBRS]|OUT|IN|REDUCE|STEP|FILL|[FBIW
 
 
 class Shown(StrEnum):
-    """What of its own micro-batch a fill waits for."""
+    """The part of its own micro-batch that a fill waits for."""
 
     FORWARD = "forward"
     GRADIENT = "gradient"  # the gradient of the weights: the end of the backward, of W where that is split

@@ -68,7 +68,7 @@ class CurvatureWatch:
         self._invert_all()
 
     def seconds_besides(self, measure: Callable[[Callable[[], None]], float]) -> float:
-        """Of all inversions, over the steps that use one."""
+        """The seconds of all inversions, divided by the number of steps that use their results."""
         every = self._kfac.refresh_every
         return measure(self._invert_all) / every if every else 0.0
 

@@ -39,7 +39,7 @@ def compare_twins(view: RankView, stages: Mapping[int, StageModule], transport: 
 
 
 def _checksum(module: StageModule) -> int:
-    """Of every bit of the weights and buffers, tensor by tensor."""
+    """The checksum covers every bit of the weights and buffers, tensor by tensor."""
     total = 0
     for tensor in (*module.parameters(), *module.buffers()):
         total = (31 * total + int(_bits(tensor.detach()).sum(dtype=torch.int64))) % _MODULUS

@@ -94,7 +94,7 @@ class Update:
             self._gathering = self._transport.start_all_gather(self._message(), self._pipeline)
 
     def own_verdict(self) -> Verdict:
-        """On this rank's gradients alone; what it condemns, the verdict condemns."""
+        """Judges this rank's gradients alone; what it finds not finite, :meth:`verdict` does too."""
         return self._judge([self._own])
 
     def verdict(self) -> Verdict:

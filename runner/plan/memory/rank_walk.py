@@ -110,7 +110,7 @@ class RankWalk:
         return self._schedule.rank_of(action.stage, action.microbatch) == self._rank
 
     def _bytes(self, each: Lifetime) -> tuple[int, int]:
-        """Of something that lives: activations, and other buffers."""
+        """The bytes that a lifetime takes, as activations and as other buffers."""
         figures = self._figures[each.stage]
         match each.kind:
             case Kind.SAVED:

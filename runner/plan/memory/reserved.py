@@ -111,7 +111,7 @@ class _Rank:
         self._steps += 1
 
     def _end(self, name: Hashable) -> None:
-        """Of something of the trace, unless it went before: gradients do."""
+        """Release something that the trace holds; gradients may have been released before."""
         if self.memory.holds(name):
             self.memory.release(name)
 

@@ -117,7 +117,7 @@ class ZeroSharing:
         return replace(held, gradients=gradients, buffers=0)
 
     def backward_extra(self, figures: StageFigures) -> StateBytes:
-        """On top of that in the last backward, beside its activations."""
+        """The bytes that the last backward needs beside :meth:`held` and its activations."""
         last = self.reduction_extra(figures)
         bucket = self._bucket(figures) * self.weight_width
         if self.stage == 3 or bucket < figures.gradient_bytes:

@@ -151,7 +151,7 @@ def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -
 
 
 def state_bytes(held: LayerProfile | SharedWeight, ratio: float) -> float:
-    """Of the optimizer's states of a layer or a weight."""
+    """The bytes of the optimizer's states of a layer or a weight."""
     return ratio * held.gradient_bytes if held.optimizer_bytes is None else held.optimizer_bytes
 
 
@@ -164,7 +164,7 @@ class _UnsavedForwards:
         self._following = RangeMaximum([sum(pair) for pair in zip(self._alone, inputs, strict=True)])
 
     def over(self, first: int, end: int) -> int:
-        """Of layers first .. end-1."""
+        """The peak over layers first to end - 1."""
         rest = self._following.over(first + 1, end) if end - first > 1 else 0
         return max(self._alone[first], rest)
 
@@ -175,7 +175,7 @@ def _sums(seconds: Iterable[float]) -> list[float]:
 
 
 def _held_output(layer: LayerProfile) -> int:
-    """Of a stage's output, what the stage's saved bytes count."""
+    """The bytes of a stage's output that its saved bytes count."""
     held = layer.output_bytes if layer.held_output_bytes is None else layer.held_output_bytes
     return held + layer.pending_output_bytes
 

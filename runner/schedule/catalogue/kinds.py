@@ -135,7 +135,7 @@ class ScheduleSpec:
     position: int = 1000
 
     def formulas_of(self, variant: str | None) -> Formulas | None:
-        """Of a variant; None means the schedule's own."""
+        """The formulas of a variant; None means the schedule's own."""
         return self.formulas if variant is None else self.variants[variant]
 
     def accepts(self, request: ScheduleRequest) -> bool:
