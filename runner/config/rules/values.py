@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from runner.config.compose.shape import MISSING
@@ -11,7 +12,17 @@ from runner.config.rules.table import Row, value_at, where
 from runner.config.schema import RunConfig
 from runner.errors import did_you_mean
 
-__all__ = ["TARGET", "at_least", "is_given", "not_negative", "one_of", "optional_target", "positive", "target"]
+__all__ = [
+    "TARGET",
+    "another_schedule",
+    "at_least",
+    "is_given",
+    "not_negative",
+    "one_of",
+    "optional_target",
+    "positive",
+    "target",
+]
 
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """The pattern of ``package.module:name``."""
@@ -47,6 +58,18 @@ def not_negative(path: str) -> Row[RunConfig]:
         return not (value >= 0 and math.isfinite(value))
 
     return Row(path, breaks, "must be a finite number, 0 or above", fix=f"{path}=0")
+
+
+def another_schedule(option: str, why: str, breaks: Callable[[Any], bool]) -> Row[Any]:
+    """The rule, on facts with ``order``, that an option's schedule has not the property that ``breaks`` finds."""
+    return Row(
+        "schedule.name",
+        lambda f: breaks(f.order),
+        f"must be another with {option}",
+        why,
+        fix="schedule=1f1b",
+        value=lambda f: f.order.name,
+    )
 
 
 def one_of(path: str, known: tuple[str, ...]) -> Row[RunConfig]:

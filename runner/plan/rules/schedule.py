@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table, value_at
+from runner.config.rules.values import another_schedule
 from runner.errors import Problem
 from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
 from runner.plan.rules.facts import OrderFacts
@@ -170,21 +171,11 @@ OPTIMIZERS_ON_ORDERS: tuple[Table[OrderFacts], ...] = tuple(_own_tables())
 """The rules of optimizers about schedules."""
 
 
-def _not_compressed(why: str, breaks: Callable[[ScheduleTraits], bool]) -> Row[OrderFacts]:
-    return Row(
-        "schedule.name",
-        lambda f: breaks(f.order),
-        "must be another with compression={config.compression.name}",
-        why,
-        fix="schedule=1f1b",
-        value=lambda f: f.order.name,
-    )
-
-
 COMPRESSION: Table[OrderFacts] = Table(
     "Schedules under which gradients cannot be compressed",
     (
-        _not_compressed(
+        another_schedule(
+            "compression={config.compression.name}",
             "The ranks of {order.name} hold stages twice, and sum the gradients of both copies",
             lambda order: order.has_copies,
         ),

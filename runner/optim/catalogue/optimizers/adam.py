@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from runner.config.schema import OptimizerConfig
@@ -52,15 +53,11 @@ ADAM = OptimizerKind(
     classes=("torch.optim.adam.Adam",),
 )
 
-AUTO = OptimizerKind(
+AUTO = replace(
+    ADAMW,
     name="auto",
     description="what a LightningModule's `configure_optimizers` returns",
     cost="a LightningModule's own",
     remarks="else `adamw`",
-    make=_adamw,
-    values=2.0,
-    reads=BETAS,
-    decoupled=True,
-    elementwise=True,
-    by_weight=True,
+    classes=(),
 )

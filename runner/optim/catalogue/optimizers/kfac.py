@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runner.config.rules.table import Row, Table, value_at
-from runner.config.rules.values import at_least, is_given, positive
+from runner.config.rules.values import another_schedule, at_least, is_given, positive
 from runner.config.schema import OptimizerConfig, RunConfig
 from runner.optim.catalogue.kind import OptimizerKind
 
@@ -86,16 +87,7 @@ _RULES: Table[RunConfig] = Table(
 )
 
 
-def _against_factors(why: str, breaks: Callable[[Any], bool]) -> Row[Any]:
-    return Row(
-        "schedule.name",
-        lambda f: breaks(f.order),
-        "must be another with optimizer={config.optimizer.name}",
-        why,
-        fix="schedule=1f1b",
-        value=lambda f: f.order.name,
-    )
-
+_against_factors = partial(another_schedule, "optimizer={config.optimizer.name}")
 
 _ORDERS: Table[Any] = Table(
     "Schedules under which K-FAC cannot take its factors",
