@@ -12,10 +12,9 @@ weight.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,14 +28,15 @@ from runner.engine.measure.nonfinite import Finding, Watcher, first_over, replay
 from runner.engine.measure.timeline import Timeline
 from runner.engine.open_window import WindowOpener
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
+from runner.engine.step_ends import StepEnds
 from runner.engine.stream import RankStream
 from runner.engine.transport.base import Transport
 from runner.engine.transport.watched import WatchedTransport
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import Reducer
-from runner.engine.update.sets import Keep, stage_sets, tied_sets
-from runner.engine.update.sharding import ShardedUpdate, Sharding
-from runner.engine.update.stage_update import Backup, NotFiniteError, StageUpdate
+from runner.engine.update.sets import Keep
+from runner.engine.update.sharding import Sharding
+from runner.engine.update.stage_update import Backup, NotFiniteError
 from runner.engine.update.twins import compare_twins
 from runner.engine.update.update import Update
 from runner.engine.weights.store import WeightStore
@@ -71,10 +71,7 @@ class Engine:
 
     Attributes:
         tags: describes each of this rank's parameters, by global name.
-        gradients: the gradients of each stage.
-        tied_gradients: the gradients of weights that several stages hold; they belong to no stage's gradients.
         stores: the weight store of each stage that keeps several versions of its weights.
-        updating: the step whose update is being applied; if windows overlap, not always the last submitted one.
     """
 
     def __init__(
@@ -98,34 +95,29 @@ class Engine:
         self.transport = transport = WatchedTransport(transport) if schedule.ahead else transport
         self._sharding = sharding
         self.tags = dict(tags)
-        self.gradients = stage_sets(self.stages, self.tags, keep)
-        self.tied_gradients = tied_sets(self.stages, self.tags)
         self._stream = RankStream(view, training, forward_only, options.microbatches)
         self.stores = _stores(self.stages, schedule.delays)
-        self._updates = self._make_updates()
         self._step = 0
         self._since = 0  # the first step since the pipeline was last empty
-        self._stop_after: int | None = None
         self._begin_step: Callable[[], None] | None = None
         self._filler: Filler | None = None
         self._stop_requested = False
-        self._finished: list[FinishedStep] = []
-        self.updating = 0
         self._is_training = True  # whether the last window was of training
         schedules = {True: schedule, False: forward_only.schedule}
         self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding)
+        self._headers = Headers(view, schedule.placement, transport)
+        self._ends = StepEnds(
+            self._rank, self._stream, self._headers, options, tags=self.tags, keep=keep, stores=self.stores
+        )
         self._executor = Executor(
             self._rank,
             self._works(),
-            gradients=self.gradients,
+            self._ends,
             loss=loss,
             dtype=options.dtype,
             autocast=options.autocast,
             seed=options.seed,
-            on_losses=self._losses_known,
-            on_step=self._stage_is_due,
         )
-        self._headers = Headers(view, schedule.placement, transport)
         self._opener = WindowOpener(
             view, self._stream, self._headers, microbatches=options.microbatches, all_take_part=sharding is not None
         )
@@ -139,43 +131,30 @@ class Engine:
             works.append(Lent(self._rank))
         return Works(works)
 
-    def _make_updates(self) -> list[StageUpdate]:
-        """Make one update for all stages of the rank, or one for each stage if windows overlap."""
-        if self._sharding is not None:
-            sharded = ShardedUpdate(self._sharding, self.transport, self.options.scaling)
-            return [StageUpdate(self.stages, self.options, sharded)]
-        if not self._stream.schedule(training=True).is_asynchronous:
-            update = self._make_update([*self.tied_gradients, *self.gradients.values()], self.view.pipeline)
-            return [StageUpdate(self.stages, self.options, update)]
-        return [
-            StageUpdate(
-                [stage],
-                self.options,
-                self._make_update([gradients], ()),
-                [self.stores[stage]] if stage in self.stores else [],
-            )
-            for stage, gradients in self.gradients.items()
-        ]
+    @property
+    def gradients(self) -> dict[int, StageGradients]:
+        """The gradients of each stage."""
+        return self._ends.gradients
 
-    def _make_update(self, gradients: Sequence[StageGradients], pipeline: tuple[int, ...]) -> Update:
-        return Update(
-            gradients=gradients,
-            pipeline=pipeline,
-            transport=self.transport,
-            clip_norm=self.options.clip_norm,
-            clip_value=self.options.clip_value,
-            scaling=self.options.scaling,
-        )
+    @property
+    def tied_gradients(self) -> list[StageGradients]:
+        """The gradients of weights that several stages hold; they belong to no stage's gradients."""
+        return self._ends.tied_gradients
 
     @property
     def all_gradients(self) -> list[StageGradients]:
         """All gradients of this rank: those of its stages, and those of weights that several stages hold."""
-        return [*self.tied_gradients, *self.gradients.values()]
+        return self._ends.all_gradients
 
     @property
     def update(self) -> Update:
         """The update that scales this rank's losses and gradients."""
-        return self._updates[0].update
+        return self._ends.update
+
+    @property
+    def updating(self) -> int:
+        """The step whose update is being applied; if windows overlap, not always the last submitted one."""
+        return self._ends.updating
 
     @property
     def timeline(self) -> Timeline:
@@ -227,10 +206,7 @@ class Engine:
         self._filler = filler
         if filler is not None:
             self._executor.attach(filler)
-        for update in self._updates:
-            others = [each for stage, each in self.gradients.items() if stage not in update.stages]
-            update.update.attach(partial(_without, others, apply_update) if others else apply_update, master_of)
-            update.backup = backup
+        self._ends.attach_optimizer(apply_update, master_of, backup)
         self._begin_step = begin
 
     def reduce_by(self, make: Callable[[StageGradients], Reducer]) -> None:
@@ -261,12 +237,12 @@ class Engine:
     @property
     def taken_back(self) -> list[TakenBack]:
         """Steps that were reported and then undone; the reader may clear the list."""
-        return self._updates[0].taken_back
+        return self._ends.taken_back
 
     @property
     def stops(self) -> bool:
         """Whether no further batch shall be submitted: a rank asked to stop, and all ranks are at the same step."""
-        return self._stop_after is not None and self._step > self._stop_after
+        return self._ends.stop_after is not None and self._step > self._ends.stop_after
 
     def start_at(self, step: int) -> None:
         """Set the index of the next step, after a resume. The weights have version ``step``."""
@@ -275,7 +251,7 @@ class Engine:
                 if store.newest != step:
                     store.start_at(step)
         self._step = self._since = step
-        self._stop_after = None
+        self._ends.stop_after = None
 
     @property
     def actions_begun(self) -> int:
@@ -311,14 +287,14 @@ class Engine:
             self._filler.begin(self._stream.window(self._step))
         window = self._open(batch, training=True)
         actions = self._stream.training(self._step, self._since)
-        begun = self._begin_next(window, actions) if self._is_pending else 0
+        begun = self._begin_next(window, actions) if self._ends.is_pending else 0
         self._run(actions[begun:])
         self._close_ended()
         self.timeline.finish(time.perf_counter())
         self._step += 1
         if self.view.has_twins and self._step % self.options.twin_check_every == 0:
             compare_twins(self.view, self.stages, self.transport, self._step)
-        return self._take_finished()
+        return self._ends.take_finished()
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
         """Run one forward-only window; return this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
@@ -363,8 +339,7 @@ class Engine:
             self._rank.windows.clear()
             self.timeline.finish(time.perf_counter())
         self._empty()
-        for update in self._updates:
-            update.update.close()
+        self._ends.close()
         self._load_buffers(kept)
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
         measured, self._rank.timeline = self.timeline, own
@@ -377,7 +352,7 @@ class Engine:
             the steps that have ended by this on this rank.
         """
         self._empty()
-        return self._take_finished()
+        return self._ends.take_finished()
 
     def _empty(self) -> None:
         """Like :meth:`drain`, but the next call of it or of :meth:`submit` returns the steps."""
@@ -389,6 +364,8 @@ class Engine:
 
     def _run(self, actions: Sequence[Action], *, training: bool = True) -> None:
         def failed(action: Action, error: Exception) -> Exception:
+            if isinstance(error, NotFiniteError):
+                return self._say_where(error)
             program, shapes = self._stream.program(training), self._executor.describe(action)
             return explain_failure(error, program, self.view, self._in_program(action), shapes, self.stages)
 
@@ -415,7 +392,7 @@ class Engine:
         self._rank.windows[window.first // self.options.microbatches] = window
         if self._sharding is not None and training:
             self._sharding.begin(self.options.microbatches)
-        self._losses_known(window)  # a replica without samples has no forward that would do this
+        self._ends.send_loss(window)  # a replica without samples has no forward that would do this
         return window
 
     def _in_program(self, action: Action) -> Action:
@@ -429,10 +406,6 @@ class Engine:
                 self._executor.require_empty(window)
                 del self._rank.windows[place]
 
-    def _take_finished(self) -> list[FinishedStep]:
-        finished, self._finished = self._finished, []
-        return finished
-
     def _copy_buffers(self) -> dict[str, Tensor]:
         return {name: value.clone() for module in self.stages.values() for name, value in _named_buffers(module)}
 
@@ -441,37 +414,7 @@ class Engine:
             for name, value in _named_buffers(module):
                 value.copy_(copies[name])
 
-    # STEP
-
-    def _stage_is_due(self, window: Window, stage: int) -> None:
-        """Run STEP of a stage; stages that are updated together wait for the last of them."""
-        (update,) = (each for each in self._updates if stage in each.stages)
-        window.waits_for_step.discard(stage)
-        if window.waits_for_step & update.stages:
-            return
-        start = time.perf_counter()
-        self._wait_for_sums(window, update.stages)
-        self.timeline.current.waited_at_step += time.perf_counter() - start
-        self.updating = window.step
-        with self._saying_where():
-            finished = update.finish(window, self.timeline.current)
-        if not window.waits_for_step:
-            self._finished.append(finished)
-            if finished.stop and self._stop_after is None:
-                self._stop_after = window.step + self._stream.overlap
-
-    def _wait_for_sums(self, window: Window, stages: frozenset[int]) -> None:
-        """Wait for the window's loss over all replicas, and for the sums of the stages' gradients."""
-        reductions = [each for stage in sorted(stages) for each in self._executor.reductions.pop(stage, ())]
-        reductions += [each for group in self.tied_gradients for each in group.reduce(self.transport)]
-        if not window.knows_totals:
-            totals = self._headers.totals(window).to(self.transport.device)
-            if len(self.view.replicas) > 1:
-                reductions.append(self.transport.all_reduce(totals, self.view.replicas))
-        for handle in reductions:
-            handle.wait()
-        if not window.knows_totals:
-            window.learn(totals)
+    # Between two windows
 
     def settle(self) -> None:
         """Wait until no step is running and the last one can no longer be undone; call it before reading weights.
@@ -482,15 +425,9 @@ class Engine:
             self._run(self._stream.drain(self._step - self._since, self._since))
             self._close_ended()
             self._since = self._step
-        with self._saying_where():
-            self._updates[0].settle(self.timeline.current)
+        self._settle_step()
         if self._filler is not None:
             self._filler.settle()
-
-    @property
-    def _is_pending(self) -> bool:
-        """Whether the last step may still be undone; this is only so in flushed schedules, which have one update."""
-        return self._updates[0].is_pending
 
     def _begin_next(self, window: Window, actions: Sequence[Action]) -> int:
         """Run the beginning of a window that does not need the last step's result, then settle; return its length."""
@@ -502,37 +439,29 @@ class Engine:
         def drop() -> None:
             self._executor.abandon(self._beginning.in_flight[self.view.position] if self._beginning else ())
 
-        with self._saying_where():
-            again = self._updates[0].settle(self.timeline.current, drop)
-        if again:
+        if self._settle_step(drop):
             self._load_buffers(own_buffers)
             window.begin_again(self.update.scale.of_sum)
             self._run(actions[:length])
-        self._losses_known(window)
+        self._ends.send_loss(window)
         return length
 
-    def _losses_known(self, window: Window) -> None:
-        """Send the loss to the other ranks, unless it may have to be computed again."""
-        if window.targets is not None and not (window.losses_to_come or window.is_told or self._is_pending):
-            self._headers.send_totals(window)
-            window.is_told = True
-
-    @contextmanager
-    def _saying_where(self) -> Iterator[None]:
-        """End the run at a step that is not finite, with an error that says where the first such value was made."""
+    def _settle_step(self, drop: Callable[[], None] | None = None) -> bool:
         try:
-            yield
+            return self._ends.settle(drop)
         except NotFiniteError as error:
-            found = self._find_nonfinite(error.window)
-            where = "; every layer was finite when the step ran again"
-            if found is not None:
-                where = f"; first not finite: {found.what}"
-            elif self._stream.overlap:
-                where = ""
-            step = error.window.step
-            raise RunFailedError(
-                f"step {step}: {error.what}{where}; the weights are those of the step before"
-            ) from error
+            raise self._say_where(error) from error
+
+    def _say_where(self, error: NotFiniteError) -> RunFailedError:
+        """The error that ends the run at a step that is not finite; it says where the first such value was made."""
+        found = self._find_nonfinite(error.window)
+        where = "; every layer was finite when the step ran again"
+        if found is not None:
+            where = f"; first not finite: {found.what}"
+        elif self._stream.overlap:
+            where = ""
+        step = error.window.step
+        return RunFailedError(f"step {step}: {error.what}{where}; the weights are those of the step before")
 
     def _find_nonfinite(self, window: Window) -> Finding | None:
         """Run the window again, checking every layer; return the first finding of all ranks, on each of them.
@@ -562,15 +491,6 @@ class Engine:
 def _stores(stages: Mapping[int, StageModule], delays: Sequence[int]) -> dict[int, WeightStore]:
     """Make a store for each stage whose windows do not all read its newest weights."""
     return {stage: WeightStore(module, delays[stage]) for stage, module in stages.items() if delays and delays[stage]}
-
-
-def _without(others: Sequence[StageGradients], apply_update: Callable[[], None]) -> None:
-    """Update the weights that have a gradient, except those of ``others``."""
-    for gradients in others:
-        gradients.release()
-    apply_update()
-    for gradients in others:
-        gradients.claim()
 
 
 def _named_buffers(module: StageModule) -> list[tuple[str, Tensor]]:

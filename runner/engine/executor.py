@@ -7,7 +7,7 @@ of a window is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -17,8 +17,7 @@ from runner.engine.actions.compute import Compute
 from runner.engine.actions.messages import Messages
 from runner.engine.actions.opportunist import Opportunist
 from runner.engine.context import RankContext
-from runner.engine.transport.base import Handle
-from runner.engine.update.gradients import StageGradients
+from runner.engine.step_ends import StepEnds
 from runner.engine.window import Window
 from runner.engine.works.work import Filler, Works
 from runner.model.data import LossFunction
@@ -28,41 +27,36 @@ __all__ = ["Executor"]
 
 
 class Executor:
-    """Runs compute, messages and reductions; the optimizer's part of STEP is done by ``on_step``.
+    """Runs compute and messages; ``ends`` does the optimizer's part of a step.
 
     Args:
         rank: the place of this rank, and what the parts share.
         works: the additions that wrap forwards and backwards.
-        gradients: the gradients of each of the rank's stages.
+        ends: ends the steps: sums gradients at REDUCE, updates at STEP, learns when the last loss is known.
         loss: the loss function, used by the last stage.
         dtype: dtype of the model's input.
         autocast: format of the forwards' matrix products; None if it is the format of the weights.
         seed: seed of random layers, combined with step, micro-batch and layer.
-        on_losses: called on the last stage's rank once per window with targets, when the last loss is known.
-        on_step: called with the window and the stage of every STEP.
     """
 
     def __init__(
         self,
         rank: RankContext,
         works: Works,
+        ends: StepEnds,
         *,
-        gradients: Mapping[int, StageGradients],
         loss: LossFunction,
         dtype: torch.dtype,
         autocast: torch.dtype | None = None,
         seed: int,
-        on_losses: Callable[[Window], None],
-        on_step: Callable[[Window, int], None],
     ) -> None:
-        self.reductions: dict[int, list[Handle]] = {}
-        """The reductions of each stage's gradients that have begun."""
         self.current: Action | None = None  # the action that runs now
         self.begun = 0  # number of actions so far
         self._rank = rank
-        self._gradients = gradients
-        self._on_step = on_step
-        self._compute = Compute(rank, works, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=on_losses)
+        self._ends = ends
+        self._compute = Compute(
+            rank, works, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=ends.send_loss
+        )
         self._messages = Messages(rank)
         self._opportunist = Opportunist.of(rank, self._messages)
         self._handlers: dict[Op, Callable[[Action], None]] = {
@@ -145,11 +139,10 @@ class Executor:
         return self._compute.with_loss(wrap)
 
     def _reduce(self, action: Action) -> None:
-        """Start to sum the stage's gradients over its replicas and twins; STEP waits for the sums."""
-        self.reductions[action.stage] = self._gradients[action.stage].reduce(self._rank.transport)
+        self._ends.reduce(action.stage)
 
     def _step(self, action: Action) -> None:
-        self._on_step(self._rank.window_of(action), action.stage)
+        self._ends.step(self._rank.window_of(action), action.stage)
 
     def _fill(self, filler: Filler, action: Action) -> None:
         with self._rank.transport.exclusive():

@@ -16,9 +16,11 @@ ASYNCHRONOUS = ("parallelism.pipeline=2", "schedule=pipedream_2bw", "schedule.mi
 
 
 @pytest.mark.slow
-def test_verify_finds_it_equal_to_the_delayed_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_verify_finds_it_equal_to_the_delayed_loop(tmp_path: Path, ranks: int) -> None:
     directory = make_directory(tmp_path / "project")
-    words = [sys.executable, "-m", "runner", "verify", *OVERRIDES[:-1], *ASYNCHRONOUS, "--json"]
+    layout = f"parallelism.pipeline={ranks}"
+    words = [sys.executable, "-m", "runner", "verify", *OVERRIDES[:-1], *ASYNCHRONOUS, layout, "--json"]
     done = warm.run(words, cwd=directory, env=environment(directory))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

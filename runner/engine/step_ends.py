@@ -1,0 +1,208 @@
+"""The ends of one rank's optimizer steps, read from top to bottom: the sums, the agreement, the update.
+
+At STEP of a stage the sums of its gradients over replicas must be there, and the window's loss over all replicas. Then
+the stage's :class:`runner.engine.update.stage_update.StageUpdate` changes the weights or leaves them. With
+post-validation the last step may be undone until :meth:`StepEnds.settle`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from runner.engine.context import RankContext
+from runner.engine.headers import Headers
+from runner.engine.options import EngineOptions, FinishedStep, TakenBack
+from runner.engine.stream import RankStream
+from runner.engine.transport.base import Handle
+from runner.engine.update.gradients import StageGradients
+from runner.engine.update.sets import Keep, stage_sets, tied_sets
+from runner.engine.update.sharding import ShardedUpdate
+from runner.engine.update.stage_update import Backup, StageUpdate
+from runner.engine.update.update import Update
+from runner.engine.weights.store import WeightStore
+from runner.engine.window import Window
+from runner.model.tags import ParameterTag
+
+__all__ = ["StepEnds"]
+
+
+class StepEnds:
+    """Ends the steps of one rank, see the module's text.
+
+    Args:
+        rank: the place of the rank, its stages, and what the parts share.
+        stream: the rank's actions.
+        headers: sends the loss to the other ranks.
+        options: the settings of the run.
+        tags: describes each of the rank's parameters, by global name.
+        keep: makes the gradients of a stage.
+        stores: the weight store of each stage that keeps several versions of its weights.
+
+    Attributes:
+        gradients: the gradients of each stage.
+        tied_gradients: the gradients of weights that several stages hold; they belong to no stage's gradients.
+        updating: the step whose update is being applied.
+        stop_after: the last step that is to begin, since a rank has asked to stop; None: no rank has.
+    """
+
+    def __init__(
+        self,
+        rank: RankContext,
+        stream: RankStream,
+        headers: Headers,
+        options: EngineOptions,
+        *,
+        tags: Mapping[str, ParameterTag],
+        keep: Keep,
+        stores: Mapping[int, WeightStore],
+    ) -> None:
+        self.gradients = stage_sets(rank.stages, tags, keep)
+        self.tied_gradients = tied_sets(rank.stages, tags)
+        self.updating = 0
+        self.stop_after: int | None = None
+        self._rank, self._stream, self._headers = rank, stream, headers
+        self._updates = _make_updates(self, rank, options, stream.schedule(training=True).is_asynchronous, stores)
+        self._reductions: dict[int, list[Handle]] = {}
+        self._finished: list[FinishedStep] = []
+
+    @property
+    def all_gradients(self) -> list[StageGradients]:
+        """All gradients of this rank: those of its stages, and those of weights that several stages hold."""
+        return [*self.tied_gradients, *self.gradients.values()]
+
+    @property
+    def update(self) -> Update:
+        """The update that scales this rank's losses and gradients."""
+        return self._updates[0].update
+
+    @property
+    def taken_back(self) -> list[TakenBack]:
+        """Steps that were reported and then undone; the reader may clear the list."""
+        return self._updates[0].taken_back
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the last step may still be undone; this is only so in flushed schedules, which have one update."""
+        return self._updates[0].is_pending
+
+    def attach_optimizer(
+        self,
+        apply_update: Callable[[], None],
+        master_of: Callable[[Tensor], Parameter] | None,
+        backup: Backup | None,
+    ) -> None:
+        """Set the function that updates the weights; see :meth:`runner.engine.engine.Engine.attach_optimizer`."""
+        for update in self._updates:
+            others = [each for stage, each in self.gradients.items() if stage not in update.stages]
+            update.update.attach(partial(_without, others, apply_update) if others else apply_update, master_of)
+            update.backup = backup
+
+    def reduce(self, stage: int) -> None:
+        """Run REDUCE of a stage: start to sum its gradients over its replicas and twins; STEP waits for the sums."""
+        self._reductions[stage] = self.gradients[stage].reduce(self._rank.transport)
+
+    def send_loss(self, window: Window) -> None:
+        """Send the loss to the other ranks if all of it is known, unless it may have to be computed again."""
+        if window.targets is not None and not (window.losses_to_come or window.is_told or self.is_pending):
+            self._headers.send_totals(window)
+            window.is_told = True
+
+    def step(self, window: Window, stage: int) -> None:
+        """Run STEP of a stage; stages that are updated together wait for the last of them.
+
+        Raises:
+            RunFailedError: no sample of the step has a weight.
+            NotFiniteError: the step is neither finite nor to be skipped.
+        """
+        (update,) = (each for each in self._updates if stage in each.stages)
+        window.waits_for_step.discard(stage)
+        if window.waits_for_step & update.stages:
+            return
+        times = self._rank.timeline.current
+        start = time.perf_counter()
+        self._wait_for_sums(window, update.stages)
+        times.waited_at_step += time.perf_counter() - start
+        self.updating = window.step
+        finished = update.finish(window, times)
+        if not window.waits_for_step:
+            self._finished.append(finished)
+            if finished.stop and self.stop_after is None:
+                self.stop_after = window.step + self._stream.overlap
+
+    def settle(self, drop: Callable[[], None] | None = None) -> bool:
+        """Wait until the last step can no longer be undone; undo and correct it if another rank's gradients say so.
+
+        Args:
+            drop: called before anything is undone: drops what the next window has begun.
+
+        Returns:
+            whether the step was undone, so that the beginning of the next window has to run again.
+
+        Raises:
+            NotFiniteError: the step is neither finite nor to be skipped.
+        """
+        return self._updates[0].settle(self._rank.timeline.current, drop)
+
+    def close(self) -> None:
+        """Drop the gradients of windows that have no STEP."""
+        for update in self._updates:
+            update.update.close()
+
+    def take_finished(self) -> list[FinishedStep]:
+        """The steps that have ended on this rank since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _wait_for_sums(self, window: Window, stages: frozenset[int]) -> None:
+        """Wait for the window's loss over all replicas, and for the sums of the stages' gradients."""
+        view, transport = self._rank.view, self._rank.transport
+        reductions = [each for stage in sorted(stages) for each in self._reductions.pop(stage, ())]
+        reductions += [each for group in self.tied_gradients for each in group.reduce(transport)]
+        if not window.knows_totals:
+            totals = self._headers.totals(window).to(transport.device)
+            if len(view.replicas) > 1:
+                reductions.append(transport.all_reduce(totals, view.replicas))
+        for handle in reductions:
+            handle.wait()
+        if not window.knows_totals:
+            window.learn(totals)
+
+
+def _make_updates(
+    ends: StepEnds, rank: RankContext, options: EngineOptions, each_alone: bool, stores: Mapping[int, WeightStore]
+) -> list[StageUpdate]:
+    """Make one update for all stages of the rank, or one for each stage if they are updated each alone."""
+
+    def make(gradients: Sequence[StageGradients], pipeline: tuple[int, ...]) -> Update:
+        return Update(
+            gradients=gradients,
+            pipeline=pipeline,
+            transport=rank.transport,
+            clip_norm=options.clip_norm,
+            clip_value=options.clip_value,
+            scaling=options.scaling,
+        )
+
+    if rank.sharding is not None:
+        sharded = ShardedUpdate(rank.sharding, rank.transport, options.scaling)
+        return [StageUpdate(rank.stages, options, sharded)]
+    if not each_alone:
+        return [StageUpdate(rank.stages, options, make(ends.all_gradients, rank.view.pipeline))]
+    return [
+        StageUpdate([stage], options, make([gradients], ()), [stores[stage]] if stage in stores else [])
+        for stage, gradients in ends.gradients.items()
+    ]
+
+
+def _without(others: Sequence[StageGradients], apply_update: Callable[[], None]) -> None:
+    """Update the weights that have a gradient, except those of ``others``."""
+    for gradients in others:
+        gradients.release()
+    apply_update()
+    for gradients in others:
+        gradients.claim()
