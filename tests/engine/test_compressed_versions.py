@@ -46,7 +46,8 @@ def by_hand(batches: Sequence[tuple[Tensor, Tensor]], *, delay: int) -> dict[str
         for replica, kept in enumerate(left):
             parts = slice(replica * COUNT, (replica + 1) * COUNT)
             model.zero_grad()
-            for given, wanted in zip(inputs[parts].tensor_split(COUNT), targets[parts].tensor_split(COUNT), strict=True):
+            pairs = zip(inputs[parts].tensor_split(COUNT), targets[parts].tensor_split(COUNT), strict=True)
+            for given, wanted in pairs:
                 functional.mse_loss(model(given), wanted).backward()  # type: ignore[no-untyped-call]
             for parameter, total, residual in zip(parameters, totals, kept, strict=True):
                 assert parameter.grad is not None
