@@ -1,4 +1,4 @@
-"""One rank's actions, step by step: training as a stream of windows, and the window that goes forward alone."""
+"""The actions of one rank, step by step: for training, a stream of windows; for validation, a forward-only window."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ __all__ = ["RankStream"]
 
 
 class RankStream:
-    """What a rank does in which step.
+    """The actions of a rank, by step.
 
-    Windows may overlap. Then actions of several steps are under way, and the numbers of their micro-batches count round
-    and round: those of step k begin at ``k % places`` times the micro-batches of a step. Without overlap there is one
-    place, and every step's micro-batches count from 0.
+    Windows may overlap. Then actions of several steps are under way at the same time. Each of these steps has a place,
+    a number from 0 to ``places - 1``, and its micro-batches have their own numbers in actions: those of step k begin at
+    ``k % places`` times the number of micro-batches of a step. Without overlap there is one place, and the
+    micro-batches of every step are numbered from 0.
 
     Args:
-        view: where the rank stands.
-        training: the lowered program of one step, or of several, after which it repeats itself.
-        forward_only: that of a validation window.
-        microbatches: of a step.
+        view: the place of the rank in its pipeline.
+        training: the lowered program of one training step, or of the steps after which training repeats itself.
+        forward_only: the lowered program of a validation window.
+        microbatches: number of micro-batches of a step.
     """
 
     def __init__(self, view: RankView, training: Program, forward_only: Program, microbatches: int) -> None:
@@ -34,16 +35,16 @@ class RankStream:
 
     @property
     def interval(self) -> int:
-        """Steps after which training repeats itself."""
+        """The number of steps after which training repeats itself."""
         return self.schedule(training=True).interval
 
     @property
     def places(self) -> int:
-        """How many steps may be under way at once."""
+        """The number of steps that may be under way at the same time."""
         return self.overlap + 1
 
     def window(self, step: int) -> int:
-        """The number of a step within the program's repetition."""
+        """The window of the program that a step repeats."""
         return step % self.interval
 
     def program(self, training: bool) -> Program:
@@ -53,15 +54,15 @@ class RankStream:
         return self._programs[training].schedule
 
     def place(self, step: int) -> int:
-        """Which of the places a step has."""
+        """The place of a step."""
         return step % self.places
 
     def training(self, step: int, since: int = 0) -> Sequence[Action]:
-        """What the rank does when a step begins; where windows overlap, also for steps before it.
+        """The actions from the beginning of a step to that of the next; if windows overlap, also some of earlier steps.
 
         Args:
-            step: its index.
-            since: the first step after the pipeline was empty the last time.
+            step: the step's index.
+            since: the step that was the first one to begin after the pipeline was last empty.
         """
         segment = step - since if self.overlap else self.window(step)
         alike = min(segment, len(self._stream.prologue)) if self.overlap else segment
@@ -71,11 +72,11 @@ class RankStream:
         return self._known[key]
 
     def drain(self, steps: int, since: int) -> Sequence[Action]:
-        """What is left to do of the steps from ``since`` on, ``steps`` of them, when no further one begins."""
+        """The actions that are left of the ``steps`` steps from ``since`` on if no further step begins."""
         return self._placed(self._stream.drain(steps), since)
 
     def without_update(self) -> Sequence[Action]:
-        """The actions of a first step that change no weights, and no fills: an empty pipeline to an empty one."""
+        """The actions of one whole step, from an empty pipeline to an empty one, without updates and fills."""
         left_out = {Op.REDUCE, Op.STEP, Op.FILL}
         actions = self.training(0) if not self.overlap else [*self.training(0), *self.drain(1, 0)]
         return [action for action in actions if action.op not in left_out]
@@ -84,12 +85,18 @@ class RankStream:
         return self._programs[False].actions[self._view.position]
 
     def in_program(self, action: Action, step: int, since: int = 0) -> Action:
-        """An action that is done in a training step, as the program numbers it."""
+        """The action of the program that corresponds to ``action``, which is done in a training step.
+
+        Args:
+            action: an action that :meth:`training` or :meth:`drain` returned.
+            step: the step in which it is done.
+            since: the step that was the first one to begin after the pipeline was last empty.
+        """
         if action.op is Op.FILL:
             return action
         places, size = self.places, self._microbatches
         place = action.window if action.microbatch is None else action.microbatch // size
-        window = step - (step - place) % places  # the latest step of that place
+        window = step - (step - place) % places  # the latest step that has this place
         own = step - since if self.overlap else self.window(step)
         shown = min(own, len(self._stream.prologue)) - (step - window) if self.overlap else own
         if action.microbatch is None:
@@ -103,12 +110,12 @@ class RankStream:
         return [number for number, position in ends if position == self._view.position]
 
     def _placed(self, actions: Iterable[Action], since: int) -> Sequence[Action]:
-        """Actions of a stream that began with the step ``since``, numbered as those under way are."""
+        """Actions of a stream that began with step ``since``, with the numbers that their steps' places give them."""
         return tuple(self._with_place(action, since) for action in actions)
 
     def _with_place(self, action: Action, since: int) -> Action:
         size = self._microbatches
-        if action.op is Op.FILL:  # the numbers that its micro-batches had in the step that they were of
+        if action.op is Op.FILL:  # a fill keeps the number that its micro-batch had in its own step
             return action._replace(microbatch=None if action.microbatch is None else action.microbatch % size)
         if action.microbatch is None:
             return action._replace(window=self.place(since + action.window))

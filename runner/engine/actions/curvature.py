@@ -1,6 +1,6 @@
-"""K-FAC in the engine: which layers it sees, and its work as actions of a schedule.
+"""K-FAC in the engine: which layers it watches, and its work as actions of a schedule.
 
-What micro-batches show of the layers waits until its turn in the schedule has come.
+The inputs and gradients that it takes from micro-batches are kept until their action in the schedule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Kept = tuple[Factor, Tensor]
 
 
 class CurvatureWatch:
-    """What K-FAC does with the layers that it preconditions: a :class:`runner.engine.works.watch.LayerWatch`."""
+    """Lets K-FAC watch the layers that it preconditions: a :class:`runner.engine.works.watch.LayerWatch`."""
 
     def __init__(self, kfac: KFAC) -> None:
         self._kfac = kfac
@@ -39,11 +39,11 @@ class CurvatureWatch:
         return self._kfac.factors
 
     def watch(self, stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> None:
-        """See the layers; factors are summed in backwards, and inverted in the step."""
+        """Watch the layers of all stages; backwards sum the factors, and the optimizer step inverts them."""
         self._kfac.watch(chain.from_iterable(_layers_of(stages, ties).values()))
 
     def begin(self) -> None:
-        """Forget what was summed for a step that did not end."""
+        """Drop the sums of a step that did not end."""
         self._kfac.begin()
 
     def filler(
@@ -52,7 +52,14 @@ class CurvatureWatch:
         ties: Sequence[Tie],
         partition: Sequence[tuple[int, int]] | None = None,
     ) -> ScheduledCurvature:
-        """See the layers, and sum and invert when the schedule says it."""
+        """Watch the layers; the schedule decides when factors are summed and inverted.
+
+        Args:
+            stages: this rank's stages.
+            ties: the model's tied weights, whose layers are not preconditioned.
+            partition: the first and last layer of each stage of a schedule whose stages are all in the one stage of
+                ``stages``; None if ``stages`` are the schedule's own.
+        """
         layers = _layers_of(stages, ties)
         if partition is not None:
             (whole,), (found,) = stages.values(), layers.values()
@@ -62,7 +69,7 @@ class CurvatureWatch:
         return ScheduledCurvature(self._kfac, layers)
 
     def rehearse(self, module: StageModule, copies: Mapping[int, nn.Parameter]) -> None:
-        """Take inverses, with which steps precondition."""
+        """Compute inverses for the layers of ``module``, so that steps of the rehearsal precondition."""
         for layer in preconditioned_layers(module):
             self._kfac.track(copies[id(layer.weight)], copies.get(id(layer.bias)))
         self._invert_all()
@@ -73,14 +80,14 @@ class CurvatureWatch:
         return measure(self._invert_all) / every if every else 0.0
 
     def _invert_all(self) -> None:
-        """Invert all factors, whose sums are zero."""
+        """Invert all factors, whose sums may be zero."""
         for factor in chain.from_iterable(self._kfac.tracked):
             factor.rows = 1
         self._kfac.refresh()
 
 
 def _layers_of(stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> dict[int, list[nn.Linear]]:
-    """The layers of each stage that are preconditioned: never those of a weight with several names."""
+    """The layers of each stage that are preconditioned; a layer with a tied weight never is."""
     tied_names = {tie.name for tie in ties}
     found = {}
     for number, stage in stages.items():
@@ -91,14 +98,14 @@ def _layers_of(stages: Mapping[int, StageModule], ties: Sequence[Tie]) -> dict[i
 
 
 class ScheduledCurvature:
-    """The factors of one rank's stages: a :class:`runner.engine.works.work.Filler`.
+    """Sums and inverts the factors of one rank's stages: a :class:`runner.engine.works.work.Filler`.
 
-    Inputs and output gradients of the micro-batches of an interval's first step are kept, not copied, until a CURV
-    action adds them to their factor. Their order is that in which they were seen, whenever it is done.
+    In the first step of an interval, the layers' inputs and output gradients are kept without a copy until a CURV
+    action adds them to their factor. They are added in the order in which they were seen, whenever the action runs.
 
     Args:
-        kfac: updates the weights with the inverses that it is asked for here.
-        layers: those of each stage that it preconditions.
+        kfac: the optimizer, which updates the weights with the inverses that are computed here.
+        layers: the layers of each stage that it preconditions.
     """
 
     def __init__(self, kfac: KFAC, layers: Mapping[int, Iterable[nn.Linear]]) -> None:
@@ -106,8 +113,8 @@ class ScheduledCurvature:
         self._kfac = kfac
         self._factors: dict[int, list[Factors]] = {stage: [] for stage in layers}
         self._kept: dict[tuple[str, int, int], list[_Kept]] = {}
-        self._is_first = False  # of the steps of an interval
-        self._seen: tuple[int, int] | None = None  # stage and micro-batch of the forward that runs
+        self._is_first = False  # whether the current step is the first one of an interval
+        self._seen: tuple[int, int] | None = None  # stage and micro-batch of the current forward
         for stage, found in layers.items():
             for layer in found:
                 factors = kfac.track(layer.weight, trained_bias(layer))
@@ -116,11 +123,11 @@ class ScheduledCurvature:
 
     @property
     def kept(self) -> list[Tensor]:
-        """What waits to be summed."""
+        """The tensors that are kept until they are summed."""
         return [value for parts in self._kept.values() for _, value in parts]
 
     def begin(self, window: int) -> None:
-        """A step comes, by its number in the interval. The first forgets what was summed for one that did not end."""
+        """Begin a step; ``window`` is its number in the interval. The first one drops the sums of an unfinished one."""
         self._is_first = window == 0
         if self._is_first:
             self._kept.clear()
@@ -129,16 +136,16 @@ class ScheduledCurvature:
                     each.clear()
 
     def forward(self, place: Place, value: Any, *, keeps: bool) -> AbstractContextManager[Any]:
-        """A forward shows the layers' inputs; its backward, any time later, the gradients of their outputs."""
+        """Return the context of a forward, which keeps the layers' inputs and, later, their outputs' gradients."""
         return self.seeing(place.stage, place.microbatch) if keeps else NOTHING
 
     def backward(self, place: Place) -> AbstractContextManager[Any]:
-        """Nothing: hooks that the forward has set see the backward."""
+        """Return a context that does nothing, because hooks from the forward watch the backward."""
         return NOTHING
 
     @contextmanager
     def seeing(self, stage: int, microbatch: int) -> Iterator[None]:
-        """Within it, a stage's forward runs; its backward may run any time later."""
+        """The context in which a stage's forward runs; its backward may run at any time later."""
         self._seen = (stage, microbatch) if self._is_first else None
         try:
             yield
@@ -146,7 +153,7 @@ class ScheduledCurvature:
             self._seen = None
 
     def do(self, action: Action, timeline: Timeline) -> None:
-        """Sum what an action names, or invert what was summed."""
+        """Do an action: sum the tensors of its micro-batch, or invert the factors of its stage."""
         start = time.perf_counter()
         if action.microbatch is not None:
             self._sum((action.work, action.stage, action.microbatch))
@@ -156,9 +163,10 @@ class ScheduledCurvature:
         timeline.compute(action.work, action.stage, action.microbatch, start, time.perf_counter())
 
     def settle(self) -> None:
-        """Sum what is still kept, and put all sums to the states, with which they are saved.
+        """Sum all tensors that are still kept, and put the sums into the optimizer's states, so that they are saved.
 
-        The actions that would have done it find nothing to do; the inverses are the same, and as old.
+        The actions for these tensors then have nothing left to do. The inverses are the same as without this call, and
+        are computed at the same steps.
         """
         for key in list(self._kept):
             self._sum(key)

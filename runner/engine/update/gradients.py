@@ -1,7 +1,7 @@
-"""One stage's gradients in persistent flat buffers: zeroed, reduced and scaled as a whole.
+"""Keeps the gradients of one stage in persistent flat buffers, which are zeroed, reduced and scaled as a whole.
 
-Every ``parameter.grad`` is a view of its buffer, so that an all-reduce copies nothing, and gradients are in one place
-where they are scaled: at STEP, by the step's weight.
+Every ``parameter.grad`` is a view of a buffer, so that an all-reduce need not copy anything. Gradients are scaled in
+one place only: at STEP, by the step's weight.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["StageGradients"]
 
 
 class StageGradients:
-    """The gradients of trained parameters that are reduced together: those of one stage, or tied ones.
+    """The gradients of trained parameters that are reduced together: those of one stage, or of tied weights.
 
-    ``reducer`` sums them over the ranks that hold them; it is a plain sum until another one is set.
+    ``reducer`` sums the gradients over the ranks that hold the parameters. It is a plain sum until another one is set.
 
     Args:
-        parameters: ``(global name, parameter)`` pairs, all of them trained.
-        tag: of one of them; all have its holders, and count in the gradient norm where it does. None: no other rank
-            holds them.
+        parameters: ``(global name, parameter)`` pairs; all parameters are trained.
+        tag: the tag of one of the parameters. All of them have the same holders, and count in the gradient norm on the
+            same rank. None: no other rank holds them.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], tag: ParameterTag | None = None) -> None:
@@ -55,7 +55,7 @@ class StageGradients:
 
     @property
     def counted(self) -> bool:
-        """Whether they are part of the gradient norm on this rank; else another rank counts its copies."""
+        """Whether this rank counts these gradients in the gradient norm; otherwise another rank counts its copies."""
         return self.tag is None or self.tag.is_first_copy
 
     @property
@@ -63,9 +63,10 @@ class StageGradients:
         return sum(flat.numel() * flat.element_size() for flat in self.flats)
 
     def claim(self) -> None:
-        """Make every ``grad`` its view again: others (Lightning does, before training) may have set them to None.
+        """Make every ``grad`` a view of its buffer again, because other code may have replaced it.
 
-        What they put there instead is dropped; the buffers are zero between steps.
+        Lightning, for example, sets it to None before training. A gradient that is there instead is dropped; between
+        steps the buffers are zero.
         """
         for parameter, view in self._views:
             if parameter.grad is not view:
@@ -76,15 +77,15 @@ class StageGradients:
             flat.zero_()
 
     def reduce(self, transport: Transport) -> list[Handle]:
-        """Start summing over the holders, as the reducer does, once every backward has added its share."""
+        """Start the reducer's sum over the holders; call it when every backward has added its gradients."""
         return self.reducer.start(self, transport, self.holders) if len(self.holders) > 1 else []
 
     def start_sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
-        """Start a plain sum, in place."""
+        """Start a plain sum over the ranks of ``group``, in place."""
         return [transport.all_reduce(flat, group) for flat in self.flats]
 
     def divide(self, weight: float) -> None:
-        """Turn sums into means: the one place where gradients are scaled."""
+        """Turn sums into means; only here are gradients divided by the step's weight."""
         for flat in self.flats:
             flat.div_(weight)
 
@@ -102,10 +103,10 @@ class StageGradients:
         return all(_is_finite(flat) for flat in self.flats)
 
     def widened(self, master_of: Callable[[Tensor], Parameter]) -> StageGradients:
-        """A copy in fp32, as the gradients of master weights; it lives as long as it is held.
+        """Copy the gradients in fp32, as gradients of the master weights; the memory is free when the copy is dropped.
 
         Args:
-            master_of: the fp32 weight that a parameter is rounded from.
+            master_of: returns the fp32 weight from which a parameter is rounded.
         """
         masters = [master_of(parameter) for parameter in self.parameters]
         wide = StageGradients(zip(self.names, masters, strict=True), self.tag)
@@ -116,7 +117,7 @@ class StageGradients:
         return wide
 
     def release(self) -> None:
-        """Let the parameters go of their gradients, and with them of these buffers."""
+        """Set the gradients of all parameters to None, so that no parameter keeps these buffers in memory."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -128,7 +129,7 @@ class StageGradients:
 
 
 def _flat_gradient(parameters: Sequence[Parameter]) -> tuple[Tensor, list[Tensor]]:
-    """A buffer of zeros and its views in the parameters' shapes."""
+    """Make a buffer of zeros, and views of it in the parameters' shapes."""
     first = parameters[0]
     flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
     views = []
@@ -144,6 +145,10 @@ def _sum_of_squares(gradient: Tensor) -> float:
 
 
 def _is_finite(flat: Tensor) -> bool:
-    """One pass without temporaries where all is well: a NaN or an infinity never leaves a finite sum."""
+    """Whether no element is NaN or infinite.
+
+    If all elements are finite, one sum without temporary tensors usually shows it: the sum of elements among which
+    there is a NaN or an infinity is never finite.
+    """
     total = flat.sum(dtype=torch.float32 if flat.dtype in (torch.float16, torch.bfloat16) else flat.dtype)
     return bool(torch.isfinite(total)) or bool(torch.isfinite(flat).all())

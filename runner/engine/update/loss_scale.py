@@ -1,7 +1,8 @@
-"""Dynamic loss scaling: small gradients in float16 survive, and an overflow costs one step, the same on every rank.
+"""Dynamic loss scaling keeps small gradients in float16 above zero; an overflow costs one step, on every rank.
 
-The scale is a function of the verdicts that all ranks share, so that each computes it for itself. The rule is that of
-torch.amp.GradScaler: shrink at an overflow, grow after so many good steps in a row.
+The scale depends only on the verdicts, which are the same on all ranks, so that each rank computes the scale by itself.
+The rule is that of torch.amp.GradScaler: the scale shrinks at an overflow, and grows after ``growth_interval`` good
+steps in a row.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ __all__ = ["LossScale", "LossScaling"]
 
 @dataclass(frozen=True)
 class LossScaling:
-    """What the run fixes.
+    """The settings of loss scaling, which do not change during a run.
 
     Args:
-        initial_scale: of the loss per sample.
-        growth_interval: steps without overflow before the scale grows by ``growth_factor``.
-        backoff_factor: what an overflow multiplies the scale by.
-        minimum_scale: the scale goes no lower; an overflow there is none of its making.
-        samples: of a step over all replicas. Losses are sums over samples, so that the sum is scaled by
-            ``scale / 2**floor(log2(samples))``: what the loss per sample is scaled by does not grow with the batch.
+        initial_scale: factor of the loss per sample at the beginning.
+        growth_interval: number of steps without overflow before the scale grows.
+        growth_factor: factor by which the scale grows.
+        backoff_factor: factor by which the scale shrinks at an overflow.
+        minimum_scale: smallest scale; the scale is not the cause of an overflow that happens there.
+        samples: number of samples of a step, over all replicas. Losses are sums over samples. The sum is multiplied by
+            ``scale / 2**floor(log2(samples))``, so that the scale does not depend on the size of the batch.
     """
 
     initial_scale: float = 65536.0
@@ -35,7 +37,7 @@ class LossScaling:
 
 
 class LossScale:
-    """The scale as it stands; without ``scaling`` it is 1 for ever."""
+    """The current scale of the loss; without ``scaling`` it is always 1."""
 
     def __init__(self, scaling: LossScaling | None) -> None:
         self._scaling = scaling
@@ -49,11 +51,11 @@ class LossScale:
 
     @property
     def of_sum(self) -> float:
-        """What the loss, as a sum over samples, is multiplied by before its backward."""
+        """The factor by which the loss, a sum over samples, is multiplied before its backward."""
         return self.value / self._divisor
 
     def succeeded(self) -> None:
-        """A step's gradients were finite."""
+        """Note that a step's gradients were finite."""
         if self._scaling is None:
             return
         self._good_steps += 1
@@ -62,7 +64,7 @@ class LossScale:
             self.value *= self._scaling.growth_factor
 
     def overflowed(self) -> bool:
-        """A step's loss or gradients were not finite; whether a smaller scale may help."""
+        """Note that a step's loss or gradients were not finite; return whether a smaller scale may help."""
         if self._scaling is None or self.value <= self._scaling.minimum_scale:
             return False
         self._good_steps = 0
@@ -70,7 +72,7 @@ class LossScale:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same scale."""
+        """The values that a resumed run needs to continue with the same scale."""
         return {"value": self.value, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""How the gradients of one stage are summed over the ranks that hold it.
+"""Sums the gradients of one stage over the ranks that hold it.
 
-A :class:`Reducer` is asked once per step, when the last backward of the stage has ended; the sum is complete when its
-handles have been waited for, at STEP. It works in place, on the stage's flat buffers.
+A :class:`Reducer` is called once per step, when the last backward of the stage has ended. The sum is complete when STEP
+has waited for all handles that the reducer returned. It works in place, on the stage's flat buffers.
 """
 
 from __future__ import annotations
@@ -20,52 +20,53 @@ if TYPE_CHECKING:
 __all__ = ["LocalGradients", "PlainSum", "Reducer", "ReducerState", "agree_on_finite", "ring_bytes"]
 
 ReducerState = Mapping[str, Mapping[str, Tensor]]
-"""What a reducer keeps from one step to the next: by the global name of a parameter, then by a key of its own."""
+"""The tensors that a reducer keeps from step to step, by the parameter's global name and then by the reducer's keys."""
 
 
 class Reducer(Protocol):
     """Sums one stage's gradients over a group of ranks.
 
-    Every rank of the group calls every method in the same order, and must end with the same numbers. Gradients are
-    sums over micro-batches, not yet divided by the step's weight. A reducer that keeps something must leave it as it
-    was in a step whose gradients are not finite on some rank, and make the sums of that step not finite on all of them.
+    Every rank of the group calls every method in the same order, and must get the same numbers. Gradients are sums over
+    micro-batches that are not yet divided by the step's weight. If the gradients of a step are not finite on some rank,
+    a reducer that keeps tensors must not change them in this step, and must make the sums of this step not finite on
+    all ranks.
     """
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes that this rank has sent so far."""
+        """The number of bytes that this rank has sent so far."""
         ...
 
     def start(self, gradients: StageGradients, transport: Transport, group: Sequence[int]) -> list[Handle]:
-        """Start summing ``gradients.flats`` in place; whoever called waits for the handles in their order.
+        """Start summing ``gradients.flats`` in place; the caller waits for the returned handles, in their order.
 
         Args:
-            gradients: of the stage.
-            transport: this rank's.
-            group: two or more global ranks, rising, this one among them.
+            gradients: the stage's gradients.
+            transport: this rank's transport.
+            group: two or more global ranks, ascending; this rank is one of them.
         """
         ...
 
     def state_dict(self) -> ReducerState:
-        """What is this replica's own, as tensors that the next step may write to; empty where nothing is kept.
+        """The tensors that this replica keeps; the next step may overwrite them. Empty if the reducer keeps nothing.
 
-        Every parameter of the stage has the same keys. A checkpoint that is read by another number of replicas gives
-        each of them the mean over the replicas that were.
+        Every parameter of the stage has the same keys. If a checkpoint is read by another number of replicas, each of
+        them gets the mean over the replicas that wrote it.
         """
         ...
 
     def load_state_dict(self, state: ReducerState) -> None:
-        """Copy what :meth:`state_dict` gave; parameters that are not in it start anew."""
+        """Copy the tensors that :meth:`state_dict` returned; parameters that are not in ``state`` begin anew."""
         ...
 
 
 def ring_bytes(num_bytes: int, ranks: int) -> float:
-    """What one rank sends in an all-reduce of ``num_bytes`` over a ring of ``ranks``: 2 (R - 1) / R of them."""
+    """The bytes that one rank sends in an all-reduce of ``num_bytes`` over a ring of R ranks: 2 (R - 1) / R of them."""
     return 2 * (ranks - 1) / ranks * num_bytes
 
 
 class PlainSum:
-    """Sends gradients as they are, and keeps nothing."""
+    """Sums gradients as they are, without compression, and keeps nothing from step to step."""
 
     def __init__(self) -> None:
         self.bytes_sent = 0.0
@@ -78,14 +79,16 @@ class PlainSum:
         return {}
 
     def load_state_dict(self, state: ReducerState) -> None:
-        """Nothing: nothing is kept."""
+        """Do nothing, because a plain sum keeps nothing."""
 
 
 class LocalGradients(PlainSum):
-    """Leaves each rank its own gradients in some steps, and agrees on whether all are finite; else a plain sum.
+    """Does not sum gradients in some steps: there the ranks agree only on whether all gradients are finite.
+
+    In all other steps it is a plain sum.
 
     Args:
-        stays_local: whether the gradients of the step that ends are to stay each rank's own; the same on every rank.
+        stays_local: returns whether the gradients of the current step are not summed; the same on every rank.
     """
 
     def __init__(self, stays_local: Callable[[], bool]) -> None:
@@ -99,9 +102,9 @@ class LocalGradients(PlainSum):
 
 
 def agree_on_finite(gradients: StageGradients, transport: Transport, group: Sequence[int]) -> bool:
-    """Whether the gradients of all ranks of the group are finite; where not, this rank's are made not finite.
+    """Whether the gradients of all ranks of the group are finite; if not, make those of this rank not finite.
 
-    What a reducer that keeps something asks before it changes what it keeps. A small message, which is waited for.
+    A reducer that keeps tensors asks this before it changes them. It sends a small message and waits for the answer.
     """
     agreement = _Agreement(gradients.flats, gradients.are_finite(), transport, group)
     agreement.wait()
@@ -109,7 +112,7 @@ def agree_on_finite(gradients: StageGradients, transport: Transport, group: Sequ
 
 
 class _Agreement:
-    """Gradients that are not finite on one rank become so on all, which then come to one verdict."""
+    """If gradients are not finite on one rank, makes them not finite on all ranks, so that all have one verdict."""
 
     def __init__(self, flats: Sequence[Tensor], finite: bool, transport: Transport, group: Sequence[int]) -> None:
         self._flats = flats

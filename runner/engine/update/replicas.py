@@ -1,4 +1,4 @@
-"""What replicas of a stage send each other in place of gradients."""
+"""Lets the replicas of a stage exchange other tensors than gradients, such as compressed momentum."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class ReplicaExchange:
     """A :class:`runner.optim.compression.signs.Exchange` over a transport.
 
     Args:
-        transport: this rank's.
-        group: the global ranks that hold this stage, this one among them.
+        transport: this rank's transport.
+        group: the global ranks that hold this stage; this rank is one of them.
 
     Attributes:
-        bytes_sent: so far, by this rank.
-        rounds: so far: one gathering each.
+        bytes_sent: number of bytes that this rank has sent so far.
+        rounds: number of all-gathers so far; each round of an exchange has one.
     """
 
     def __init__(self, transport: Transport, group: Sequence[int]) -> None:

@@ -1,8 +1,9 @@
-"""Which of a rank's parameters share a set of gradients.
+"""Divides a rank's parameters into sets whose gradients are reduced together.
 
-Parameters with the same holders and the same first stage share a set, so that one message sums them and the norm counts
-them on one rank. Those of one stage are apart from those that several stages use: the sum of the first may start when
-the stage's last backward has ended, that of the others only at STEP, when every stage has added its share.
+Parameters with the same holders and the same first stage are in one set, so that one message sums their gradients and
+the norm counts them on one rank. Parameters that only one stage uses are in other sets than those that several stages
+use. The sum of the former may start when the stage's last backward has ended; the sum of the latter may start only at
+STEP, when every stage has added its gradients.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from runner.model.tags import ParameterTag, named_parameters
 __all__ = ["Keep", "stage_sets", "tied_sets"]
 
 Keep: TypeAlias = Callable[[Sequence[tuple[str, Parameter]], ParameterTag | None], StageGradients]
-"""Makes the set of one stage, from ``(global name, parameter)`` pairs and the tag of one of them, if there is any."""
+"""Makes the set of one stage from ``(global name, parameter)`` pairs and the tag of one of them, or None."""
 
 
 def stage_sets(
     stages: Mapping[int, StageModule], tags: Mapping[str, ParameterTag], keep: Keep
 ) -> dict[int, StageGradients]:
-    """The gradients of each stage's own parameters; a stage that trains none has an empty set."""
+    """The gradients of the parameters that only one stage uses, by stage; a stage without any has an empty set."""
     members: dict[int, list[tuple[str, Parameter]]] = {stage: [] for stage in stages}
     for tag, parameter in _trained(stages, tags):
         if not tag.spans_stages:
@@ -35,7 +36,7 @@ def stage_sets(
 
 
 def tied_sets(stages: Mapping[int, StageModule], tags: Mapping[str, ParameterTag]) -> list[StageGradients]:
-    """The gradients of parameters that several stages use, in an order that all ranks share."""
+    """The gradients of the parameters that several stages use, in an order that is the same on all ranks."""
     members: dict[tuple[tuple[int, ...], int], list[tuple[str, Parameter]]] = defaultdict(list)
     for tag, parameter in _trained(stages, tags):
         if tag.spans_stages:
@@ -46,6 +47,6 @@ def tied_sets(stages: Mapping[int, StageModule], tags: Mapping[str, ParameterTag
 def _trained(
     stages: Mapping[int, StageModule], tags: Mapping[str, ParameterTag]
 ) -> list[tuple[ParameterTag, Parameter]]:
-    """The trained parameters, each once, in the tags' order."""
+    """The trained parameters with their tags, each once, in the order of the tags."""
     own = named_parameters(stages)
     return [(tag, own[name]) for name, tag in tags.items() if tag.is_trained and name in own]

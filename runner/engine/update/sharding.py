@@ -1,7 +1,8 @@
-"""Gradients and optimizer states that replicas share out among themselves: where a sharded optimizer meets the engine.
+"""The interface between the engine and an optimizer that shards gradients and states over replicas.
 
-The engine keeps its part: schedule, messages, losses, accumulation over micro-batches, the one division at STEP, the
-verdict on what is not finite. A :class:`Sharding` takes a stage's gradients over from autograd and updates its weights.
+The engine remains responsible for the schedule, messages, losses, accumulation over micro-batches, the one division at
+STEP, and the verdict on whether gradients are finite. A :class:`Sharding` takes the gradients of a stage from autograd
+and updates the stage's weights.
 """
 
 from __future__ import annotations
@@ -22,42 +23,47 @@ __all__ = ["KeptElsewhere", "ShardedUpdate", "Sharding"]
 
 
 class Sharding(Protocol):
-    """Reduces and keeps one stage's gradients, and updates its weights, together with the stage's other replicas.
+    """Reduces and keeps the gradients of one stage and updates its weights, together with the stage's other replicas.
 
     Every replica calls every method the same number of times in the same order.
     """
 
     def forward(self, value: Any, before_layer: Callable[[int], None] | None) -> Any:
-        """Run the stage."""
+        """Run the stage on ``value`` and return its output.
+
+        Args:
+            value: the stage's input.
+            before_layer: called with a layer's index before the layer runs, or None.
+        """
         ...
 
     def begin(self, backwards: int) -> None:
-        """So many backwards follow before the next update."""
+        """Prepare for a step; ``backwards`` is the number of backwards before the next update."""
         ...
 
     def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor] | None) -> None:
-        """Run one backward and take the gradients of the weights."""
+        """Run one backward, and take over the gradients of the weights."""
         ...
 
     def are_finite(self) -> bool:
-        """Whether all gradients of the whole model are; the same answer on every rank."""
+        """Whether all gradients of the whole model are finite; the answer is the same on every rank."""
         ...
 
     def divide_at_update(self, divisor: float) -> None:
-        """What the sum of gradients over all replicas and micro-batches is divided by in the update."""
+        """Set the number by which the update divides the sum of gradients over all replicas and micro-batches."""
         ...
 
     def norm(self) -> float | None:
-        """The global norm that the last update was clipped by; None where nothing clips."""
+        """The global gradient norm before clipping in the last update; None if nothing clips."""
         ...
 
     def discard(self) -> None:
-        """Forget the gradients since the last update."""
+        """Drop the gradients that were added since the last update."""
         ...
 
 
 class KeptElsewhere(StageGradients):
-    """The engine's view of gradients that a :class:`Sharding` keeps: their parameters, and no buffer."""
+    """Represents gradients that a :class:`Sharding` keeps: it knows their parameters, but has no buffer."""
 
     def __init__(self, parameters: Sequence[tuple[str, Parameter]], tag: ParameterTag | None = None) -> None:
         super().__init__((), tag)
@@ -66,7 +72,7 @@ class KeptElsewhere(StageGradients):
 
 
 class ShardedUpdate(Update):
-    """STEP's update where a :class:`Sharding` holds the gradients."""
+    """The update at STEP of a stage whose gradients a :class:`Sharding` keeps."""
 
     def __init__(self, sharding: Sharding, transport: Transport, scaling: LossScaling | None) -> None:
         super().__init__(

@@ -1,13 +1,13 @@
-"""The optimizer step of some of a rank's stages: once their sums are complete, the weights are updated or not.
+"""The optimizer step of stages of one rank that are updated together: when their sums are complete, update or skip.
 
-A flushed schedule updates all stages of a rank together, after all ranks of the pipeline have agreed that they may. An
-asynchronous one updates each stage by itself: no other rank's gradients are there at that moment.
+A flushed schedule updates all stages of a rank together, after all ranks of the pipeline have agreed on the verdict. An
+asynchronous schedule updates each stage by itself, because the gradients of other ranks do not exist at that moment.
 
-With post-validation nobody waits for the agreement: a rank updates if its own gradients allow it, begins the next
-window, and takes the update back, exactly, if another rank's gradients forbid it.
+With post-validation, no rank waits for the verdict. A rank updates its weights if its own gradients allow this, and
+begins the next window. If the gradients of another rank forbid the update, the rank takes it back exactly.
 
-Source of the protocol: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 4. The opinions travel here in one
-asynchronous all-gather instead of a chain of messages.
+Source of the protocol: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 4. Here, ranks exchange what they
+know of their gradients in one asynchronous all-gather instead of a chain of messages.
 """
 
 from __future__ import annotations
@@ -29,21 +29,27 @@ __all__ = ["Backup", "NotFiniteError", "StageUpdate"]
 
 
 class Backup(Protocol):
-    """What post-validation asks of an optimizer's copy; :class:`runner.optim.states.backup.OptimizerBackup`."""
+    """A copy of weights and optimizer states, by which post-validation takes a step back.
 
-    def save(self) -> None: ...
+    It is implemented by :class:`runner.optim.states.backup.OptimizerBackup`.
+    """
 
-    def restore(self) -> None: ...
+    def save(self) -> None:
+        """Copy the weights and states before a step."""
 
-    def step_as_saved(self) -> None: ...
+    def restore(self) -> None:
+        """Undo the step since the last :meth:`save`."""
+
+    def step_as_saved(self) -> None:
+        """Step with the hyperparameters that were set at the last :meth:`save`."""
 
 
 class NotFiniteError(Exception):
-    """A step's loss or gradients are not finite, and the step may not be skipped.
+    """Raised if the loss or gradients of a step are not finite and the step must not be skipped.
 
     Args:
-        window: of the step.
-        what: the loss, in words, and whether it is a gradient that is not finite.
+        window: the step's window.
+        what: a text with the loss, which says whether a gradient is not finite.
     """
 
     def __init__(self, window: Window, what: str) -> None:
@@ -54,7 +60,7 @@ class NotFiniteError(Exception):
 
 @dataclass
 class _Pending:
-    """A step whose verdict is under way."""
+    """A step whose verdict is not known yet; ``stepped`` says whether this rank has updated its weights in it."""
 
     window: Window
     loss: float
@@ -66,10 +72,10 @@ class StageUpdate:
     """Ends the optimizer steps of stages that are updated together.
 
     Args:
-        stages: of this rank.
-        options: what the run fixes.
-        update: the weights' part.
-        stores: of those of the stages that keep several versions of their weights.
+        stages: these stages, which are on this rank.
+        options: settings of the run.
+        update: judges the gradients and updates the weights.
+        stores: the weight stores of those stages that keep several versions of their weights.
     """
 
     def __init__(
@@ -85,25 +91,26 @@ class StageUpdate:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the last step may yet be taken back."""
+        """Whether the verdict on the last step is not known yet, so that the step may be taken back."""
         return self._pending is not None
 
     def finish(self, window: Window, times: StepTimes) -> FinishedStep:
-        """Update the weights; with post-validation before all ranks have agreed to it.
+        """Update the weights, or skip the step; with post-validation, update before all ranks have agreed.
 
         Args:
-            window: its loss and the stages' gradients are sums over all micro-batches and replicas.
-            times: where seconds are noted.
+            window: the step's window. Its loss, and the gradients of the stages, are sums over all micro-batches and
+                replicas.
+            times: the seconds of waiting and of the update are added to it.
 
         Raises:
-            RunFailedError: the step has no weight.
-            NotFiniteError: the step is neither finite nor to be skipped.
+            RunFailedError: the sum of the samples' weights is not above 0.
+            NotFiniteError: the step is not finite and must not be skipped.
         """
         start = time.perf_counter()
         total, weight = window.loss.tolist()
         if weight <= 0:
             what = "no sample has a weight" if weight == 0 else f"the samples' weights add up to {weight}"
-            raise RunFailedError(f"step {window.step}: {what}; the weights are those of the step before")
+            raise RunFailedError(f"step {window.step}: {what}; the model's weights are those of the step before")
         scale = self.update.scale.value if self.update.scale.is_dynamic else None
         loss_is_finite = math.isfinite(total) and math.isfinite(weight)
         if loss_is_finite:
@@ -123,17 +130,17 @@ class StageUpdate:
         return FinishedStep(window.step, total / weight, norm, window.stops > 0, skipped, scale)
 
     def settle(self, times: StepTimes, begun: Callable[[], None] | None = None) -> bool:
-        """Wait for the verdict on the last step, and take the step back where it says so.
+        """Wait for the verdict on the last step, and take the step back if the verdict demands it.
 
         Args:
-            times: where seconds are noted.
-            begun: called before anything is taken back: drops what the next window has begun.
+            times: the seconds of waiting are added to it.
+            begun: called before the step is taken back; it drops the forwards of the next window that have run.
 
         Returns:
-            whether the step was taken back, so that the next window's beginning has to run again.
+            True if the step was taken back, so that the beginning of the next window must run again.
 
         Raises:
-            NotFiniteError: the step is neither finite nor to be skipped.
+            NotFiniteError: the step is not finite and must not be skipped.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -142,7 +149,7 @@ class StageUpdate:
         verdict = self.update.verdict()
         times.waited_at_step += time.perf_counter() - start
         if verdict.finite and verdict.factor == 1.0:
-            assert pending.stepped  # a rank's own norm is no larger than all ranks' together
+            assert pending.stepped  # the norm of one rank is never larger than that of all ranks together
             self.update.close()
             return False
         if begun is not None:
@@ -151,7 +158,7 @@ class StageUpdate:
         return True
 
     def _speculate(self, window: Window, loss: float) -> Verdict:
-        """Update at once if this rank's own gradients allow it; the norm is not known yet."""
+        """Update at once if this rank's own gradients allow it; the norm of all ranks is not known yet."""
         assert self.backup is not None
         self.update.announce()
         own = self.update.own_verdict()
@@ -164,7 +171,7 @@ class StageUpdate:
         return Verdict(own.finite)
 
     def _take_back(self, pending: _Pending, verdict: Verdict) -> None:
-        """Undo the update, if there was one, and do what the verdict says with the same gradients."""
+        """Undo the update, if this rank has made it, and then follow the verdict with the same gradients."""
         assert self.backup is not None
         self.taken_back.append(TakenBack(pending.window.step, skipped=not verdict.finite, grad_norm=verdict.norm))
         if pending.stepped:
@@ -174,10 +181,16 @@ class StageUpdate:
         self._conclude(pending.window, pending.loss, verdict, step)
 
     def _conclude(self, window: Window, loss: float, verdict: Verdict, step: Callable[[], None] | None = None) -> None:
-        """Update or skip, as the verdict says.
+        """Update the weights or skip the step, as the verdict says.
+
+        Args:
+            window: the step's window.
+            loss: the mean loss of the step.
+            verdict: the verdict on the step's gradients.
+            step: updates the weights instead of the optimizer's own step, if given.
 
         Raises:
-            NotFiniteError: the step is neither finite nor to be skipped.
+            NotFiniteError: the step is not finite and must not be skipped.
         """
         scale = self.update.scale
         if verdict.finite:

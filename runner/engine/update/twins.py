@@ -1,4 +1,7 @@
-"""Twins: copies of a stage on several ranks of one pipeline. They start equal, get equal gradients and stay equal."""
+"""Compares twins: copies of a stage on several ranks of a pipeline, which start equal and must stay equal.
+
+They stay equal because they get the same summed gradients.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ _MODULUS = (1 << 61) - 1
 
 
 def compare_twins(view: RankView, stages: Mapping[int, StageModule], transport: Transport, step: int) -> None:
-    """Compare checksums of all copies of each stage; all ranks of a pipeline call it together.
+    """Compare checksums of all copies of each stage; all ranks of a pipeline must call it together.
 
     Raises:
-        RunFailedError: on every rank, where twins differ.
+        RunFailedError: twins differ; it is raised on every rank.
     """
-    own = torch.zeros(view.num_stages, 2, dtype=torch.int64, device=transport.device)  # is it here, its checksum
+    own = torch.zeros(view.num_stages, 2, dtype=torch.int64, device=transport.device)  # 1 if it is here; its checksum
     for stage, module in stages.items():
         own[stage] = torch.tensor([1, _checksum(module)])
     gathered = torch.stack(transport.all_gather(own, view.pipeline)).tolist()
@@ -39,7 +42,7 @@ def compare_twins(view: RankView, stages: Mapping[int, StageModule], transport: 
 
 
 def _checksum(module: StageModule) -> int:
-    """The checksum covers every bit of the weights and buffers, tensor by tensor."""
+    """A checksum of all bits of the weights and buffers, tensor by tensor."""
     total = 0
     for tensor in (*module.parameters(), *module.buffers()):
         total = (31 * total + int(_bits(tensor.detach()).sum(dtype=torch.int64))) % _MODULUS
@@ -47,14 +50,14 @@ def _checksum(module: StageModule) -> int:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The tensor's memory as whole numbers."""
+    """View the memory of a tensor as whole numbers."""
     flat = tensor.contiguous().view(-1)
     width = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(flat.element_size(), torch.int64)
     return torch.view_as_real(flat).view(-1).view(width) if flat.is_complex() else flat.view(width)
 
 
 def running_statistics_problems(view: RankView, stages: Mapping[int, StageModule], schedule: str) -> list[Problem]:
-    """Layers that would see another part of the batch in each twin, and remember it."""
+    """The problems of layers whose running statistics would differ between twins, which see different micro-batches."""
     names = [
         module.global_name(f"{path}.running_mean")
         for module in stages.values()

@@ -1,4 +1,4 @@
-"""What STEP does once a step's sums are complete: one verdict on them, one scaling, clipping, update, clearing."""
+"""The update at STEP, when the sums of a step are complete: judge, scale and clip the gradients, update, clear them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Update", "Verdict"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """On a step's gradients.
+    """The verdict on a step's gradients.
 
     Args:
-        finite: there is no NaN and no infinity.
-        norm: before clipping; None where nothing clips by norm, or not finite.
-        factor: what clipping multiplies the gradients by.
+        finite: whether no gradient is NaN or infinite.
+        norm: their norm before clipping; None if nothing clips by norm, or if they are not finite.
+        factor: the factor by which clipping multiplies the gradients.
     """
 
     finite: bool
@@ -33,15 +33,17 @@ class Verdict:
 
 
 class Update:
-    """The weights' part of STEP on one rank: :meth:`open`, then a verdict, then :meth:`apply` or not, then close.
+    """Judges the gradients of one rank and updates its weights at STEP.
+
+    Call :meth:`open`, then :meth:`verdict`, then :meth:`apply` if the verdict allows it, and then :meth:`close`.
 
     Args:
-        gradients: sets of this rank's gradients that are updated together, sums over micro-batches and replicas.
-        pipeline: global ranks that share a verdict and a norm; empty where each judges by itself. Replicas hold equal
-            sums, and come to the same.
-        transport: how these ranks talk.
+        gradients: the sets of this rank's gradients that are updated together; sums over micro-batches and replicas.
+        pipeline: global ranks that share a verdict and a norm; empty if each rank judges by itself. Replicas hold equal
+            sums, so they come to the same verdict.
+        transport: sends messages between these ranks.
         clip_norm, clip_value: see :class:`runner.engine.options.EngineOptions`.
-        scaling: of the loss, or None.
+        scaling: settings of loss scaling, or None.
     """
 
     def __init__(
@@ -63,19 +65,27 @@ class Update:
         self._step: Callable[[], None] = _no_optimizer
         self._master_of: Callable[[Tensor], Parameter] | None = None
         self._final: Sequence[StageGradients] = ()
-        self._most_values: int | None = None  # that a rank of the pipeline tells the others
+        self._most_values: int | None = None  # length of the longest message of a rank to the others
         self._own: list[float] = []
         self._gathering: Gathering | None = None
 
     def attach(self, step: Callable[[], None], master_of: Callable[[Tensor], Parameter] | None) -> None:
-        """Set what updates the weights from their gradients, or from those of their fp32 masters."""
+        """Set the optimizer's step.
+
+        Args:
+            step: updates the weights from their gradients, or from the gradients of their fp32 masters.
+            master_of: returns the fp32 master of a weight; None if weights have no masters.
+        """
         self._step = step
         self._master_of = master_of
 
     def open(self, weight: float) -> None:
-        """Turn sums into means of the unscaled loss's gradients.
+        """Turn the sums into gradients of the mean loss without its scale, and clip them by value.
 
-        With master weights all of it happens in fp32. Gradients that are not finite stay as they are.
+        With master weights, all of this is done in fp32. If some gradients are not finite, none are changed.
+
+        Args:
+            weight: sum of the samples' weights in the step.
         """
         finite = all(gradients.are_finite() for gradients in self._gradients)
         self._own = [float(finite)]
@@ -89,16 +99,16 @@ class Update:
                 self._own += [square for gradients in self._final for square in gradients.squares()]
 
     def announce(self) -> None:
-        """Start telling the other ranks how this one's gradients are, before waiting for theirs."""
+        """Start to send the other ranks the facts about this rank's gradients, without waiting for those of theirs."""
         if len(self._pipeline) > 1:
             self._gathering = self._transport.start_all_gather(self._message(), self._pipeline)
 
     def own_verdict(self) -> Verdict:
-        """Judges this rank's gradients alone; what it finds not finite, :meth:`verdict` does too."""
+        """Judge only this rank's gradients; if they are not finite, :meth:`verdict` says so on all ranks."""
         return self._judge([self._own])
 
     def verdict(self) -> Verdict:
-        """On the gradients of all ranks of the pipeline, the same on each of them; waits for the last of them."""
+        """Wait for all ranks of the pipeline and judge the gradients of all; the result is the same on each rank."""
         if len(self._pipeline) <= 1:
             return self._judge([self._own])
         gathering, self._gathering = self._gathering, None
@@ -106,10 +116,11 @@ class Update:
         return self._judge([part.tolist() for part in parts])
 
     def apply(self, factor: float, step: Callable[[], None] | None = None) -> None:
-        """Scale the gradients by what clipping says, and update the weights.
+        """Multiply the gradients by the factor of clipping, and update the weights.
 
         Args:
-            step: in place of the attached one.
+            factor: the verdict's factor.
+            step: called instead of the attached step, if given.
         """
         if factor < 1.0:
             for gradients in self._final:
@@ -117,11 +128,11 @@ class Update:
         (step or self._step)()
 
     def norm_of(self, verdict: Verdict) -> float | None:
-        """The gradients' norm before clipping, once a step has ended."""
+        """The norm of the gradients before clipping, after the step has ended."""
         return verdict.norm
 
     def close(self) -> None:
-        """Let go of the gradients, whatever became of them."""
+        """Clear the gradients, whether they were applied or not."""
         if self._master_of is not None:
             for gradients in self._final:
                 gradients.release()
@@ -135,7 +146,7 @@ class Update:
         return [gradients.widened(self._master_of) for gradients in self._gradients]
 
     def _judge(self, opinions: list[list[float]]) -> Verdict:
-        """The norm is the exact sum of per-parameter squares in float64, whatever the layout."""
+        """Judge the messages of ranks. The norm is an exact sum of squares in float64, so that no layout changes it."""
         if not all(opinion[0] for opinion in opinions):
             return Verdict(finite=False)
         if self._clip_norm is None:
@@ -144,7 +155,7 @@ class Update:
         return Verdict(finite=True, norm=norm, factor=min(1.0, self._clip_norm / (norm + 1e-6)))
 
     def _message(self) -> Tensor:
-        """This rank's opinion, as long as the longest one of the pipeline; how long that is, is asked once."""
+        """What this rank tells the others, filled up to the longest message, whose length is exchanged once."""
         device = self._transport.device
         if self._most_values is None:
             counted = sum(len(gradients.names) for gradients in self._gradients if gradients.counted)
