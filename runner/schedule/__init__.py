@@ -1,4 +1,4 @@
-"""Pipeline schedules as values: generate, check, lower, simulate, draw. Imports no torch."""
+"""Pipeline schedules as values: they are generated, checked, lowered, simulated and drawn here, without torch."""
 
 from __future__ import annotations
 

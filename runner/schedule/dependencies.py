@@ -1,4 +1,4 @@
-"""What each action waits for: the one statement of it, for checker, simulator, lowering and executor."""
+"""Defines what each action waits for. Only this module does; checker, simulator, lowering and executor use it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["dependencies"]
 def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]:
     """The actions that must have ended before ``action`` may start.
 
-    A schedule's forward waits for the forward of the stage before. In a program it waits for the message
-    instead, where that stage lives on another rank. A rank begins to reduce a stage once its own gradients are there;
-    the sum is there when every rank with a copy of the stage has reduced it. What a rank's own order implies is not
-    repeated here.
+    In a schedule, a forward waits for the forward of the stage before. In a program, it waits for the message instead,
+    if that stage is on another rank. A rank begins to reduce a stage when its own gradients are complete; the sum is
+    complete when every rank with a copy of the stage has reduced it. What follows from the order of the rank's own list
+    is not repeated here.
 
     Args:
-        view: the schedule or program that ``action`` is of.
-        action: one of its actions; its stage and micro-batch must exist there.
+        view: the schedule or program to which ``action`` belongs.
+        action: one of its actions; its stage and micro-batch must exist in ``view``.
     """
     lowered = isinstance(view, Program)
     schedule = view.schedule if isinstance(view, Program) else view
@@ -31,7 +31,7 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
     if op is Op.FILL:
         return _before_fill(schedule, action)
     microbatch = action.microbatch
-    assert microbatch is not None  # only REDUCE, STEP and fills have none
+    assert microbatch is not None  # only REDUCE, STEP and fills may have none
     if op is Op.F:
         return () if stage == 0 else (_input(schedule, action, lowered),)
     if op is Op.B or op is Op.I:
@@ -60,20 +60,20 @@ def dependencies(view: Schedule | Program, action: Action) -> tuple[Action, ...]
 
 
 def _before_fill(schedule: Schedule, fill: Action) -> tuple[Action, ...]:
-    """What shows a fill its micro-batch, and all fills of the kind that it follows."""
-    assert schedule.filling is not None  # what has fills says of which kinds they are
+    """The action that a fill waits for in its own micro-batch, and all fills of the kind that it follows."""
+    assert schedule.filling is not None  # a schedule with fills has a filling, which defines their kinds
     kind = schedule.filling.kind(fill.fill)
     before = () if kind.follows is None else schedule.fills_of(kind.follows, fill.stage)
     if kind.shown_by is None:
         return before
-    assert fill.microbatch is not None  # a fill that a micro-batch shows is of one
+    assert fill.microbatch is not None  # a fill that waits for an action of its micro-batch has one
     if kind.shown_by is Shown.FORWARD:
         return (Action(Op.F, fill.stage, fill.microbatch), *before)
     return (_weight_gradient(schedule, fill.stage, fill.microbatch), *before)
 
 
 def _returned(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> tuple[Action, ...]:
-    """What brings back what the backward needs, if another rank keeps it."""
+    """The action that brings back the tensors for the backward, if another rank keeps them."""
     host = schedule.host_of(stage, microbatch)
     if host is None:
         return ()
@@ -83,19 +83,22 @@ def _returned(schedule: Schedule, stage: int, microbatch: int, lowered: bool) ->
 
 
 def _before_stash(schedule: Schedule, action: Action, microbatch: int) -> Action:
-    """Forward, sent, received by the host, sent back, received: each waits for the one before."""
+    """The action before a message with a stash.
+
+    The order is: forward, sent by the owner, received by the host, sent back, received by the owner.
+    """
     owner, host = schedule.rank_of(action.stage, microbatch), schedule.host_of(action.stage, microbatch)
     if action.op is Op.SEND and action.peer == host:
         return action._replace(op=Op.F, payload=None, peer=None)
     if action.op is Op.SEND:
-        return action._replace(op=Op.RECV)  # the host's own, from the owner
+        return action._replace(op=Op.RECV)  # the host's own receive, from the owner
     return action._replace(op=Op.SEND, peer=owner if action.peer == host else host)
 
 
 def _input(schedule: Schedule, action: Action, lowered: bool) -> Action:
-    """What brings the input of F, or of an R that another rank's forward left to this one."""
+    """The action that brings the input of F, or of an R on another rank than its forward."""
     op, stage, microbatch = action.op, action.stage, action.microbatch
-    assert microbatch is not None  # compute always has one
+    assert microbatch is not None  # F and R always have one
     if lowered:
         source = schedule.rank_of(stage - 1, microbatch)
         if source != schedule.rank_of(stage, microbatch, op):
@@ -105,7 +108,7 @@ def _input(schedule: Schedule, action: Action, lowered: bool) -> Action:
 
 
 def _output_gradient(schedule: Schedule, stage: int, microbatch: int, lowered: bool) -> Action:
-    """What brings the gradient of the output of ``stage``."""
+    """The action that brings the gradient of the output of ``stage``."""
     if lowered:
         source = schedule.rank_of(stage + 1, microbatch, Op.B)
         if source != schedule.rank_of(stage, microbatch, Op.B):
@@ -114,14 +117,14 @@ def _output_gradient(schedule: Schedule, stage: int, microbatch: int, lowered: b
 
 
 def _produced(schedule: Schedule, stage: int, microbatch: int, payload: Payload | None) -> Action:
-    """What computes the content of a message that ``stage`` sends."""
+    """The action that computes the content of a message that ``stage`` sends."""
     if payload is not Payload.GRADIENT:
         return _joined_forward(schedule, stage, microbatch)
     return _input_gradient(schedule, stage, microbatch)
 
 
 def _joined_forward(schedule: Schedule, stage: int, microbatch: int) -> Action:
-    """The last of the forwards that hand on together."""
+    """The last of the forwards that hand on their outputs together."""
     return Action(Op.F, stage, schedule.joined_with(microbatch)[-1])
 
 

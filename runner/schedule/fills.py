@@ -1,8 +1,8 @@
-"""Work that fills bubbles: what a schedule must know of it, whatever it does.
+"""Describes work that fills bubbles, such as an optimizer's, for schedules, which need not know what it does.
 
-A guest's work, such as that of an optimizer, has actions of its own in a schedule, done by a rank while it would idle.
-Each such action is of a *kind*, which its :class:`Filling` declares beside the generator that places it. All other
-parts of the house read what they need from there.
+Such work has its own actions in a schedule, called fills, which a rank does while it would be idle. Every fill has a
+*kind*. A :class:`Filling` declares the kinds beside the generator that places them, and all other parts of the runner
+read from there what they need to know of a kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 __all__ = ["FILL_NAME", "FillKind", "Filling", "Shown"]
 
 FILL_NAME = re.compile("(?!(?:(?:SEND|RECV)_[FBRS]|OUT|IN|REDUCE|STEP|FILL|[FBIWR]+)(?![A-Z_]))[A-Z][A-Z_]*[A-Z]")
-"""The names that a kind may have: two capitals or more, and underscores between, but no name of an op."""
+"""The names that a kind may have: at least two capitals, with underscores between them, but not the name of an op."""
 
 
 class Shown(StrEnum):
@@ -26,21 +26,21 @@ class Shown(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FillKind:
-    """One kind of action that fills bubbles. It is of one micro-batch and stage, or of a stage alone.
+    """One kind of fill. A fill is done for one micro-batch and stage, or for a stage alone.
 
     Args:
-        name: as actions print it: capitals and underscores, two characters at least.
-        cost: the key of ``cost.*`` that says how long one takes.
-        default_cost: where that key is not given; in the unit of the other costs.
-        character: what the time grid shows for it.
-        color: of its cells in drawings, as ``#rrggbb``.
-        label: what it is, for the legend of drawings.
-        shown_by: it is of a micro-batch, and waits for this; None: it is of a stage.
-        follows: the kind, by name, of which all of its stage must be done before; None: it waits for no other kind.
-        rule: what the checker says of one with a micro-batch that it must not have, or without one.
+        name: the name that actions print: capitals and underscores, at least two characters.
+        cost: the key of ``cost.*`` with the duration of one fill.
+        default_cost: the duration if that key is not given, in the unit of the other costs.
+        character: the character for it in the time grid.
+        color: the colour of its cells in drawings, as ``#rrggbb``.
+        label: its description in the legend of drawings.
+        shown_by: the part of its micro-batch for which a fill waits; None if fills are done for a stage alone.
+        follows: the name of a kind whose fills of the same stage must all be done before; None if there is none.
+        rule: the checker's message for a fill with a wrong micro-batch, or without one.
 
     Raises:
-        ValueError: no action could print that name.
+        ValueError: no action can print this name.
     """
 
     name: str
@@ -55,29 +55,29 @@ class FillKind:
 
     def __post_init__(self) -> None:
         if not FILL_NAME.fullmatch(self.name):
-            raise ValueError(f"{self.name}: a kind's name is two capitals or more, and no op's")
+            raise ValueError(f"{self.name}: a kind's name must be at least two capitals, and must not be that of an op")
 
     @property
     def of_microbatch(self) -> bool:
-        """Whether each is of one micro-batch; otherwise it is of a stage."""
+        """Whether each fill is done for one micro-batch; otherwise it is done for a stage."""
         return self.shown_by is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """All work of one guest in a schedule.
+    """All work that fills the bubbles of a schedule.
 
-    It is that of the first window's micro-batches, done once within all windows: each kind of a micro-batch once for
-    each of them, each kind of a stage once.
+    It belongs to the micro-batches of the first window, and is done once within all windows of the schedule: kinds for
+    a micro-batch once for each of these micro-batches and each stage, and kinds for a stage once for each stage.
 
     Args:
-        work: whose work it is, for sentences like "needs ..." and "with ...'s work".
-        key: the same in documents: the share of time ``with_<key>``; an optimizer names the work that it does by it.
-        brings: what is new once all of it is done, in the plural.
-        legend: what the time grid's characters mean.
-        optimizer: the option that does the work, and that a request must choose.
-        description: what fills the bubbles, in a sentence.
-        kinds: in the order of their priority.
+        work: the name of what does the work, for sentences like "needs ..." and "with ...'s work".
+        key: its name in JSON documents, as in the share of time ``with_<key>``; an optimizer names its work by it.
+        brings: the result that is new when all of the work is done, in the plural.
+        legend: an explanation of the time grid's characters.
+        optimizer: the option of the optimizer that does the work, which a request must choose.
+        description: a description of what fills the bubbles, for sentences.
+        kinds: the kinds of fills, in the order of their priority.
     """
 
     work: str
@@ -90,16 +90,16 @@ class Filling:
 
     @property
     def costs(self) -> tuple[str, ...]:
-        """The keys of ``cost.*`` that it reads, each once."""
+        """The keys of ``cost.*`` with the durations of its kinds, each once."""
         return tuple(dict.fromkeys(kind.cost for kind in self.kinds))
 
     def kind(self, name: str | None) -> FillKind:
-        """The kind of an action.
+        """The kind with this name, as an action's ``fill`` gives it.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: there is no kind with this name.
         """
         for kind in self.kinds:
             if kind.name == name:
                 return kind
-        raise KeyError(f"{self.work} has no work {name}")
+        raise KeyError(f"{self.work} has no kind of work that is called {name}")

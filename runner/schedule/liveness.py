@@ -1,13 +1,13 @@
-"""What is alive on a rank, and from which action to which: the one statement of it.
+"""Defines what is alive on a rank, and from which action to which. Only this module does.
 
-The simulator counts micro-batches with it, the plan counts bytes, and a test holds the engine's buffers against it.
+The simulator counts micro-batches with it, the plan counts bytes, and a test compares the engine's buffers with it.
 
-Something begins to live at the end of the action that makes it, and ends to live at the end of the action that uses it
-last. One thing is an exception: what autograd saves grows while its F or R runs, so it counts from the beginning of
-that action.
+Tensors are alive from the end of the action that makes them to the end of the action that uses them last. There is one
+exception: the tensors that autograd saves grow while their F or R runs, so they count from the beginning of that
+action.
 
-In a program, messages bring boundary tensors and take them away. A schedule knows no messages: there, a boundary tensor
-from another rank lives from the forward or recomputation that uses it, and gradients that go from rank to rank are
+In a program, messages bring boundary tensors and take them away. A schedule has no messages: there, a boundary tensor
+from another rank is alive from the forward or recomputation that uses it, and gradients that go from rank to rank are
 left out.
 """
 
@@ -25,38 +25,38 @@ __all__ = ["ACTIVATIONS", "Kind", "Lifetime", "change_in_flight", "lifetimes", "
 
 
 class Kind(StrEnum):
-    """What something is that lives on a rank."""
+    """The kinds of things that are alive on a rank."""
 
-    SAVED = "saved"  # what autograd saves of a forward or of its recomputation, the stage's output included
-    STASH = "stash"  # what another rank's stage saved of a micro-batch, and its input, kept here meanwhile
-    DEFERRED = "deferred"  # what I leaves to W
+    SAVED = "saved"  # tensors that autograd saves of a forward or its recomputation, including the stage's output
+    STASH = "stash"  # saved tensors and input of another rank's stage, which this rank keeps for a while
+    DEFERRED = "deferred"  # tensors that I leaves to W
     OUTPUT = "output"  # the stage's output, kept by a forward that saves nothing because it is recomputed
-    INPUT = "input"  # the stage's input, in memory of its own: it came from another rank, or its maker keeps nothing
+    INPUT = "input"  # the stage's input in memory of its own: it came from another rank, or its maker keeps nothing
     OUTPUT_GRADIENT = "output gradient"  # the gradient of the stage's output, until the backward that uses it has ended
     INPUT_GRADIENT = "input gradient"  # the gradient of the stage's input, until its message is started
-    LEAVING_GRADIENT = "leaving gradient"  # a message, which is known to have left when the stage's next one starts
-    LEAVING_OUTPUT = "leaving output"  # of a forward that keeps nothing: known to have left at the rank's next one
-    LEFT_TO_FILL = "left to a fill"  # what a fill of a micro-batch needs, and autograd no longer keeps
+    LEAVING_GRADIENT = "leaving gradient"  # a message; it has surely left when the stage's next one starts
+    LEAVING_OUTPUT = "leaving output"  # a message of a forward that keeps nothing; left when the rank's next one starts
+    LEFT_TO_FILL = "left to a fill"  # tensors that a fill of a micro-batch needs and autograd no longer keeps
     WEIGHTS = "weights"  # one version of a stage's weights
 
 
 ACTIVATIONS = frozenset({Kind.SAVED, Kind.STASH, Kind.DEFERRED})
-"""What is counted as a micro-batch's activations."""
+"""The kinds that count as activations of a micro-batch."""
 
 
 class Lifetime(NamedTuple):
-    """One thing that lives on a rank.
+    """One thing that is alive on a rank, from one action to another.
 
     Args:
-        rank: the pipeline rank whose memory it is in.
-        kind: what it is.
-        stage: the stage that it belongs to.
-        microbatch: its micro-batch; None for weights, which serve many.
-        begins: the action at whose end it is there (SAVED: at the beginning of its F or R); None: it is there from
-            the start.
-        ends: the action at whose end it is gone; None: it stays.
-        version: of weights: how many optimizer steps made them; otherwise 0.
-        fill: of what is left to a fill: the name of its kind; otherwise None.
+        rank: the pipeline rank in whose memory it is.
+        kind: its kind.
+        stage: the stage to which it belongs.
+        microbatch: its micro-batch; None for weights, which serve many micro-batches.
+        begins: the action at whose end it exists (for SAVED, the F or R at whose beginning it begins to grow); None
+            means that it exists from the start.
+        ends: the action at whose end it is released; None means that it stays.
+        version: for weights, the number of optimizer steps that have made them; otherwise 0.
+        fill: for tensors that are left to a fill, the name of the fill's kind; otherwise None.
     """
 
     rank: int
@@ -70,18 +70,18 @@ class Lifetime(NamedTuple):
 
     @property
     def grows(self) -> bool:
-        """Whether it is there already while the action runs that begins it."""
+        """Whether it counts already while the action runs that makes it."""
         return self.kind is Kind.SAVED and self.begins is not None and self.begins.op in (Op.F, Op.R)
 
 
 def lifetimes(
     view: Schedule | Program, rows: Sequence[Sequence[Action]] | None = None
 ) -> tuple[tuple[Lifetime, ...], ...]:
-    """Per rank, everything but weights that lives on it. Linear in the number of actions.
+    """For each rank, the lifetimes of everything on it except weights. The time is linear in the number of actions.
 
     Args:
         view: a schedule or a program.
-        rows: the ranks' lists where these run in another order than ``view`` says; the same actions.
+        rows: the ranks' lists, with the same actions as in ``view``, if ranks run them in another order.
     """
     ranks = [_Rank(view, rank) for rank in range(view.ranks)]
     for rank, row in zip(ranks, view.actions if rows is None else rows, strict=True):
@@ -94,11 +94,11 @@ def lifetimes(
 
 
 class _Rank:
-    """Walks one rank's list, and notes what each action begins and ends.
+    """Walks the list of one rank, and records which lifetimes each action begins and ends.
 
     Attributes:
-        found: what has lived on this rank.
-        lent: of a schedule: what this rank's stages keep on other ranks.
+        found: the lifetimes on this rank.
+        lent: for a schedule, the lifetimes of tensors of this rank's stages on other ranks.
     """
 
     def __init__(self, view: Schedule | Program, rank: int) -> None:
@@ -107,13 +107,13 @@ class _Rank:
         self._lowered = isinstance(view, Program)
         self._schedule = view.schedule if isinstance(view, Program) else view
         self._rank = rank
-        self._alive: dict[tuple[Kind, int, int | None], Action] = {}  # kind, stage, micro-batch -> what began it
-        self._leaving: dict[tuple[Kind, int], tuple[Kind, int, int | None]] = {}  # the last message of its kind
-        self._left: dict[Action, Action] = {}  # the fill that something is left to -> the backward that left it
+        self._alive: dict[tuple[Kind, int, int | None], Action] = {}  # kind, stage, micro-batch -> action that began it
+        self._leaving: dict[tuple[Kind, int], tuple[Kind, int, int | None]] = {}  # kind, lane -> the last message
+        self._left: dict[Action, Action] = {}  # fill -> the backward that left tensors to it
         self._filled: set[Action] = set()
 
     def play(self, action: Action) -> None:
-        """Note what an action begins and ends."""
+        """Record the lifetimes that an action begins and ends."""
         op = action.op
         if op is Op.F:
             self._forward(action)
@@ -131,7 +131,7 @@ class _Rank:
             self._begin(Kind.STASH, action)
         elif op is Op.IN:
             self._return(action)
-            assert action.peer is not None  # a move names the rank that keeps what leaves
+            assert action.peer is not None  # a move names the rank that keeps the tensors
             begins = self._alive.pop((Kind.STASH, action.stage, action.microbatch))
             self.lent.append(Lifetime(action.peer, Kind.STASH, action.stage, action.microbatch, begins, action))
         elif action.payload is Payload.STASH:
@@ -143,7 +143,7 @@ class _Rank:
             self._begin_leaving(Kind.LEAVING_GRADIENT, action, action.stage)
 
     def end(self) -> None:
-        """Note what is still there."""
+        """Record everything that is still alive."""
         for (kind, stage, microbatch), begins in self._alive.items():
             self.found.append(Lifetime(self._rank, kind, stage, microbatch, begins, None))
         for fill, begins in self._left.items():
@@ -192,7 +192,7 @@ class _Rank:
         return Lifetime(self._rank, Kind.LEFT_TO_FILL, fill.stage, fill.microbatch, begins, ends, fill=fill.fill)
 
     def _use_input(self, action: Action) -> None:
-        """Without messages, the input of another rank's stage is there when it is used."""
+        """In a schedule, which has no messages, an input from another rank begins to live when it is used."""
         source = action.stage - 1
         if self._lowered or source < 0 or self._is_here(source, action, Op.F):
             return
@@ -200,7 +200,7 @@ class _Rank:
             self._begin(Kind.INPUT, action)
 
     def _move(self, action: Action) -> None:
-        """A message that takes away, or brings, what a stage keeps of a micro-batch."""
+        """Record a message with a stash: on its owner's rank it leaves or returns, on its host it comes or goes."""
         if self._is_here(action.stage, action, Op.F):
             self._leave(action) if action.op is Op.SEND else self._return(action)
         elif action.op is Op.RECV:
@@ -221,13 +221,13 @@ class _Rank:
         self._alive[kind, action.stage if stage is None else stage, action.microbatch] = action
 
     def _end(self, kind: Kind, action: Action) -> None:
-        """End what is alive; of what had no memory of its own, nothing is."""
+        """End a lifetime; if the tensor had no memory of its own, nothing was alive and nothing is done."""
         begins = self._alive.pop((kind, action.stage, action.microbatch), None)
         if begins is not None:
             self.found.append(Lifetime(self._rank, kind, action.stage, action.microbatch, begins, action))
 
     def _begin_leaving(self, kind: Kind, action: Action, lane: int) -> None:
-        """A message is on its way; the one before it on the same lane has left by now."""
+        """Begin the lifetime of a message on its way; the message before it on the same lane has left by now."""
         before = self._leaving.get((kind, lane))
         if before is not None:
             self.found.append(Lifetime(self._rank, *before, self._alive.pop(before), action))
@@ -236,7 +236,7 @@ class _Rank:
 
     def _is_here(self, stage: int, action: Action, op: Op) -> bool:
         """Whether this rank runs ``op`` of a stage for the action's micro-batch."""
-        assert action.microbatch is not None  # compute and messages have one
+        assert action.microbatch is not None  # every compute action and message has one
         return self._schedule.rank_of(stage, action.microbatch, op) == self._rank
 
 
@@ -246,11 +246,11 @@ def _is_recomputed(schedule: Schedule, action: Action) -> bool:
 
 
 def most_at_once(row: Sequence[Action], living: Iterable[Lifetime]) -> int:
-    """How many things of one rank are alive at the same time, at most.
+    """The largest number of things that are alive on one rank at the same time.
 
     Args:
         row: the rank's list.
-        living: lifetimes on this rank that begin and end with actions of this list.
+        living: lifetimes on this rank, which begin and end with actions of this list.
     """
     growing: dict[Action | None, int] = defaultdict(int)
     more: dict[Action | None, int] = defaultdict(int)
@@ -267,16 +267,16 @@ def most_at_once(row: Sequence[Action], living: Iterable[Lifetime]) -> int:
 
 
 def change_in_flight(action: Action) -> int:
-    """How many more micro-batches a rank has between their F and the end of their backward, once an action has run."""
+    """The change, when an action has run, in the number of micro-batches between F and the end of their backward."""
     return (action.op is Op.F) - (action.op in (Op.B, Op.W))
 
 
 def weight_lifetimes(view: Schedule | Program) -> tuple[tuple[Lifetime, ...], ...]:
-    """Per rank, the versions of its stages' weights.
+    """For each rank, the lifetimes of the versions of its stages' weights.
 
-    Version v is made by the optimizer step of window v - 1; version 0 is there from the start. It lives until the step
-    of window v has replaced it and the last action that reads it has ended; the newest one stays. A program holds its
-    steps; in a schedule the action that a step directly follows stands for it.
+    Version v is made by the optimizer step of window v - 1; version 0 exists from the start. A version is alive until
+    the step of window v has replaced it and the last action that reads it has ended; the newest version stays. A
+    program contains its steps. A schedule does not; there, the last action before a step stands for it.
     """
     return tuple(tuple(_versions(view, rank)) for rank in range(view.ranks))
 
@@ -284,7 +284,7 @@ def weight_lifetimes(view: Schedule | Program) -> tuple[tuple[Lifetime, ...], ..
 def _versions(view: Schedule | Program, rank: int) -> Iterator[Lifetime]:
     schedule = view.schedule if isinstance(view, Program) else view
     position: dict[Action | None, int] = {action: index for index, action in enumerate(view.actions[rank])}
-    last_reader: dict[tuple[int, int], Action] = {}  # stage, version -> what reads it last
+    last_reader: dict[tuple[int, int], Action] = {}  # stage, version -> the last action that reads it
     for action in view.actions[rank]:
         if action.op in COMPUTE - {Op.FILL}:
             version = schedule.version_read(action.stage, schedule.window_at(action))
@@ -303,7 +303,7 @@ def _versions(view: Schedule | Program, rank: int) -> Iterator[Lifetime]:
 
 
 def _steps(view: Schedule | Program, rank: int) -> dict[tuple[int, int], Action]:
-    """Stage and window to the action of a rank's list at whose end the stage's weights have been updated."""
+    """Stage, window -> the action of a rank's list at whose end the stage's weights have been updated."""
     if isinstance(view, Program):
         return {(each.stage, each.window): each for each in view.actions[rank] if each.op is Op.STEP}
     if not view.backward:

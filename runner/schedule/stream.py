@@ -1,10 +1,10 @@
-"""A schedule as a stream: what each rank does from one optimizer step to the next, for as many steps as there are.
+"""A schedule as a stream: the actions of each rank for any number of optimizer steps.
 
-Windows, the micro-batches of one optimizer step each, are numbered from 0. A *segment* of a rank is the part of its
-list from its first compute of a window to its last before that of the next window; it may hold actions of windows
-before, which are still under way. The first segments are the *prologue*, in which the pipeline fills. Then the *body*
-repeats. What is left of the windows begun, when no further one begins, is the *drain*: the actions of these windows in
-the segments that would follow.
+A window is the micro-batches of one optimizer step; windows are numbered from 0. A *segment* is the part of a rank's
+list that begins with its first compute of a window and ends before its first compute of the next window. It may contain
+actions of earlier windows that are still under way. The first segments are the *prologue*, in which the pipeline fills.
+After it, the *body* repeats. If no further window begins, the *drain* ends the windows that have begun: it consists of
+their actions in the segments that would follow.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ Segment = tuple[Action, ...]
 
 @dataclass(frozen=True)
 class Stream:
-    """One rank's endless list.
+    """The endless list of actions of one rank.
 
     Args:
-        microbatches: of one window.
-        prologue: segments of windows 0, 1, ...
-        body: segments of the windows after it, over and over; numbered as if the first of them came directly after the
-            prologue.
-        overlap: how many segments later than its own a window's last action may come.
+        microbatches: number of micro-batches of one window.
+        prologue: the segments of windows 0, 1, ...
+        body: the segments that repeat after the prologue; their windows have the numbers of the first repetition.
+        overlap: the number of segments, after its own, in which a window may still have actions.
     """
 
     microbatches: int
@@ -37,25 +36,25 @@ class Stream:
     overlap: int
 
     def segment(self, window: int) -> Segment:
-        """What the rank does from its first compute of ``window`` on, before the first of the next window."""
+        """The actions from the rank's first compute of ``window`` until its first compute of the next window."""
         if window < len(self.prologue):
             return self.prologue[window]
         rounds, number = divmod(window - len(self.prologue), len(self.body))
         return tuple(self._later(action, rounds * len(self.body)) for action in self.body[number])
 
     def drain(self, windows: int) -> Segment:
-        """What is left of the first ``windows`` windows after their segments."""
+        """The actions of the first ``windows`` windows that come after the segments of these windows."""
         following = (self.segment(window) for window in range(windows, windows + self.overlap))
         return tuple(action for segment in following for action in segment if self.window_of(action) < windows)
 
     def window_of(self, action: Action) -> int:
-        """The window that ``action`` is done in."""
+        """The window in which ``action`` is done."""
         if action.microbatch is None or action.op is Op.FILL:
             return action.window
         return action.microbatch // self.microbatches
 
     def _later(self, action: Action, windows: int) -> Action:
-        """``action`` of the window that comes so many later."""
+        """``action`` for the window that comes ``windows`` windows later."""
         if not windows:
             return action
         if action.microbatch is not None:
@@ -64,11 +63,11 @@ class Stream:
 
 
 def streams_of(view: Schedule | Program) -> tuple[Stream, ...]:
-    """Each rank's stream, all with prologues of one length.
+    """The stream of each rank; all prologues have the same length.
 
     Args:
-        view: as many windows as show its repetition: two equal segments at least where windows overlap. Where they do
-            not, all of its windows repeat together.
+        view: a schedule or program with enough windows to show how it repeats. If windows overlap, at least two
+            segments must be equal; otherwise all of its windows repeat together.
 
     Raises:
         ValueError: the windows of ``view`` overlap, and no segment equals the one before it.
@@ -78,20 +77,20 @@ def streams_of(view: Schedule | Program) -> tuple[Stream, ...]:
     cut = [_segments(row, schedule) for row in view.actions]
     if not schedule.is_asynchronous:
         return tuple(Stream(size, (), segments, 0) for segments in cut)
-    whole = [segments[:-1] for segments in cut]  # the last one holds the drain besides
+    whole = [segments[:-1] for segments in cut]  # the last segment also contains the drain
     ranks = [Stream(size, segments, (), 0) for segments in whole]
     first = max(_first_repeated(stream) for stream in ranks)
     if first + 1 >= len(whole[0]):
-        raise ValueError(f"{schedule.name}: {schedule.windows} windows do not show how it repeats itself")
+        raise ValueError(f"{schedule.name}: {schedule.windows} windows are too few to show how the schedule repeats")
     overlap = max(_overlap(stream) for stream in ranks)
     return tuple(Stream(size, segments[:first], segments[first : first + 1], overlap) for segments in whole)
 
 
 def _segments(row: Sequence[Action], schedule: Schedule) -> tuple[Segment, ...]:
-    """A rank's list, cut before its first compute of each window.
+    """Cut a rank's list before its first compute of each window.
 
-    A receive for a window that has not begun belongs to that window's segment: the rank need not know of the window
-    before it has done what comes before.
+    A receive for a window that has not begun belongs to that window's segment, so that the rank need not know of the
+    window before its segment begins.
     """
     segments: list[list[Action]] = [[] for _ in range(schedule.windows)]
     latest = 0
@@ -104,7 +103,7 @@ def _segments(row: Sequence[Action], schedule: Schedule) -> tuple[Segment, ...]:
 
 
 def _first_repeated(stream: Stream) -> int:
-    """The first segment from which on each equals the one before it, a window later."""
+    """The number of the first segment from which all segments are equal, apart from the numbers of their windows."""
     first = len(stream.prologue) - 1
     while first > 0:
         later = tuple(stream._later(action, 1) for action in stream.prologue[first - 1])
@@ -124,19 +123,22 @@ def _has_window(action: Action) -> bool:
 
 
 def repeat(schedule: Schedule, windows: int) -> Schedule:
-    """``schedule`` for so many optimizer steps; micro-batches are numbered through.
+    """``schedule`` for ``windows`` optimizer steps; micro-batches are numbered over all of them.
 
     Args:
-        schedule: of one window, or an asynchronous one of as many as show its repetition.
-        windows: of the result, at least 1.
+        schedule: a schedule of one window, or an asynchronous one with enough windows to show how it repeats.
+        windows: number of windows of the result, at least 1.
 
     Raises:
-        ValueError: if ``windows`` is below 1, or ``schedule`` is a flushed one of several windows already.
+        ValueError: ``windows`` is below 1, or ``schedule`` is a flushed schedule that has several windows already.
     """
     if windows == schedule.windows or (windows == 1 and not schedule.is_asynchronous):
         return schedule
     if windows < 1 or (schedule.windows > 1 and not schedule.is_asynchronous):
-        raise ValueError(f"windows = {windows} of a schedule of {schedule.windows}: at least 1, and of one window only")
+        raise ValueError(
+            f"windows = {windows}: must be at least 1, and a flushed schedule to be repeated must have one window, "
+            f"not {schedule.windows}"
+        )
     size = schedule.microbatches // schedule.windows
     rows = []
     for stream in streams_of(schedule):
@@ -151,10 +153,10 @@ def repeat(schedule: Schedule, windows: int) -> Schedule:
 
 
 def updates(schedule: Schedule) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-    """Per rank, each optimizer step as ``(stage, window, index)``: it comes before that index of the rank's compute.
+    """The optimizer steps of each rank, as ``(stage, window, index)``; a step comes before this index of its compute.
 
-    All stages of a rank step together, after the rank's last action of the window; of an asynchronous schedule each
-    steps by itself, after its last gradient of the window.
+    All stages of a rank are updated together, after the rank's last action of the window. In an asynchronous schedule,
+    each stage is updated by itself, after its last weight gradient of the window.
     """
     if not schedule.backward:
         return ((),) * schedule.ranks
@@ -178,11 +180,11 @@ def _own_updates(schedule: Schedule, row: Iterable[Action]) -> Iterator[tuple[in
 
 
 def versions_held(schedule: Schedule) -> tuple[float, ...]:
-    """Per rank, most copies of its weights held at once, in whole rank shares.
+    """For each rank, the largest number of versions of its weights held at once, in units of a rank's whole share.
 
-    A version lives from the optimizer step that makes it until a newer one is there and its last reader has ended. A
-    flushed schedule keeps one; a rank of several pipelines holds the stages of each, those that two of them have in
-    common once.
+    A version is held from the optimizer step that makes it until a newer version exists and its last reader has ended.
+    A flushed schedule holds one version. With several pipelines, a rank holds its stages of all of them; a stage that
+    two pipelines put on it counts once.
     """
     if not schedule.is_asynchronous:
         return tuple(len(schedule.stages_of(rank)) / schedule.chunks for rank in range(schedule.ranks))
@@ -193,7 +195,7 @@ def versions_held(schedule: Schedule) -> tuple[float, ...]:
 
 
 def _held_at_steps(schedule: Schedule, rank: int, steps: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, ...]]:
-    """After each optimizer step of a rank, how many versions of each of its stages are held."""
+    """Yield, after each optimizer step of a rank, the number of versions of each of its stages that are held."""
     held = dict.fromkeys(schedule.stages_of(rank), 1)
     for stage, window, _ in steps:
         newest = window + 1

@@ -1,4 +1,4 @@
-"""What rules ask of a schedule, as one small value."""
+"""The traits of a schedule that rules ask for, as one small value."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["ScheduleTraits", "traits_of"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTraits:
-    """The traits of a schedule that decide what it goes with.
+    """The traits of a schedule that decide with which options it can be combined.
 
     Args:
-        name: of the generator.
-        ranks: pipeline ranks.
-        stages: stages of one pipeline.
-        has_copies: a stage lives on several ranks of one replica: twins, or backwards on other ranks.
-        one_stage_per_rank: every rank holds exactly one stage.
-        splits_backward: some backward is written as I and W.
-        recomputes: some forward is run again before its backward, by an action of its own.
-        moves_activations: what a stage keeps for a backward is on another rank for a while.
-        filling: the work that fills its bubbles; None: none does.
-        is_asynchronous: some weights that a forward reads lack updates of optimizer steps before it.
-        leaves_its_order: a rank may take a forward before its turn, see ``Schedule.ahead``.
+        name: name of the generator.
+        ranks: number of pipeline ranks.
+        stages: number of stages of one pipeline.
+        has_copies: whether a stage is on several ranks of one replica: as twins, or because of backwards elsewhere.
+        one_stage_per_rank: whether every rank holds exactly one stage.
+        splits_backward: whether some backward is split into I and W.
+        recomputes: whether an action of the schedule runs some forward again before its backward.
+        moves_activations: whether another rank keeps some of a stage's saved tensors for a while.
+        filling: the work that fills its bubbles; None if there is none.
+        is_asynchronous: whether windows overlap, so that some forwards read weights without all earlier updates.
+        leaves_its_order: whether a rank may take a forward before its turn; see ``Schedule.ahead``.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ScheduleTraits:
 
 
 def traits_of(schedule: Schedule) -> ScheduleTraits:
-    """The traits of ``schedule``, from one look at its actions."""
+    """The traits of ``schedule``, from one pass over its actions."""
     ops = {action.op for actions in schedule.actions for action in actions}
     return ScheduleTraits(
         name=schedule.name,

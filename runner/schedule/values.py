@@ -1,7 +1,7 @@
 """Actions, schedules and programs: plain values that can be printed, compared and hashed.
 
-A schedule says who computes what, in which order; it knows nothing of messages. A program is the same
-with messages, gradient reductions and optimizer steps added by :mod:`runner.schedule.lowering.program`.
+A schedule says which rank computes what, and in which order; it has no messages. A program is a schedule to which
+:mod:`runner.schedule.lowering.program` has added messages, gradient reductions and optimizer steps.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Op(StrEnum):
     I = "I"  # noqa: E741 - gradient of the input only; the literature's name
     W = "W"  # gradient of the weights only
     R = "R"  # recompute the forward
-    FILL = "FILL"  # a guest's work, which fills bubbles; the action says of which kind
-    OUT = "OUT"  # what a stage keeps of a micro-batch for its backward leaves its rank
-    IN = "IN"  # it comes back
+    FILL = "FILL"  # work that fills bubbles, such as an optimizer's; the action names its kind
+    OUT = "OUT"  # the tensors that a stage keeps of a micro-batch for its backward go to another rank
+    IN = "IN"  # these tensors come back
     SEND = "SEND"
     RECV = "RECV"
     REDUCE = "REDUCE"  # sum the gradients of one stage over its replicas
@@ -35,19 +35,19 @@ class Op(StrEnum):
 
 
 class Payload(StrEnum):
-    """What a message carries."""
+    """The content of a message."""
 
     ACTIVATION = "F"
     GRADIENT = "B"
-    INPUT = "R"  # a stage's input, for the rank that computes it again where another ran its forward
-    STASH = "S"  # what a stage keeps of a micro-batch for its backward
+    INPUT = "R"  # a stage's input, for a rank that recomputes a forward that another rank has run
+    STASH = "S"  # the tensors that a stage keeps of a micro-batch for its backward
 
 
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R, Op.FILL})
 """The ops that generators emit and that occupy a rank."""
 
 MOVES = frozenset({Op.OUT, Op.IN})
-"""The ops that generators emit and that occupy no rank: something is moved beside the compute."""
+"""The ops that generators emit and that occupy no rank, because tensors are moved while the rank computes."""
 
 _NUMBER = "(0|[1-9][0-9]*)"
 _COMPUTE_FORM = re.compile(f"{_NUMBER}([FBIWR]){_NUMBER}")
@@ -62,19 +62,19 @@ class Action(NamedTuple):
 
     Args:
         op: what to do.
-        stage: the stage on this rank. A SEND of an activation carries this stage's output, a RECV of an
-            activation, or of an input, its input; a SEND of a gradient carries the gradient of its input, a RECV
-            of a gradient that of its output. A SEND of an input is of the stage before, whose output that is.
-            A stash is the stage's, on whichever rank.
-        microbatch: number over the whole stream; None for REDUCE, STEP and fills of a stage.
-        payload: of SEND and RECV, else None.
-        peer: pipeline rank on the other side of a SEND or RECV; of OUT and IN, the rank that keeps it meanwhile. Else
-            None.
-        window: of REDUCE and STEP: the optimizer step of the stream, from 0. Of a fill: the one that it is done in,
-            which may come after its micro-batch's. Otherwise 0: the window of other actions is their micro-batch's.
-        row: of REDUCE and STEP: the first pipeline that gives the stage to this rank; otherwise 0. It tells the
-            copies of a stage apart that several ranks of one replica hold.
-        fill: of FILL: the name of its :class:`~runner.schedule.fills.FillKind`; otherwise None.
+        stage: the stage on this rank. A SEND of an activation carries this stage's output, and a RECV of an activation
+            or of an input carries its input. A SEND of a gradient carries the gradient of its input, and a RECV of a
+            gradient carries that of its output. A SEND of an input names the stage before, whose output is sent. A
+            message with a stash names the stage that the stash belongs to, on every rank.
+        microbatch: number of the micro-batch, over the whole stream; None for REDUCE, STEP and fills of a stage.
+        payload: content of the message, for SEND and RECV; otherwise None.
+        peer: for SEND and RECV, the pipeline rank on the other side; for OUT and IN, the rank that keeps the tensors
+            meanwhile; otherwise None.
+        window: for REDUCE and STEP, the optimizer step of the stream, from 0. For a fill, the window in which it is
+            done, which may be later than its micro-batch's. Otherwise 0, because the micro-batch decides the window.
+        row: for REDUCE and STEP, the first row of ``Schedule.rows`` that gives the stage to this rank; otherwise 0. It
+            distinguishes the copies of a stage if several ranks of one replica hold one.
+        fill: for FILL, the name of its :class:`~runner.schedule.fills.FillKind`; otherwise None.
     """
 
     op: Op
@@ -88,13 +88,14 @@ class Action(NamedTuple):
 
     @property
     def work(self) -> str:
-        """What it does, in a word: the kind of a fill, otherwise the op. Costs and colours are looked up by it."""
+        """The kind of a fill, otherwise the op; costs and colours are looked up by this name."""
         return self.fill or self.op
 
     def __str__(self) -> str:
-        """``2F0``, ``2SEND_F0>3``, ``2RECV_B0<3``, ``3REDUCE``, ``3STEP`` (``3STEP:1@2``: row 1, window 2).
+        """The action in short: ``2F0`` is the forward of stage 2 and micro-batch 0.
 
-        And ``0OUT3>4``, ``0IN3<4``. Fills print their kind: ``2SUM0`` of a micro-batch, ``2SOLVE`` of a stage,
+        The other forms are ``2SEND_F0>3``, ``2RECV_B0<3``, ``3REDUCE``, ``3STEP`` (``3STEP:1@2`` in row 1 and window
+        2), ``0OUT3>4`` and ``0IN3<4``. A fill prints its kind: ``2SUM0`` for a micro-batch, ``2SOLVE`` for a stage,
         ``2SOLVE@1`` in window 1.
         """
         if self.peer is not None:
@@ -109,16 +110,16 @@ class Action(NamedTuple):
 
 
 def shifted(action: Action, by: int) -> Action:
-    """``action`` of the micro-batch that comes so many later."""
-    assert action.microbatch is not None  # compute and messages have one
+    """``action`` for the micro-batch that comes ``by`` micro-batches later."""
+    assert action.microbatch is not None  # every compute action and message has one
     return action._replace(microbatch=action.microbatch + by)
 
 
 def parse_action(text: str) -> Action:
-    """The inverse of ``str(action)``, exactly.
+    """Read an action from its text; this is the exact inverse of ``str(action)``.
 
     Raises:
-        ValueError: if ``text`` is not what an action prints.
+        ValueError: no action has this text.
     """
     if found := _COMPUTE_FORM.fullmatch(text):
         stage, op, microbatch = found.groups()
@@ -136,35 +137,36 @@ def parse_action(text: str) -> Action:
         stage, kind, number, window = found.groups()
         microbatch = None if number is None else int(number)
         return Action(Op.FILL, int(stage), microbatch, window=int(window or 0), fill=kind)
-    forms = "2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE, 3STEP, 0OUT3>4, 0IN3<4, and 2SUM0 or 2SOLVE of work that fills"
+    forms = "2F0, 2SEND_F0>3, 2RECV_B0<3, 3REDUCE, 3STEP, 0OUT3>4, 0IN3<4, and 2SUM0 or 2SOLVE for work in bubbles"
     raise ValueError(f"{text!r} is no action; the forms are {forms}")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who computes what, in order.
+    """The actions of each rank, in order, and the placement of the stages.
 
     Args:
-        name: of the generator.
-        placement: one row per pipeline, each stage -> pipeline rank.
+        name: name of the generator.
+        placement: one row for each pipeline: stage -> pipeline rank.
         pipeline_of_microbatch: micro-batch -> row of ``placement``.
-        actions: per pipeline rank, compute actions and moves in the order of execution.
-        chunks: model chunks per rank and pipeline.
-        window_of_microbatch: micro-batch -> optimizer step of the stream; empty means that all are of
+        actions: for each pipeline rank, compute actions and moves in the order of execution.
+        chunks: number of model chunks per rank and pipeline.
+        window_of_microbatch: micro-batch -> optimizer step of the stream; empty means that all micro-batches belong to
             window 0.
-        backward: False for validation: forwards only.
-        backward_placement: stage -> pipeline rank of R and of the backwards; empty where they are the forwards' ranks.
-            Every stage whose two ranks differ is recomputed.
-        ahead: where it is not 0, a rank takes its next forward in place of a backward whose gradient is late, as long
-            as it holds fewer than so many micro-batches between F and B; see
+        backward: whether there are backwards; False for validation.
+        backward_placement: stage -> pipeline rank of R and the backwards; empty means that they run where the forwards
+            run. Every stage whose two ranks differ is recomputed.
+        ahead: 0 means that ranks keep their order. Otherwise a rank takes its next forward instead of a backward whose
+            gradient is late, as long as it holds fewer than ``ahead`` micro-batches between F and B; see
             :mod:`runner.schedule.simulation.opportunistic`.
-        delays: per stage, in optimizer steps: forward and backward of window w read the weights of version
-            max(0, w - delay); version v is what v optimizer steps have made. Empty: every window waits for the step
-            before it. Otherwise windows overlap, and each stage steps by itself as soon as its gradients are there.
-        joined: so many neighbouring micro-batches have one forward: it begins when all of their inputs are there, and
-            hands all of its outputs on together. Their backwards are each their own.
-        parts: so many neighbouring micro-batches are the parts of one that was asked for.
-        filling: the work that its fills do; None: it has none.
+        delays: for each stage, a number of optimizer steps: forwards and backwards of window w read the weights of
+            version max(0, w - delay), where version v is the result of v optimizer steps. Empty means that every
+            window waits for the step before it. Otherwise windows overlap, and each stage is updated by itself as soon
+            as its gradients are complete.
+        joined: number of neighbouring micro-batches that share one forward. It begins when all of their inputs are
+            there, and hands on all of its outputs together. Each micro-batch has its own backward.
+        parts: number of neighbouring micro-batches that are parts of one requested micro-batch.
+        filling: the work that its fills do; None if it has no fills.
     """
 
     name: str
@@ -183,32 +185,32 @@ class Schedule:
 
     @property
     def ranks(self) -> int:
-        """Pipeline ranks."""
+        """The number of pipeline ranks."""
         return len(self.actions)
 
     @property
     def stages(self) -> int:
-        """Stages of one pipeline."""
+        """The number of stages of one pipeline."""
         return len(self.placement[0])
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches of the whole stream, over all pipelines."""
+        """The number of micro-batches of the whole stream, over all pipelines."""
         return len(self.pipeline_of_microbatch)
 
     @property
     def windows(self) -> int:
-        """Optimizer steps of the stream."""
+        """The number of optimizer steps of the stream."""
         return max(self.window_of_microbatch, default=0) + 1
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether some weights that a forward reads lack updates of optimizer steps before it."""
+        """Whether windows overlap, so that some forwards read weights without the updates of all earlier windows."""
         return bool(self.delays)
 
     @property
     def interval(self) -> int:
-        """Optimizer steps after which the stream repeats itself."""
+        """The number of optimizer steps after which the stream repeats itself."""
         return 1 if self.is_asynchronous else self.windows
 
     def version_read(self, stage: int, window: int) -> int:
@@ -217,7 +219,7 @@ class Schedule:
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:
-        """All ways in which stages are given to ranks: of each pipeline, and that of the backwards where it differs."""
+        """All rows stage -> pipeline rank: one for each pipeline, and one for backwards that are on other ranks."""
         return (*self.placement, self.backward_placement) if self.backward_placement else self.placement
 
     @property
@@ -238,7 +240,7 @@ class Schedule:
         return bool(self.backward_placement) and self.backward_placement[stage] != self.placement[0][stage]
 
     def joined_with(self, microbatch: int) -> range:
-        """The micro-batches, itself among them, whose forwards are one."""
+        """The micro-batches that share one forward with ``microbatch``, including itself."""
         first = microbatch - microbatch % self.joined
         return range(first, first + self.joined)
 
@@ -247,17 +249,17 @@ class Schedule:
         return self.window_of_microbatch[microbatch] if self.window_of_microbatch else 0
 
     def window_at(self, action: Action) -> int:
-        """The optimizer step that ``action`` is done in."""
+        """The optimizer step in which ``action`` is done."""
         if action.microbatch is None or action.op is Op.FILL:
             return action.window
         return self.window_of(action.microbatch)
 
     def fills_of(self, kind: str | None, stage: int) -> tuple[Action, ...]:
-        """The fills of a kind, by its name, and a stage, in the order of their rank."""
+        """The fills of one kind, by its name, and one stage, in the order in which their rank does them."""
         return self._fills.get((kind, stage), ())
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that ``rank`` holds, of any pipeline, ascending and each once."""
+        """The stages that ``rank`` holds in any pipeline, ascending, each once."""
         return tuple(sorted({stage for row in self.rows for stage, owner in enumerate(row) if owner == rank}))
 
     def copies_of(self, stage: int) -> tuple[int, ...]:
@@ -269,7 +271,7 @@ class Schedule:
         return next(row for row in self._copies[stage] if self.rows[row][stage] == rank)
 
     def is_split(self, stage: int, microbatch: int) -> bool:
-        """Whether this backward is written as I and W."""
+        """Whether this backward is split into I and W."""
         return (stage, microbatch) in self._split
 
     def is_recomputed(self, stage: int, microbatch: int) -> bool:
@@ -277,7 +279,7 @@ class Schedule:
         return (stage, microbatch) in self._recomputed
 
     def host_of(self, stage: int, microbatch: int) -> int | None:
-        """The rank that keeps what this backward needs for a while; None where it stays."""
+        """The rank that keeps the tensors for this backward for a while; None if they stay on their own rank."""
         return self._hosts.get((stage, microbatch))
 
     def microbatches_of_window(self, window: int) -> tuple[int, ...]:
@@ -286,13 +288,13 @@ class Schedule:
 
     @property
     def sums_in_order(self) -> bool:
-        """Whether every stage adds up its weights' gradients in the order of the micro-batches, as one process does.
+        """Whether every stage adds the gradients of its weights in the order of the micro-batches, as one process does.
 
-        Several pipelines never do: each sums its own micro-batches first.
+        With several pipelines this is never so, because each pipeline first adds those of its own micro-batches.
         """
         if len(self.placement) > 1:
             return False
-        added: dict[tuple[int, int], int] = {}  # pipeline, stage -> the last one
+        added: dict[tuple[int, int], int] = {}  # pipeline, stage -> the last micro-batch that was added
         for row in self.actions:
             for action in row:
                 if action.op in (Op.B, Op.W) and action.microbatch is not None:
@@ -312,7 +314,7 @@ class Schedule:
 
     @cached_property
     def moves(self) -> tuple[Action, ...]:
-        """The IN actions: of everything that another rank keeps for a while, its return."""
+        """All IN actions, by which tensors come back that another rank has kept for a while."""
         return tuple(action for row in self.actions for action in row if action.op is Op.IN)
 
     @cached_property
@@ -353,10 +355,10 @@ class Program:
     """A schedule with its messages, reductions and optimizer steps.
 
     Args:
-        schedule: what was lowered.
-        actions: per pipeline rank, everything it does, in order.
-        order: one global order of ``(rank, action)``, of which every rank's list is a sub-sequence. The
-            SEND and the RECV of a message stand next to each other in it.
+        schedule: the schedule that was lowered.
+        actions: for each pipeline rank, all of its actions, in order.
+        order: one global order of ``(rank, action)``. The list of every rank is a sub-sequence of it, and the SEND and
+            RECV of a message are next to each other in it.
     """
 
     schedule: Schedule
@@ -365,13 +367,13 @@ class Program:
 
     @property
     def ranks(self) -> int:
-        """Pipeline ranks."""
+        """The number of pipeline ranks."""
         return len(self.actions)
 
     def of_window(self, rank: int, window: int) -> tuple[Action, ...]:
-        """What a rank does in one optimizer step of the stream, with micro-batches numbered within it.
+        """The actions of a rank in one optimizer step of the stream; its micro-batches are numbered from 0.
 
-        Fills keep the numbers that their micro-batches had in the step that they were of.
+        A fill keeps the number that its micro-batch had in its own step.
         """
         schedule = self.schedule
         first = schedule.microbatches_of_window(window)[0]

@@ -170,7 +170,7 @@ def test_joined_forwards_stand_together() -> None:
     first, second, *rest = schedule.actions[0]
     wrong = replace(schedule, actions=((second, first, *rest), *schedule.actions[1:]))
     assert check(wrong) == ["rank 0, cell 1 (0F0): must be followed by 0F1"]
-    assert "must be whole groups of 2" in check(replace(schedule, pipeline_of_microbatch=(0, 0, 1)))[0]
+    assert "(3) must be a multiple of joined (2)" in check(replace(schedule, pipeline_of_microbatch=(0, 0, 1)))[0]
 
 
 @pytest.mark.parametrize(("variant", "microbatches"), [("doubling", 8), ("halving", 4)])

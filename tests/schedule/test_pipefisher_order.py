@@ -171,10 +171,10 @@ def broken(schedule: Schedule, change: dict[str, str | None]) -> list[str]:
         ({"1CURV_A0": "1CURV_A5"}, "curvature is that of the first window's micro-batches"),
         ({"1CURV_A0": "0CURV_A0"}, "stage 0 must be on this rank, and on no other"),
         ({"1INV_B@1": None}, "stage 1: 1INV_B is there 0 times"),
-        ({"1INV_B@1": "1INV_B@7"}, "there are 2 windows only"),
+        ({"1INV_B@1": "1INV_B@7"}, "there are only 2 windows"),
         ({"1CURV_A0": "1CURV_B3", "1CURV_B3": "1CURV_A0"}, "hangs, because it waits for 1B3"),
         ({"1CURV_B3": "1INV_B", "1INV_B@1": "1CURV_B3@1"}, "hangs, because it waits for 1CURV_B3@1"),
-        ({"1INV_A@1": "1INV_A"}, "of window 0, after window 1 has begun"),
+        ({"1INV_A@1": "1INV_A"}, "belongs to window 0, but window 1 has begun"),
     ],
 )
 def test_defects_are_named(change: dict[str, str | None], says: str) -> None:

@@ -69,11 +69,11 @@ def _edited(rank: int, edit: Callable[[list[str]], object]) -> Schedule:
         ),
         (_edited(2, lambda row: row.append("2R3")), "rank 2, cell 7 (2B3): must come after 2R3 (cell 8)"),
         (_edited(0, lambda row: row.append("1F0")), "rank 0, cell 8 (1F0): stage 1 is placed on rank 1"),
-        (_edited(0, lambda row: row.append("5F0")), "rank 0, cell 8 (5F0): there are 3 stages only"),
-        (_edited(0, lambda row: row.append("0F4")), "rank 0, cell 8 (0F4): there are 4 micro-batches only"),
+        (_edited(0, lambda row: row.append("5F0")), "rank 0, cell 8 (5F0): there are only 3 stages"),
+        (_edited(0, lambda row: row.append("0F4")), "rank 0, cell 8 (0F4): there are only 4 micro-batches"),
         (
             _edited(0, lambda row: row.append("0STEP")),
-            "rank 0, cell 8 (0STEP): a schedule holds compute and moves",
+            "rank 0, cell 8 (0STEP): a schedule may contain only compute and moves",
         ),
         (
             _edited(2, lambda row: row.__setitem__(slice(0, 2), ["2B0", "2F0"])),
@@ -92,7 +92,7 @@ def _edited(rank: int, edit: Callable[[list[str]], object]) -> Schedule:
         (replace(BASE, window_of_microbatch=(0, 1)), "window_of_microbatch must have one entry for each of 4"),
         (
             replace(BASE, window_of_microbatch=(0, 1, 0, 1)),
-            "rank 0, cell 2 (0F2): of window 0, after window 1 has begun",
+            "rank 0, cell 2 (0F2): belongs to window 0, but window 1 has begun",
         ),
         (replace(BASE, backward=False), "rank 0, stage 0, micro-batch 0: B in a schedule of forwards only"),
     ],
@@ -180,7 +180,7 @@ def _move(text: str, place: int) -> Callable[[list[Action]], None]:
         (2, _swap("2STEP", "2REDUCE"), "rank 2, cell 16 (2STEP): must come after the REDUCE of its stage"),
         (2, _swap("2SEND_B3>1", "2REDUCE"), None),
         (2, _swap("2B3", "2REDUCE"), "rank 2, cell 16 (2B3): comes after the REDUCE of its stage and window"),
-        (2, _swap("2B3", "2STEP"), "rank 2, cell 17 (2B3): sees weights that a STEP of its own window has changed"),
+        (2, _swap("2B3", "2STEP"), "rank 2, cell 17 (2B3): reads weights that the STEP of its own window has changed"),
         (0, _swap("0F0", "0F1"), "the program's compute actions are not its schedule's"),
     ],
 )

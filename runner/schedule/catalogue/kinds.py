@@ -1,4 +1,4 @@
-"""What is known of a schedule: request, formulas, limits."""
+"""The entry of a schedule in the catalogue: its formulas and limits, and the request that it answers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ __all__ = ["Formulas", "Legal", "ScheduleRequest", "ScheduleSpec"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRequest:
-    """What a user asks of a schedule.
+    """A user's request for a schedule.
 
     Args:
-        ranks: pipeline ranks, D.
-        microbatches: per optimizer step and data replica, T.
-        chunks: model chunks per rank, v; None means the schedule's own.
-        variant: of ``chimera``: how its units follow each other: as they are (``concatenation``, which None means),
-            with forwards of two micro-batches (``doubling``), with backwards of half a one (``halving``).
-        pipes: of ``chimera``: pipelines, half of them in each direction; None means 2.
-        file: of ``from_file``.
-        memory_limit: of ``zb_auto``: micro-batches of its whole share that a rank may keep between F and W; None
-            means D, as many as 1F1B keeps on its first rank. Of an opportunistic ``varuna``: those between F and B up
-            to which a rank takes a forward before its turn; None means all.
-        base: of ``pipefisher``: the schedule whose bubbles are filled, ``1f1b``, which None means, or ``gpipe``.
-        opportunistic: of ``varuna``: a forward in place of a backward whose gradient is late; None means not.
-        target, kwargs: a user's own schedule, as ``package.module:name``, and further arguments of a function.
-        costs: of ``zb_auto`` and ``pipefisher``: the durations from which they find their order.
+        ranks: D, the number of pipeline ranks.
+        microbatches: T, the number of micro-batches per optimizer step and data replica.
+        chunks: v, the number of model chunks per rank; None means the schedule's own number.
+        variant: for ``chimera``, how its units follow each other: ``concatenation`` (also meant by None) leaves them as
+            they are, ``doubling`` has forwards of two micro-batches, ``halving`` has backwards of half a micro-batch.
+        pipes: for ``chimera``, the number of pipelines, half of them in each direction; None means 2.
+        file: for ``from_file``, the path of the file.
+        memory_limit: for ``zb_auto``, the number of micro-batches, in units of a rank's whole share, that a rank may
+            keep between F and W; None means D, which is what 1F1B keeps on its first rank. For an opportunistic
+            ``varuna``, a rank takes a forward before its turn only while it keeps fewer than this number between F
+            and B; None means any number.
+        base: for ``pipefisher``, the schedule whose bubbles are filled: ``1f1b`` (also meant by None) or ``gpipe``.
+        opportunistic: for ``varuna``, whether a rank takes a forward instead of a backward whose gradient is late;
+            None means False.
+        target: a user's own schedule, as ``package.module:name``.
+        kwargs: further arguments of the target, if it is a function.
+        costs: for ``zb_auto`` and ``pipefisher``, the durations from which they find their order.
     """
 
     ranks: int
@@ -49,17 +52,18 @@ class ScheduleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Formulas:
-    """Closed forms for D > 1 equal stages and free messages, without variant or pipes, in Python's notation.
+    """Closed forms, in Python's notation, for D > 1 equal stages and messages that take no time.
 
-    D ranks, T micro-batches, v chunks per rank, r the rank; F, B, I and W the durations of a rank's whole share.
+    There are D ranks, T micro-batches and v chunks per rank; r is the rank. F, B, I and W are the durations of a rank's
+    whole share. The request has no variant and no pipes.
 
     Args:
         span: duration of one flushed step.
-        bubble_ratio: idle / total rank time over the span.
-        peak_activations: on rank r, in micro-batches of its whole share.
-        inner_idle: most idle time of a rank between its first and its last action: what is left of the bubble where
-            steps run into each other.
-        when: what the durations and T must satisfy for all of these; ``True``: nothing.
+        bubble_ratio: idle time / total time of all ranks over the span.
+        peak_activations: largest number of micro-batches, in units of its whole share, that rank r keeps.
+        inner_idle: largest idle time of a rank between its first and its last action. This is what remains of the
+            bubble if a step begins before the one before it has ended everywhere.
+        when: condition on the durations and T under which all of this holds; ``True`` means always.
     """
 
     span: str
@@ -71,11 +75,11 @@ class Formulas:
 
 @dataclass(frozen=True, slots=True)
 class Legal:
-    """Which values of one key a schedule can be made for.
+    """The values of one key for which a schedule exists.
 
     Args:
-        rule: in words, after "must be".
-        holds: of a number of ranks and a value.
+        rule: a text that can follow "must be".
+        holds: takes the number of ranks and a value; returns whether the schedule exists for it.
     """
 
     rule: str
@@ -84,32 +88,32 @@ class Legal:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSpec:
-    """One schedule.
+    """The entry of one schedule.
 
     Args:
-        name: as in ``schedule=NAME``.
-        description: one line.
-        source: the paper, or where the order comes from.
-        formulas: None where the order is found by search or is the user's own.
-        variants: formulas of what ``schedule.variant`` may name; the empty name is none of them.
-        generate: called with a request without problems.
-        default_chunks: model chunks per rank; None where a file says it.
-        ranks: which D there are.
-        chunks: which numbers of chunks there are.
-        microbatches: which T there are.
-        one_rank: whether it means something on one rank, where it accumulates gradients.
-        constraint: what else a request breaks.
-        keys: fields of a request, of those that few schedules have, that it looks at.
-        kind: "synchronous": every forward and backward of a step sees the weights that all steps before it made.
-            "asynchronous": windows overlap, and some weights lack updates; ``generate`` makes as many windows as show
-            the repetition.
-        data_unit: what passes through the pipeline as one.
-        by_costs: its order follows from the request's costs.
-        by_plan: a plan chooses it, by the seconds and bytes of the stages.
-        searched: ``auto`` considers it.
-        summary: what it does, and its price, as the README's table says it.
+        name: the name, as in ``schedule=NAME``.
+        description: a description in one line.
+        source: the paper, or another source of the order.
+        formulas: closed forms; None if the order is found by search or is the user's own.
+        variants: formulas of each variant that ``schedule.variant`` may name; an unset variant is not among them.
+        generate: makes the schedule of a request that has no problems.
+        default_chunks: default number of model chunks per rank; None if a file or function decides it.
+        ranks: the numbers of ranks, D, for which it exists.
+        chunks: the numbers of chunks for which it exists.
+        microbatches: the numbers of micro-batches, T, for which it exists.
+        one_rank: whether it may be used with one rank, where it accumulates gradients.
+        constraint: returns the problems of a request that break further rules.
+        keys: the fields of a request that it uses, among those that only few schedules use.
+        kind: "synchronous" means that every forward and backward of a step reads weights with the updates of all
+            earlier steps. "asynchronous" means that windows overlap and some weights lack updates; ``generate`` then
+            makes enough windows to show how the schedule repeats.
+        data_unit: the unit of data that goes through the pipeline as one.
+        by_costs: whether its order depends on the costs of the request.
+        by_plan: whether a plan chooses the order by the seconds and bytes of the stages.
+        searched: whether ``auto`` considers it.
+        summary: what it does and what it costs, for the README's table.
+        figures: texts for idle share and micro-batches kept in that table; None means the simulator's figures.
         position: its place in lists, ascending.
-        figures: idle share and micro-batches kept in that table, in words; None: the simulator's.
     """
 
     name: str
@@ -139,7 +143,7 @@ class ScheduleSpec:
         return self.formulas if variant is None else self.variants[variant]
 
     def accepts(self, request: ScheduleRequest) -> bool:
-        """Whether there is such an order for the request, whose chunks are a number."""
+        """Whether the schedule exists for a request whose number of chunks is set."""
         ranks, chunks = request.ranks, request.chunks
         return (
             (ranks > 1 or self.one_rank)

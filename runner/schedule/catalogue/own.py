@@ -20,16 +20,16 @@ _ANY = Legal("what the target makes", lambda ranks, value: True)
 
 
 def own_spec(name: str, target: str) -> ScheduleSpec:
-    """The entry that ``target`` names, or one that is made of the function that it names.
+    """The entry that ``target`` names, or an entry made from the function that it names.
 
     Args:
-        name: the schedule's, whatever the target calls itself.
-        target: ``package.module:name`` of a :class:`ScheduleSpec`, or of a function that is called with ``ranks``,
-            ``microbatches`` and the request's ``kwargs`` and returns each rank's list of cells like ``0F0``, or a
+        name: the schedule's name, which replaces the name in the target's entry.
+        target: ``package.module:name`` of a :class:`ScheduleSpec` or a function. The function is called with ``ranks``,
+            ``microbatches`` and the request's ``kwargs``. It returns each rank's list of cells like ``0F0``, or a
             :class:`runner.schedule.values.Schedule`.
 
     Raises:
-        RequestError: it cannot be imported, or is neither.
+        RequestError: the target cannot be imported, or is neither of the two.
     """
 
     def fits(found: object) -> bool:
@@ -66,7 +66,7 @@ def own_spec(name: str, target: str) -> ScheduleSpec:
 
 
 def _made(name: str, target: str, make: Callable[..., Any], request: ScheduleRequest) -> Schedule | list[Problem]:
-    """The schedule that a user's function makes of a request, or what is wrong with it."""
+    """The schedule that a user's function makes for a request, or the problems with it."""
     asked_for = {"ranks": request.ranks, "microbatches": request.microbatches}
     try:
         made = call_named(_PATH, target, make, **asked_for, **request.kwargs)

@@ -1,4 +1,4 @@
-"""Schedules by name."""
+"""Finds schedules by name and makes them for a request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def _found() -> list[ScheduleSpec]:
-    """The entries of all generators: each is a module's ``SPEC``, or one of its ``SPECS``."""
+    """Collect the entries of all generators; an entry is the ``SPEC`` of a module, or one of its ``SPECS``."""
     entries: list[ScheduleSpec] = []
     for module in pkgutil.walk_packages(generators.__path__, f"{generators.__name__}."):
         found = import_module(module.name)
@@ -42,17 +42,17 @@ def _found() -> list[ScheduleSpec]:
 
 
 SPECS: Mapping[str, ScheduleSpec] = MappingProxyType({spec.name: spec for spec in _found()})
-"""The schedules of this version, in the order of lists."""
+"""The entries of all schedules of this version by name, in the order of lists."""
 
 SEARCHED: tuple[ScheduleSpec, ...] = tuple(
     spec
     for spec in SPECS.values()
     if spec.searched and not (spec.by_plan or spec.by_costs or spec.default_chunks is None)
 )
-"""The published orders; ``auto`` chooses among them."""
+"""The published orders among which ``auto`` chooses."""
 
 ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
-"""Other names, each with the schedule it means."""
+"""Other names of schedules: alias -> name."""
 
 NOT_AVAILABLE = frozenset(
     {
@@ -67,10 +67,10 @@ NOT_AVAILABLE = frozenset(
         "hetpipe",
     }
 )
-"""Schedules that the public contract names and this version does not have."""
+"""Names of published schedules that are reserved, but do not exist in this version."""
 
 NAMES: tuple[str, ...] = (*SPECS, *ALIASES)
-"""What ``schedule=`` accepts."""
+"""The names that ``schedule=`` accepts."""
 
 
 _Keys = ParamSpec("_Keys")
@@ -80,7 +80,7 @@ _Result = TypeVar("_Result")
 def _by_keys(
     use: Callable[[str, ScheduleRequest], _Result], request: Callable[_Keys, ScheduleRequest]
 ) -> Callable[Concatenate[str, _Keys], _Result]:
-    """``use``, called with the fields of its request, which stand in :class:`ScheduleRequest` alone."""
+    """Make a function that takes the fields of a :class:`ScheduleRequest` one by one, and calls ``use`` with it."""
 
     def called(name: str, /, *args: _Keys.args, **keys: _Keys.kwargs) -> _Result:
         return use(name, request(*args, **keys))
@@ -89,20 +89,20 @@ def _by_keys(
 
 
 def find_spec(name: str, target: str | None = None) -> ScheduleSpec | None:
-    """The entry of a schedule; None where there is none of that name.
+    """The entry of a schedule; None if there is no schedule with this name.
 
     Args:
-        name: or an alias.
-        target: names a user's own.
+        name: its name, or an alias.
+        target: ``package.module:name`` of a user's own schedule, or None.
 
     Raises:
-        RequestError: the target cannot be had.
+        RequestError: the target cannot be imported, or is neither an entry nor a function.
     """
     return own_spec(name, target) if target is not None else SPECS.get(ALIASES.get(name, name))
 
 
 def request_problems(name: str, request: ScheduleRequest) -> list[Problem]:
-    """Everything that is wrong with such a request. Never raises."""
+    """All problems of a request; this function never raises."""
     try:
         spec = find_spec(name, request.target)
     except RequestError as error:
@@ -128,10 +128,14 @@ def request_problems(name: str, request: ScheduleRequest) -> list[Problem]:
 
 
 def generate(name: str, request: ScheduleRequest) -> Schedule:
-    """The schedule of that name; one of ``NAMES``.
+    """Make the schedule of a request.
+
+    Args:
+        name: one of ``NAMES``, or any name if the request has a target.
+        request: the request.
 
     Raises:
-        RequestError: with everything that :func:`request_problems` finds.
+        RequestError: the request has problems; the error contains all that :func:`request_problems` finds.
     """
     raise_problems(request_problems(name, request))
     spec = find_spec(name, request.target)
@@ -158,11 +162,11 @@ _OWN_KEYS = {
     "base": "The other schedules stand on none",
     "pipes": "The other schedules have as many pipelines as they need",
 }
-"""Keys that some schedules look at, and why the others do not."""
+"""The keys that only some schedules use -> the reason why the others do not."""
 
 
 def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
-    """Keys that are set and that this schedule does not look at."""
+    """The problems of keys that are set but that this schedule does not use."""
     problems = []
     for key, why in _OWN_KEYS.items():
         value, path = getattr(request, key), f"schedule.{key}"
@@ -173,7 +177,7 @@ def _foreign_keys(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]
 
 
 def _illegal(spec: ScheduleSpec, request: ScheduleRequest) -> list[Problem]:
-    """Ranks, chunks and micro-batches for which there is no such order, each with the nearest that there is."""
+    """The problems of ranks, chunks and micro-batches for which the schedule does not exist; they name near values."""
     if not spec.ranks.holds(request.ranks, request.ranks):
         near = _nearest(spec.ranks, request.ranks, request.ranks)
         path, why = "parallelism.pipeline", f"There is no {spec.name} of {request.ranks} ranks; {_choices(near)}"
@@ -198,14 +202,14 @@ def _choices(near: list[int]) -> str:
 
 
 def _nearest(legal: Legal, ranks: int, value: int) -> list[int]:
-    """The next legal value below and above, as far as there are any."""
+    """The next legal values below and above ``value``, if they exist."""
     below = next((each for each in range(value - 1, 0, -1) if legal.holds(ranks, each)), None)
     above = next((each for each in range(value + 1, 2 * (value + ranks) + 1) if legal.holds(ranks, each)), None)
     return [each for each in (below, above) if each is not None]
 
 
 def not_available(name: str) -> Problem:
-    """What stands against one of ``NOT_AVAILABLE``."""
+    """The problem of a request for one of ``NOT_AVAILABLE``."""
     why = f"The name is reserved for that published schedule; this version has {', '.join(NAMES)}"
     return Problem("schedule", name, "is not available in this version", why, "schedule=1f1b")
 

@@ -1,4 +1,4 @@
-"""Checks that a program can run and means what its schedule means: messages, reductions and updates.
+"""Checks that a program can run, and that its messages, reductions and updates are those that its schedule needs.
 
 Every defect is one readable line that names the rank, the cell and the action.
 """
@@ -16,13 +16,13 @@ __all__ = ["check_program"]
 
 
 def check_program(program: Program) -> list[str]:
-    """All defects of a lowered program; empty means that it is valid.
+    """All defects of a lowered program; an empty list means that it is valid.
 
-    Its compute is its schedule's, which is checked too. Each list is a sub-sequence of the global order. Every
-    message between ranks is sent and received once, in one first-in-first-out order per source, destination and
-    payload, and the program ends even where SEND and RECV block until both sides are there. Every stage is reduced
-    after its last weight gradient of a window and then stepped; no STEP lies between an F and its B. Ranks that have
-    several stages in common reduce these in one order.
+    The schedule must be valid, and the program's compute must be that of its schedule. Each rank's list must be a
+    sub-sequence of the global order. Every message between ranks must be sent and received once, in one
+    first-in-first-out order per source, destination and payload. The program must end even if SEND and RECV block until
+    both sides are there. Every stage must be reduced after its last weight gradient of a window, and then stepped; no
+    STEP may lie between an F and its B. Ranks that have several stages in common must reduce these in the same order.
     """
     schedule = program.schedule
     compute = tuple(tuple(a for a in row if a.op in COMPUTE) for row in program.actions)
@@ -63,7 +63,10 @@ def _messages(program: Program) -> Iterator[str]:
 
 
 def _receiver(send: Action) -> int:
-    """The stage that a SEND is for: activations and inputs go up, gradients down, a stash stays the stage's."""
+    """The stage that receives a SEND: activations and inputs go to the next one, gradients to the one before.
+
+    A stash belongs to the same stage at both ends.
+    """
     if send.payload is Payload.STASH:
         return send.stage
     return send.stage - 1 if send.payload is Payload.GRADIENT else send.stage + 1
@@ -71,10 +74,10 @@ def _receiver(send: Action) -> int:
 
 def _expected_messages(schedule: Schedule) -> Iterator[tuple[int, Action]]:
     for move in schedule.moves:
-        assert move.microbatch is not None  # every move is of one
+        assert move.microbatch is not None  # every move has one
         owner = schedule.rank_of(move.stage, move.microbatch)
         for rank, peer in ((owner, move.peer), (move.peer, owner)):
-            assert rank is not None  # every move has a rank that keeps what leaves
+            assert rank is not None  # every move names the rank that keeps the tensors
             for op in (Op.SEND, Op.RECV):
                 yield rank, Action(op, move.stage, move.microbatch, Payload.STASH, peer)
     for microbatch, stage in itertools.product(range(schedule.microbatches), range(schedule.stages - 1)):
@@ -111,7 +114,7 @@ def _updates(program: Program) -> Iterator[str]:
 
 
 def _update_order(schedule: Schedule, rank: int, row: tuple[Action, ...]) -> Iterator[str]:
-    """After a stage's REDUCE of a window no compute of that window; REDUCE, then STEP; then the next window."""
+    """Check that a stage's REDUCE comes after all compute of its window, then STEP, and then the next window."""
     reduced: set[tuple[int, int]] = set()
     stepped: set[tuple[int, int]] = set()
     for index, action in enumerate(row):
@@ -127,7 +130,7 @@ def _update_order(schedule: Schedule, rank: int, row: tuple[Action, ...]) -> Ite
         elif action.op in COMPUTE:
             window = schedule.window_at(action)
             if (action.stage, window) in stepped:
-                yield f"{cell(rank, index, action)}: sees weights that a STEP of its own window has changed"
+                yield f"{cell(rank, index, action)}: reads weights that the STEP of its own window has changed"
             elif (action.stage, window) in reduced:
                 yield f"{cell(rank, index, action)}: comes after the REDUCE of its stage and window"
                 continue
@@ -137,7 +140,7 @@ def _update_order(schedule: Schedule, rank: int, row: tuple[Action, ...]) -> Ite
 
 
 def _rendezvous(program: Program) -> Iterator[str]:
-    """Where every SEND and RECV blocks until both ends are there, all ranks must still reach their end."""
+    """Check that all ranks reach the end of their lists even if SEND and RECV block until both ends are there."""
     lists = program.actions
     position = [0] * len(lists)
     runnable = list(range(len(lists)))
@@ -160,7 +163,7 @@ def _rendezvous(program: Program) -> Iterator[str]:
 
 
 def _collectives(program: Program) -> Iterator[str]:
-    """A group's collectives are matched by their order, so that all of its ranks must start them in the same."""
+    """Check that all ranks of a group start its collectives in the same order, because they are matched by order."""
     schedule = program.schedule
     orders: dict[frozenset[int], dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for rank, _, action in cells(program):

@@ -1,4 +1,4 @@
-"""Checks that a schedule can run and means what a schedule must mean.
+"""Checks that a schedule can run, and that it computes everything that a step needs, once and in a valid order.
 
 Every defect is one readable line that names the rank, the cell and the action.
 """
@@ -15,16 +15,17 @@ __all__ = ["cell", "cells", "check", "hangs"]
 
 
 def check(schedule: Schedule) -> list[str]:
-    """All defects of a compute-only schedule; empty means that it is valid.
+    """All defects of a schedule; an empty list means that it is valid.
 
-    Shape: rows and tables agree, every cell is compute of a stage that lives on this rank. Bijection: each stage
-    and micro-batch has exactly one F and exactly one of B, or I with W; all work of the schedule's filling is there
-    once. Order: F before B or I before W; forwards that are one stand together. Versions: a rank starts no window
-    before it has ended the one before. Deadlock: all ranks reach their end.
+    Shape: rows and tables agree, and every cell is an action of a stage on this rank. Completeness: each stage and
+    micro-batch has exactly one F, and either exactly one B or exactly one I and one W; every fill of the schedule's
+    filling is there once. Order: F comes before B, and F before I before W; forwards that are run together are
+    neighbours. Versions: a rank starts no window before it has ended the one before, unless windows overlap. Deadlock:
+    all ranks reach the end of their lists.
     """
     defects = [*_shape(schedule)]
     if defects:
-        return defects  # the rest would look up stages and micro-batches that do not exist
+        return defects  # the other checks would look up stages and micro-batches that do not exist
     defects += [
         *_bijection(schedule),
         *_local_order(schedule),
@@ -33,16 +34,16 @@ def check(schedule: Schedule) -> list[str]:
         *_windows(schedule),
         *_fills(schedule),
     ]
-    return defects or [*hangs(schedule)]  # what is missing or misplaced would hang anyway
+    return defects or [*hangs(schedule)]  # a schedule with missing or misplaced actions would hang anyway
 
 
 def cell(rank: int, index: int, action: Action) -> str:
-    """Where an action stands, for a defect's line."""
+    """The place of an action, as text for the line of a defect."""
     return f"rank {rank}, cell {index} ({action})"
 
 
 def cells(view: Schedule | Program) -> Iterator[tuple[int, int, Action]]:
-    """Rank, index in its list, action."""
+    """Yield every action as (rank, index in its list, action)."""
     for rank, row in enumerate(view.actions):
         for index, action in enumerate(row):
             yield rank, index, action
@@ -58,27 +59,30 @@ def _shape(schedule: Schedule) -> Iterator[str]:
         yield f"pipeline_of_microbatch must name rows of the placement, below {len(schedule.placement)}"
         return
     if schedule.microbatches % schedule.joined or schedule.joined % schedule.parts:
-        yield f"{schedule.microbatches} micro-batches must be whole groups of {schedule.joined}, of whole ones"
+        yield (
+            f"the number of micro-batches ({schedule.microbatches}) must be a multiple of joined ({schedule.joined}), "
+            f"and joined a multiple of parts ({schedule.parts})"
+        )
         return
     if schedule.window_of_microbatch and len(schedule.window_of_microbatch) != schedule.microbatches:
         yield f"window_of_microbatch must have one entry for each of {schedule.microbatches} micro-batches"
         return
     for rank, index, action in cells(schedule):
         if action.op not in COMPUTE | MOVES:
-            yield f"{cell(rank, index, action)}: a schedule holds compute and moves"
+            yield f"{cell(rank, index, action)}: a schedule may contain only compute and moves"
         elif not 0 <= action.stage < stages:
-            yield f"{cell(rank, index, action)}: there are {stages} stages only"
+            yield f"{cell(rank, index, action)}: there are only {stages} stages"
         elif action.op is Op.FILL:
             yield from _misplaced_fill(schedule, rank, index, action)
         elif action.microbatch is None or not 0 <= action.microbatch < schedule.microbatches:
-            yield f"{cell(rank, index, action)}: there are {schedule.microbatches} micro-batches only"
+            yield f"{cell(rank, index, action)}: there are only {schedule.microbatches} micro-batches"
         elif schedule.rank_of(action.stage, action.microbatch, action.op) != rank:
             owner = schedule.rank_of(action.stage, action.microbatch, action.op)
             yield f"{cell(rank, index, action)}: stage {action.stage} is placed on rank {owner}"
 
 
 def _misplaced_fill(schedule: Schedule, rank: int, index: int, action: Action) -> Iterator[str]:
-    """A fill is of a kind that the schedule says, done where the stage is, of micro-batches of the first window."""
+    """Check that a fill has a kind of the schedule's filling, is on its stage's rank, and has a fitting micro-batch."""
     where, owner = cell(rank, index, action), schedule.placement[0][action.stage]
     kinds = {kind.name: kind for kind in schedule.filling.kinds} if schedule.filling is not None else {}
     kind = kinds.get(action.work)
@@ -87,13 +91,13 @@ def _misplaced_fill(schedule: Schedule, rank: int, index: int, action: Action) -
     elif action.microbatch not in (schedule.microbatches_of_window(0) if kind.of_microbatch else (None,)):
         yield f"{where}: {kind.rule}"
     if not 0 <= action.window < schedule.windows:
-        yield f"{where}: there are {schedule.windows} windows only"
+        yield f"{where}: there are only {schedule.windows} windows"
     if owner != rank or len(schedule.copies_of(action.stage)) > 1:
         yield f"{where}: stage {action.stage} must be on this rank, and on no other"
 
 
 def _fills(schedule: Schedule) -> Iterator[str]:
-    """All work of the filling: of every stage once, of every micro-batch of the first window or of none."""
+    """Check that every fill is there once: for each stage and, by its kind, each micro-batch of the first window."""
     if schedule.filling is None:
         return
     for stage in range(schedule.stages):
@@ -139,7 +143,7 @@ def _incomplete(schedule: Schedule, stage: int, microbatch: int, have: set[Op]) 
 
 
 def _local_order(schedule: Schedule) -> Iterator[str]:
-    """F before B, I and R; R before B and I; I before W: all on one rank, so seen from its list alone."""
+    """Check that F comes before B, I and R, R before B and I, and I before W, if they are in the list of one rank."""
     before = {Op.R: (Op.F,), Op.B: (Op.F, Op.R), Op.I: (Op.F, Op.R), Op.W: (Op.I,)}
     for rank, row in enumerate(schedule.actions):
         position = {action: index for index, action in enumerate(row)}
@@ -151,7 +155,7 @@ def _local_order(schedule: Schedule) -> Iterator[str]:
 
 
 def _joined(schedule: Schedule) -> Iterator[str]:
-    """Forwards that are one stand together, in order, on one way through the ranks."""
+    """Check that forwards that are run together are neighbours in the list, in the order of their micro-batches."""
     for rank, row in enumerate(schedule.actions):
         for index, action in enumerate(row):
             if action.op is not Op.F or action.microbatch is None:
@@ -165,7 +169,7 @@ def _joined(schedule: Schedule) -> Iterator[str]:
 
 
 def _moves(schedule: Schedule) -> Iterator[str]:
-    """What leaves is there by then, and is back before its backward."""
+    """Check that tensors leave after the forward that makes them, and are back before their backward."""
     position = {action: index for row in schedule.actions for index, action in enumerate(row)}
     for rank, index, action in cells(schedule):
         if action.op not in MOVES:
@@ -174,14 +178,15 @@ def _moves(schedule: Schedule) -> Iterator[str]:
         ends = [action._replace(op=op) for op in (Op.OUT, Op.IN)]
         steps = [position.get(each, -1) for each in (forward, *ends, backward)]
         if action.peer == rank or -1 in steps or steps != sorted(steps):
-            rule = f"what {forward} keeps must leave its rank after that and be back before {backward}"
+            rule = f"the tensors that {forward} keeps must leave its rank after it and be back before {backward}"
             yield f"{cell(rank, index, action)}: {rule}"
 
 
 def _windows(schedule: Schedule) -> Iterator[str]:
-    """The optimizer step between two windows must not fall between an F and its B.
+    """Check that a rank ends each window before it begins the next, so that no update lies between an F and its B.
 
-    Where windows overlap, what a forward reads must have been made, and gradients of one window at a time are summed.
+    If windows overlap, check instead that the weights that a forward reads have been made, and that each stage sums the
+    gradients of one window at a time.
     """
     if schedule.is_asynchronous:
         yield from _overlapping_windows(schedule)
@@ -191,7 +196,7 @@ def _windows(schedule: Schedule) -> Iterator[str]:
         for index, action in enumerate(row):
             window = schedule.window_at(action)
             if window < latest:
-                yield f"{cell(rank, index, action)}: of window {window}, after window {latest} has begun"
+                yield f"{cell(rank, index, action)}: belongs to window {window}, but window {latest} has begun"
             latest = max(latest, window)
 
 
@@ -209,10 +214,11 @@ def _overlapping_windows(schedule: Schedule) -> Iterator[str]:
             if action.op in (Op.B, Op.W):
                 left[stage, window] -= 1
                 if window and left[stage, window - 1]:
-                    yield f"{cell(rank, index, action)}: of window {window}, before window {window - 1} has ended"
+                    where = cell(rank, index, action)
+                    yield f"{where}: belongs to window {window}, but window {window - 1} has not ended"
 
 
 def hangs(view: Schedule | Program) -> Iterator[str]:
-    """Ranks that never come to the end of their lists."""
+    """The defects of ranks that never reach the end of their lists."""
     for rank, index, action, missing in walk(view).stuck:
         yield f"{cell(rank, index, action)}: hangs, because it waits for {missing}, which never gets its turn"

@@ -1,4 +1,4 @@
-"""I directly followed by W of the same stage and micro-batch is one full backward, where nobody waits for I alone."""
+"""Fuses I and a directly following W of the same stage and micro-batch into B, if no other rank waits for the I."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["fuse_backwards"]
 
 
 def fuse_backwards(schedule: Schedule) -> Schedule:
-    """``schedule`` with B in place of each such pair.
+    """``schedule`` with B instead of each such pair.
 
-    Nobody waits for the gradient of the first stage's input. Where the stage before is on the same rank, it waits for
-    the W anyway. On all other stages the pair stays: the rank before gets its gradient before the W.
+    No rank waits for the gradient of the first stage's input. If the stage before is on the same rank, its backward
+    comes after the W anyway. On all other stages the pair stays, so that the rank before gets its gradient before the W
+    runs.
     """
     rows = tuple(tuple(_fused(schedule, row)) for row in schedule.actions)
     return schedule if rows == schedule.actions else replace(schedule, actions=rows)
@@ -35,7 +36,7 @@ def _fused(schedule: Schedule, row: Sequence[Action]) -> Iterator[Action]:
 
 def _is_awaited(schedule: Schedule, action: Action) -> bool:
     """Whether another rank waits for the gradient of the stage's input."""
-    assert action.microbatch is not None  # compute actions have one
+    assert action.microbatch is not None  # every I has one
     if action.stage == 0:
         return False
     here = schedule.rank_of(action.stage, action.microbatch)

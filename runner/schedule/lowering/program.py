@@ -1,8 +1,7 @@
-"""From a schedule to a program: pure passes over one global order of ``(rank, action)``.
+"""Lowers a schedule to a program, by pure passes over one global order of ``(rank, action)``.
 
-Because every rank's list is a sub-sequence of that order, and both ends of a message stand next to each other in
-it, no program can deadlock, not even where SEND and RECV block: the first unfinished message always has both of
-its ranks waiting for it.
+The list of every rank is a sub-sequence of that order, and both ends of a message are next to each other in it. So no
+program can deadlock, even if SEND and RECV block: both ranks of the first unfinished message always wait for it.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ Order = tuple[tuple[int, Action], ...]
 
 
 def lower(schedule: Schedule, costs: Costs | StageCosts | None = None) -> Program:
-    """The program of ``schedule``: its compute with SEND, RECV, REDUCE and STEP.
+    """Make the program of ``schedule``: its compute with SEND, RECV, REDUCE and STEP.
 
     Args:
-        schedule: a valid one; see :func:`runner.schedule.checking.schedule.check`.
-        costs: durations that decide when messages are expected; default: B = 2 F.
+        schedule: a valid schedule; see :func:`runner.schedule.checking.schedule.check`.
+        costs: durations that decide when messages are expected; the default has B = 2 F.
 
     Raises:
-        ValueError: if the schedule cannot run to its end.
+        ValueError: the schedule cannot run to its end.
     """
     order = simulated_order(schedule, costs or Costs())
     if schedule.backward:
@@ -43,11 +42,11 @@ def lower(schedule: Schedule, costs: Costs | StageCosts | None = None) -> Progra
 
 
 def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
-    """All compute, in the order in which it ends when simulated.
+    """All compute, in the order in which it ends in a simulation.
 
-    So a message is placed where its content exists, and its RECV before whatever its rank finishes later:
-    receives are posted early enough to overlap with compute and no earlier. Where stages have copies, the STEP of each
-    waits for all of them: there a window's compute ends everywhere before the next one's begins.
+    A message then comes where its content exists, and its RECV before the actions that its rank ends later, so that
+    receives are posted early enough to overlap with compute, and no earlier. If stages have copies, the STEP of each
+    copy waits for all of them; therefore all compute of a window comes before that of the next.
     """
     walked = walk(schedule)
     times = play(schedule, walked, costs)
@@ -58,13 +57,13 @@ def simulated_order(schedule: Schedule, costs: Costs | StageCosts) -> Order:
         return window, times.end[step.rank][step.cell]
 
     steps = sorted(walked.steps, key=moment)
-    return tuple((step.rank, step.action) for step in steps)  # a stable sort of a topological order is one
+    return tuple((step.rank, step.action) for step in steps)  # a stable sort of a topological order stays topological
 
 
 def add_send_recv(schedule: Schedule, order: Order) -> Order:
-    """After each action whose result another rank needs: the SEND, and at the same moment the peer's RECV.
+    """Add, after each action whose result another rank needs, the SEND and directly after it the peer's RECV.
 
-    Stages that are neighbours on one rank need no message. In place of a move stands the message that does it.
+    Neighbouring stages on one rank need no message. Each move is replaced by the message that does it.
 
     Source: the principle is that of torch.distributed.pipelining's lowering.
     """
@@ -81,8 +80,8 @@ def add_send_recv(schedule: Schedule, order: Order) -> Order:
 
 
 def _moving(rank: int, move: Action) -> Iterator[tuple[int, Action]]:
-    """The message by which what a rank keeps goes to the rank that hosts it, or comes back from there."""
-    assert move.peer is not None  # every move has a rank that keeps what leaves
+    """The message by which the tensors of a move go to the rank that hosts them, or come back from there."""
+    assert move.peer is not None  # every move names the rank that keeps the tensors
     source, target = (rank, move.peer) if move.op is Op.OUT else (move.peer, rank)
     for at, op, peer in ((source, Op.SEND, target), (target, Op.RECV, source)):
         yield at, Action(op, move.stage, move.microbatch, Payload.STASH, peer)
@@ -95,7 +94,7 @@ def _messages(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[i
     if action.op is Op.F:
         leaving = schedule.joined_with(action.microbatch)
         if action.microbatch != leaving[-1]:
-            return  # what is joined leaves together
+            return  # the outputs of joined forwards leave together, after the last of them
     for microbatch in leaving:
         for payload, to_stage, peer in _made(schedule, action._replace(microbatch=microbatch)):
             if peer != rank:
@@ -104,9 +103,9 @@ def _messages(schedule: Schedule, rank: int, action: Action) -> Iterator[tuple[i
 
 
 def _made(schedule: Schedule, action: Action) -> Iterator[tuple[Payload, int, int]]:
-    """What an action makes for other stages: payload, the stage that it is for, and the rank of that stage."""
+    """The tensors that an action makes for other stages: payload, the stage that needs it, and that stage's rank."""
     stage, microbatch = action.stage, action.microbatch
-    assert microbatch is not None  # compute always has one
+    assert microbatch is not None  # the caller has set it
     if action.op is Op.F and stage + 1 < schedule.stages:
         yield Payload.ACTIVATION, stage + 1, schedule.rank_of(stage + 1, microbatch)
         if schedule.backward and schedule.has_other_backward(stage + 1):
@@ -116,21 +115,21 @@ def _made(schedule: Schedule, action: Action) -> Iterator[tuple[Payload, int, in
 
 
 def add_reduce(schedule: Schedule, order: Order) -> Order:
-    """After the last compute of each stage and window, on each rank that holds it: its REDUCE.
+    """Add the REDUCE of each stage and window after its last compute, on each rank that holds the stage.
 
-    Ranks that have several stages in common reduce these in one order, as collectives must: a stage whose turn has not
-    come waits for the stages before it. Run before :func:`add_send_recv`, so that the gradient another rank waits for
-    leaves first.
+    Ranks that have several stages in common reduce these in the same order, as collectives require; a stage waits for
+    the stages before it in this order. This pass comes before :func:`add_send_recv`, so that a gradient for which
+    another rank waits is sent before the REDUCE.
     """
     last: dict[tuple[int, int, int], int] = {}
     for position, (rank, action) in enumerate(order):
         if action.op is not Op.FILL and action.op not in MOVES:
             last[rank, action.stage, schedule.window_at(action)] = position
-    ends: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> when its last copy has its gradients
+    ends: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> position where its last copy has ended
     for (_, stage, window), position in last.items():
         ends[stage, window] = max(ends[stage, window], position)
     due: dict[int, list[Action]] = defaultdict(list)
-    turn: dict[int, int] = defaultdict(int)  # rank -> when the copies that it has reduced so far were all due
+    turn: dict[int, int] = defaultdict(int)  # rank -> position of its latest REDUCE of a stage with copies
     for (rank, stage, window), position in sorted(last.items(), key=lambda one: ends[one[0][1:]]):
         if len(schedule.copies_of(stage)) > 1:
             position = turn[rank] = max(turn[rank], position)
@@ -146,12 +145,13 @@ def add_reduce(schedule: Schedule, order: Order) -> Order:
 
 
 def add_step(schedule: Schedule, order: Order) -> Order:
-    """After a rank's last REDUCE of a window, and what it lends or hosts: the STEP of each of its stages, together.
+    """Add the STEPs of all stages of a rank together, after the rank's last REDUCE of the window.
 
-    Of an asynchronous schedule each stage's directly follows its own REDUCE, because others may wait for its weights.
+    They are together because the gradient norm that clips them is known only when all stages are reduced. They come
+    after the window's fills, whose results are then used at once, and after its messages with stashes.
 
-    Fills of the window come before them, so that what they make is used at once. They stand together because the
-    gradient norm that clips them is known only when all are reduced.
+    In an asynchronous schedule, the STEP of each stage directly follows its REDUCE, because later forwards may wait for
+    its weights.
     """
     if schedule.is_asynchronous:
         return tuple(_stepping_by_itself(order))
@@ -161,7 +161,7 @@ def add_step(schedule: Schedule, order: Order) -> Order:
             last[rank, action.window] = position
         elif action.payload is Payload.STASH and action.microbatch is not None:
             window = schedule.window_of(action.microbatch)
-            last[rank, window] = position  # others wait for what it still hosts, and it for them at STEP
+            last[rank, window] = position  # the stash's owner waits for it, and at STEP this rank waits for the owner
     due = {position: window for (_, window), position in last.items()}
 
     def extended() -> Iterator[tuple[int, Action]]:

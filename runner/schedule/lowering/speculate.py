@@ -1,8 +1,9 @@
-"""What a rank may do of the next window while the verdict on this one is still under way.
+"""Finds the actions of the next window that a rank may run before it knows the verdict on the current window.
 
-Without a barrier before STEP, a rank updates its weights before it knows whether the others' gradients are finite and
-how large they are together. It then begins the next window, but only with forwards, which can be thrown away: no
-gradient may be added before the verdict, because the last window's are needed to take an update back.
+With post-validation, a rank updates its weights before it knows whether the other ranks' gradients are finite and how
+large the norm of all gradients is. It then begins the next window, but only with forwards, whose results can be
+dropped. No gradient may be added before the verdict, because an update can be taken back only with the gradients of its
+own window.
 
 Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 4 (post-validation).
 """
@@ -19,13 +20,13 @@ __all__ = ["Speculation", "speculation"]
 
 @dataclass(frozen=True)
 class Speculation:
-    """The part of a training program that needs no verdict on the window before.
+    """The part of a training program that may run before the verdict on the window before.
 
     Args:
-        lengths: of each rank's list of actions, how many at its beginning may run. All beginnings together form a
-            consistent cut: what one receives, another one sent.
-        in_flight: per rank, receives beyond its beginning whose messages left in another rank's beginning: to be
-            received and dropped when the beginnings have to run again.
+        lengths: for each rank, the number of actions at the beginning of its list that may run. These beginnings form a
+            consistent cut: every message that is received in one of them is sent in one of them.
+        in_flight: for each rank, the receives after its beginning whose messages are sent in another rank's beginning.
+            They must be received and dropped if the beginnings have to run again.
     """
 
     lengths: tuple[int, ...]
@@ -33,7 +34,7 @@ class Speculation:
 
 
 def speculation(program: Program) -> Speculation:
-    """The longest beginning of each rank that holds forwards only, and receives only what was sent in another one."""
+    """Find the longest beginnings that contain only forwards and their messages, and form a consistent cut."""
     lengths = [_forwards_only(actions) for actions in program.actions]
     sends = [_positions(actions, Op.SEND, rank) for rank, actions in enumerate(program.actions)]
     receives = [_positions(actions, Op.RECV, rank) for rank, actions in enumerate(program.actions)]
@@ -60,7 +61,7 @@ def _forwards_only(actions: tuple[Action, ...]) -> int:
 
 
 def _positions(actions: tuple[Action, ...], op: Op, rank: int) -> dict[tuple[int, int, str, int], int]:
-    """Each message's ``(sender, receiver, payload, number among them)`` -> position of this end of it."""
+    """Each message's ``(sender, receiver, payload, number among these messages)`` -> position of ``op`` in the list."""
     seen: Counter[tuple[int, int, str]] = Counter()
     found = {}
     for position, action in enumerate(actions):

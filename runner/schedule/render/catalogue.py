@@ -1,4 +1,4 @@
-"""What ``runner schedule --list`` prints: every schedule with its limits, formulas and source."""
+"""The output of ``runner schedule --list``: every schedule with its limits, formulas and source."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _LEGEND = (
 
 
 def catalogue_json() -> list[dict[str, Any]]:
-    """One entry per schedule. ``formulas`` is null where an order is searched for or the user's own, ``when`` where the
-    formulas hold always."""
+    """One entry for each schedule, as plain values.
+
+    ``formulas`` is null if the order is found by search or is the user's own. ``when`` in it is null if the formulas
+    always hold.
+    """
     return [
         {
             "name": spec.name,
@@ -40,7 +43,7 @@ def catalogue_json() -> list[dict[str, Any]]:
 
 
 def catalogue_text() -> str:
-    """The same to read."""
+    """The same entries as a text for people."""
     return "\n\n".join([*map(_entry, SPECS.values()), _OWN, _LEGEND])
 
 
@@ -65,7 +68,7 @@ def _aliases(spec: ScheduleSpec) -> list[str]:
 
 
 def _constraints(spec: ScheduleSpec) -> dict[str, str]:
-    """Key -> which values there are."""
+    """Key of the request -> a text that describes its legal values."""
     return {
         "parallelism.pipeline": "at least 1" if spec.one_rank else spec.ranks.rule,
         "schedule.microbatches": spec.microbatches.rule,

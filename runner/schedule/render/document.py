@@ -1,4 +1,4 @@
-"""The document of ``runner schedule --json``."""
+"""The JSON document of ``runner schedule --json``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["filling_document", "to_json"]
 
 
 def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) -> dict[str, Any]:
-    """Everything about ``schedule`` that a program might ask, in plain lists and numbers.
+    """Everything about ``schedule`` that another program may need, in plain lists and numbers.
 
     An entry ``[stage, window, index]`` of ``updates`` is an optimizer step that comes before ``index`` of the rank's
     actions. A move ``[stage, micro-batch, rank]`` is a micro-batch whose activations that rank keeps for a while.
-    ``versions`` gives, per micro-batch and stage, how many such steps its forward and its backward see.
-    Where work fills the bubbles, ``refresh_interval`` is after how many steps all of it is done, and ``utilisation``
-    the share of rank time under work, with it and without. ``steady_bubble_ratio`` is null where ``period`` is not
-    given.
+    ``versions`` contains, for each micro-batch and stage, the version of the weights that its forward and its backward
+    read. If work fills the bubbles, ``refresh_interval`` is the number of steps in which all of it is done once, and
+    ``utilisation`` contains the share of time in which ranks are busy, with this work and without it.
+    ``steady_bubble_ratio`` is null if ``period`` is not given.
 
     Args:
         schedule: one optimizer step, or a stream of several.
         costs: its durations.
-        period: time from one optimizer step to the next, where steps run into each other.
+        period: time from one optimizer step to the next in the steady state of the stream, or None.
     """
     times = simulate(schedule, costs)
     busy = sum(times.busy) / schedule.windows
@@ -63,12 +63,12 @@ def _costs(schedule: Schedule, costs: Costs) -> dict[str, float]:
 
 
 def filling_document(schedule: Schedule, bubble_ratio: float, without: float) -> dict[str, Any]:
-    """Of a schedule whose bubbles are filled: steps until all of that is done, and the share of time that ranks work.
+    """The part of the document about fills: the steps until all are done, and the share of time that ranks are busy.
 
     Args:
-        schedule: any; of one without such work the document is empty.
-        bubble_ratio: idle / total rank time.
-        without: the share of rank time under other work.
+        schedule: any schedule; without fills, the document is empty.
+        bubble_ratio: idle time / total time of all ranks.
+        without: share of the ranks' time in other work than fills.
     """
     if schedule.filling is None:
         return {}

@@ -1,4 +1,4 @@
-"""What a timeline is made of, predicted or measured."""
+"""The events of which a predicted or measured timeline consists."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from runner.schedule.values import MOVES, Op, Program, Schedule
 __all__ = ["BESIDE", "Event", "events_of"]
 
 BESIDE = frozenset({Op.SEND.value, Op.RECV.value, Op.REDUCE.value})
-"""Ops that run beside a rank's compute; they are drawn in a lane of their own."""
+"""Ops that run at the same time as a rank's compute; they are drawn in a lane of their own."""
 
 
 class Event(NamedTuple):
-    """Something that a rank did.
+    """One thing that a rank did, with its times.
 
     Args:
         rank: pipeline rank.
-        op: an :class:`~runner.schedule.values.Op`, or any word for other work, e.g. ``data``.
-        stage, microbatch: what it was done for; None where that says nothing.
-        start, end: in one unit for all events.
-        name: what to print for it in a trace; default: made of the above.
+        op: an :class:`~runner.schedule.values.Op`, a kind of fill, or any word for other work, e.g. ``data``.
+        stage: the stage for which it was done; None if there is none.
+        microbatch: the micro-batch for which it was done; None if there is none.
+        start, end: the moments when it started and ended, in one unit for all events.
+        name: its name in a trace; empty means stage, op and micro-batch.
     """
 
     rank: int
@@ -35,7 +36,7 @@ class Event(NamedTuple):
 
     @property
     def label(self) -> str:
-        """``name``, or e.g. ``2F0``."""
+        """The event's name, or a text like ``2F0`` if it has no name."""
         stage = "" if self.stage is None else self.stage
         microbatch = "" if self.microbatch is None else self.microbatch
         return self.name or f"{stage}{self.op}{microbatch}"

@@ -1,4 +1,4 @@
-"""Timelines as SVG: ranks as rows, time to the right; one drawing for predicted and measured ones."""
+"""Draws timelines as SVG, predicted and measured ones alike: each rank is a row, and time runs to the right."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _COLORS = {
     "W": ("#f4b66a", "weight gradient"),
     "R": ("#c9b6e4", "recompute"),
 }
-"""Work of forwards and backwards; that which fills bubbles comes after it."""
+"""Op -> colour and name, for forwards and backwards; in legends, kinds of fills come after these."""
 _UPDATE_COLORS = {
     "STEP": ("#7a5ea8", "optimizer step"),
     "REDUCE": ("#d1495b", "gradient reduction"),
     "SEND": ("#6b7280", "send"),
     "RECV": ("#b0b5bd", "receive"),
 }
-_OTHER = ("#d9c7a7", "#b9a3a3", "#a3b9ae", "#c4c48f")  # other work, in the order of its appearance
+_OTHER = ("#d9c7a7", "#b9a3a3", "#a3b9ae", "#c4c48f")  # colours of other work, in the order of its appearance
 _IDLE = "#f1f2f4"
 _TEXT = "#1f2430"
 _WIDTH = 900.0  # pixels of the time axis
 _LANE, _BESIDE_LANE, _GAP = 26.0, 6.0, 6.0
 _LEFT, _TOP, _RIGHT = 64.0, 40.0, 20.0
-_TINT = 0.64  # how much lighter the last chunk of a rank is drawn than the first; of two chunks half of that
+_TINT = 0.64  # the last chunk of a rank is drawn so much lighter than the first; with two chunks, half of it
 
 
 def to_svg(view: Schedule | Program, costs: Costs | StageCosts, *, title: str | None = None, unit: str = "") -> str:
-    """The simulated timeline of ``view``; the default title says its size and its bubble ratio.
+    """Draw the simulated timeline of ``view``.
 
     Args:
-        view: what to simulate and draw.
+        view: the schedule or program to simulate and draw.
         costs: its durations.
-        title: None for the default one.
-        unit: of the costs, for the axis; empty where they have none.
+        title: the title; None means a title with the schedule's size and its bubble ratio.
+        unit: the unit of the costs, for the axis; empty if they have none.
     """
     schedule = view.schedule if isinstance(view, Program) else view
     times = simulate(view, costs)
@@ -67,9 +67,9 @@ class Panel(NamedTuple):
     """One timeline of a picture.
 
     Args:
-        title: printed above it.
-        events: what happened; compute of one rank must not overlap, messages may.
-        filling: what its work that fills bubbles is; None: it has none, or that is drawn as other work.
+        title: the text above the timeline.
+        events: its events; the compute of one rank must not overlap, messages may.
+        filling: defines colours and names of fills; None draws fills, if there are any, as other work.
     """
 
     title: str
@@ -85,12 +85,12 @@ def timeline_svg(
 
 
 def panels_svg(panels: Sequence[Panel], *, unit: str = "s", span: tuple[float, float] | None = None) -> str:
-    """Draw timelines below each other, all on one time scale; each is grey where a rank idles before its own end.
+    """Draw timelines below each other on one time scale; a rank's row is grey where it is idle before the end.
 
     Args:
-        panels: from above.
-        unit: of the events' times, for the axis.
-        span: first and last moment to draw; default: of all events.
+        panels: the timelines, from top to bottom.
+        unit: the unit of the events' times, for the axis.
+        span: the first and last moment to draw; None means those of all events.
     """
     events = [event for panel in panels for event in panel.events]
     first, last = span or (min((e.start for e in events), default=0.0), max((e.end for e in events), default=0.0))
@@ -108,7 +108,14 @@ def panels_svg(panels: Sequence[Panel], *, unit: str = "s", span: tuple[float, f
 
 @dataclass(frozen=True)
 class _Drawing:
-    """What all panels of a picture share: first and last moment, colours, height of a rank's row, unit of time."""
+    """The settings that all panels of a picture share, and the drawing of one panel with them.
+
+    Args:
+        first, last: the first and last moment of the time axis.
+        colors: op -> colour and name.
+        row_height: height of a rank's row in pixels.
+        unit: the unit of time.
+    """
 
     first: float
     last: float
@@ -117,7 +124,7 @@ class _Drawing:
     unit: str
 
     def panel(self, panel: Panel, top: float) -> tuple[str, float]:
-        """The panel that begins at ``top``, and where it ends."""
+        """Draw a panel whose upper edge is at ``top``; return the drawing and the position of its lower edge."""
         drawn = sorted(panel.events, key=lambda event: (event.rank, event.start))
         rows = sorted({event.rank for event in drawn})
         tops = {rank: top + _TOP + self.row_height * place for place, rank in enumerate(rows)}
@@ -134,7 +141,7 @@ class _Drawing:
 
 
 def _colors(panels: Sequence[Panel]) -> dict[str, tuple[str, str]]:
-    """Colour and name of every op that occurs, known ones first."""
+    """The colour and name of every op that occurs, known ops first."""
     found = list(dict.fromkeys(event.op for panel in panels for event in panel.events))
     kinds = [kind for panel in panels if panel.filling is not None for kind in panel.filling.kinds]
     named = _COLORS | {kind.name: (kind.color, kind.label) for kind in kinds} | _UPDATE_COLORS
@@ -193,7 +200,7 @@ def _boxes(
             color = _lighter(color, _tint(stages.index(event.stage), len(stages)))
         yield _rectangle(x, y, width, _LANE, color, event.label)
         number = "" if event.microbatch is None else str(event.microbatch)
-        if number and width >= 6.5 * digits:  # all boxes of a size, or none
+        if number and width >= 6.5 * digits:  # room for the longest number
             yield _text(x + width / 2, y + _LANE / 2 + 4, number, 11, anchor="middle")
 
 
@@ -207,7 +214,7 @@ def _chunks(events: Iterable[Event]) -> dict[int, list[int]]:
 
 
 def _tint(chunk: int, chunks: int) -> float:
-    """How much lighter a chunk of so many is drawn: enough to tell it from its neighbours."""
+    """How much lighter a chunk is drawn, from 0 to 1, so that it differs from its neighbours."""
     return _TINT * chunk / max(2, chunks - 1)
 
 

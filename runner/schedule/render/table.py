@@ -1,4 +1,4 @@
-"""Each rank's order in short: torch's schedule CSV, the form that ``schedule=from_file`` reads."""
+"""Writes each rank's order in short, as torch's CSV of a schedule, which ``schedule=from_file`` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["cells", "label", "to_csv"]
 
 
 def label(schedule: Schedule, action: Action) -> str:
-    """``2F0``; of a part of a micro-batch that was asked for: ``2B0.1``."""
+    """An action as text: ``2F0``, or ``2B0.1`` if it is for part 1 of a requested micro-batch."""
     if schedule.parts == 1 or action.microbatch is None:
         return str(action)
     number, part = divmod(action.microbatch, schedule.parts)
@@ -20,7 +20,10 @@ def label(schedule: Schedule, action: Action) -> str:
 
 
 def cells(schedule: Schedule, row: Sequence[Action]) -> list[str]:
-    """A rank's compute; forwards that are one in one cell: ``0F0+1``, or ``0F0`` where these are all parts of it."""
+    """A rank's compute as cells; forwards that are run together share one.
+
+    Such a cell is ``0F0+1`` if they belong to several requested micro-batches, and ``0F0`` if they are parts of one.
+    """
     written = []
     for action in row:
         if action.op in MOVES:
@@ -28,7 +31,7 @@ def cells(schedule: Schedule, row: Sequence[Action]) -> list[str]:
         if action.op is not Op.F or schedule.joined == 1:
             written.append(label(schedule, action))
             continue
-        assert action.microbatch is not None  # compute always has one
+        assert action.microbatch is not None  # every forward has one
         first, *others = schedule.joined_with(action.microbatch)[:: schedule.parts]
         if action.microbatch == schedule.joined_with(action.microbatch)[0]:
             numbers = "+".join(str(number // schedule.parts) for number in (first, *others))
@@ -37,7 +40,7 @@ def cells(schedule: Schedule, row: Sequence[Action]) -> list[str]:
 
 
 def to_csv(schedule: Schedule) -> str:
-    """One row per rank, its compute in order, cells like ``0F0``; no blank cells, because order alone counts."""
+    """The schedule as CSV: one row for each rank, with cells like ``0F0`` in order; blank cells are not needed."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(cells(schedule, row) for row in schedule.actions)
     return text.getvalue()

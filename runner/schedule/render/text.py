@@ -1,4 +1,4 @@
-"""Schedules as text: a grid over time, or the plain order."""
+"""Draws schedules as text, as a grid over time or as the plain order."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
 
 __all__ = ["to_text"]
 
-_COLUMNS = 160  # widest time grid; beyond it the unit grows
-_AROUND = 8  # cells shown on either side of a marked one in the plain order
+_COLUMNS = 160  # width of the widest time grid; for longer times, a character means a longer time
+_AROUND = 8  # number of cells shown on each side of a marked cell in the plain order
 _LEGEND = (
     "digit: forward of that micro-batch (mod 10); letter: its backward (a = 0); capital: weight gradient; "
     "~ recompute; . idle"
 )
 
 _Lane = tuple[int, int]
-"""Pipeline and stage: a row of a rank's grid."""
+"""A lane, which is one line of a rank in the grid: row of the placement and stage."""
 
 
 def to_text(
     view: Schedule | Program, costs: Costs | StageCosts | None = None, mark: tuple[int, int] | None = None
 ) -> str:
-    """A picture of ``view``, with a legend.
+    """Draw ``view`` as text, with a legend.
 
     Args:
-        view: a schedule, or a program, of which the time grid draws the compute.
-        costs: durations: one character per time unit. None: no times, each rank's actions in order, written out.
-        mark: rank and index of an action to point at, e.g. the one that failed.
+        view: a schedule or program; the time grid draws only its compute.
+        costs: durations; a character of the grid is one unit of time. None: write each rank's actions in order, without
+            times.
+        mark: rank and index of an action to mark, e.g. one that failed.
     """
     if costs is None:
         return "\n".join(_order_lines(view, mark))
@@ -38,7 +39,7 @@ def to_text(
 
 
 def _order_lines(view: Schedule | Program, mark: tuple[int, int] | None) -> Iterable[str]:
-    """Rank by rank; around a mark only its neighbourhood, because a program's list is long."""
+    """Yield the order, one line for each rank; with a mark, only the actions around it, because lists are long."""
     longest = max(len(row) for row in view.actions)
     first = max(0, mark[1] - _AROUND) if mark else 0
     last = min(longest, mark[1] + _AROUND + 1) if mark else longest
@@ -85,7 +86,11 @@ def _time_lines(view: Schedule | Program, times: Simulation, mark: tuple[int, in
 
 
 def _unit(times: Simulation) -> tuple[float, bool]:
-    """The longest unit of which every start and end is a multiple, if the grid stays narrow enough with it."""
+    """The time that one character means, and whether it is exact.
+
+    It is exact if every start and end is a multiple of it and the grid is not wider than allowed. Otherwise it is so
+    long that the grid has the allowed width.
+    """
     moments = sorted({moment for row in (*times.start, *times.end) for moment in row if moment > 0})
     near = [Fraction(moment).limit_denominator(1000) for moment in moments]
     if all(math.isclose(fraction, moment, rel_tol=1e-9) for fraction, moment in zip(near, moments, strict=True)):
@@ -97,7 +102,7 @@ def _unit(times: Simulation) -> tuple[float, bool]:
 
 
 def _lanes(schedule: Schedule, rank: int) -> dict[_Lane, str]:
-    """Label of each row of the grid that belongs to ``rank``: one per pipeline and stage that it holds."""
+    """The lanes of ``rank`` in the grid, with their labels: one for each placement row and stage that it holds."""
     held = [(row, stage) for row in range(len(schedule.rows)) for stage in _held(schedule, row, rank)]
     several = len(schedule.rows) > 1
     labels = {}
@@ -110,13 +115,16 @@ def _lanes(schedule: Schedule, rank: int) -> dict[_Lane, str]:
 
 
 def _held(schedule: Schedule, row: int, rank: int) -> list[int]:
-    """The stages with a lane of their own: backwards only where they are on another rank than their forwards."""
+    """The stages of a rank that get a lane; backwards get one only if they are on another rank than their forwards."""
     stages = [stage for stage, owner in enumerate(schedule.rows[row]) if owner == rank]
     return [stage for stage in stages if row < len(schedule.placement) or schedule.has_other_backward(stage)]
 
 
 def _pipe_name(schedule: Schedule, row: int) -> str:
-    """``d`` for down and ``u`` for up, with a number where several; ``f`` and ``b`` by what they do."""
+    """The letter of a pipeline: ``d`` (down) or ``u`` (up), with a number if there are several of one direction.
+
+    If backwards are on other ranks than forwards, it is ``f`` for forwards and ``b`` for backwards.
+    """
     if schedule.backward_placement:
         return "fb"[row]
     return "du"[row % 2] + (str(row // 2) if len(schedule.placement) > 2 else "")
@@ -125,7 +133,7 @@ def _pipe_name(schedule: Schedule, row: int) -> str:
 def _draw(
     view: Schedule | Program, times: Simulation, rank: int, unit: float, columns: int
 ) -> list[tuple[_Lane, str] | None]:
-    """Per column, what the rank computes for and the character to show; None where it idles."""
+    """For each column of the grid, the lane in which the rank works and the character to show; None if it is idle."""
     schedule = view.schedule if isinstance(view, Program) else view
     drawn: list[tuple[_Lane, str] | None] = [None] * columns
     for index, action in enumerate(view.actions[rank]):

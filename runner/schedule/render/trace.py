@@ -1,4 +1,4 @@
-"""Chrome trace JSON, for chrome://tracing and Perfetto."""
+"""Writes timelines as JSON in Chrome's trace format, for chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ __all__ = ["timeline_trace", "timelines_trace", "to_trace"]
 
 
 def to_trace(view: Schedule | Program, costs: Costs | StageCosts, *, seconds_per_unit: float = 1e-3) -> dict[str, Any]:
-    """The simulated timeline of ``view``.
+    """The simulated timeline of ``view`` in the trace format.
 
     Args:
-        view: what to simulate.
+        view: the schedule or program to simulate.
         costs: its durations, in any unit.
-        seconds_per_unit: how long that unit is; a millisecond where it means nothing.
+        seconds_per_unit: length of that unit in seconds; if the unit has no meaning, a millisecond is a good choice.
     """
     return timeline_trace(events_of(view, costs), seconds_per_unit=seconds_per_unit)
 
 
 def timeline_trace(events: Iterable[Event], *, seconds_per_unit: float = 1.0) -> dict[str, Any]:
-    """A timeline in the trace event format: per rank one track of compute and, where needed, one of messages.
+    """A timeline in the trace format; each rank has one track for compute and, if needed, one for messages.
 
     Args:
-        events: e.g. measured ones, in seconds.
-        seconds_per_unit: of their times.
+        events: the timeline's events, for example measured ones.
+        seconds_per_unit: length of the unit of their times, in seconds.
     """
     return {"traceEvents": _process(0, events, 1e6 * seconds_per_unit), "displayTimeUnit": "ms"}
 
 
 def timelines_trace(timelines: Mapping[str, Iterable[Event]]) -> dict[str, Any]:
-    """Several timelines, in seconds, in one trace: each a group of tracks with its name."""
+    """Several timelines, in seconds, in one trace; each of them is a group of tracks with its name."""
     trace: list[dict[str, Any]] = []
     for group, (name, events) in enumerate(timelines.items()):
         trace.append({"name": "process_name", "ph": "M", "pid": group, "tid": 0, "args": {"name": name}})
@@ -43,7 +43,7 @@ def timelines_trace(timelines: Mapping[str, Iterable[Event]]) -> dict[str, Any]:
 
 
 def _process(group: int, events: Iterable[Event], microseconds: float) -> list[dict[str, Any]]:
-    """The tracks of one group, names first; ``microseconds`` is how long the events' unit is."""
+    """The tracks of one group, names first; ``microseconds`` is the length of the unit of the events' times."""
     tracks: dict[int, str] = {}
     complete = []
     for event in events:

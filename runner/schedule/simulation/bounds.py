@@ -1,4 +1,4 @@
-"""A lower bound of the time of a flushed step, whatever the order of its actions is."""
+"""A lower bound of the time of a flushed step that holds for every order of its actions."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ __all__ = ["lower_bound"]
 
 
 def lower_bound(schedule: Schedule, costs: StageCosts, limit: float | None = None, *, recompute: bool = False) -> float:
-    """The time, in the unit of the costs, that every order of this schedule's stages and micro-batches takes at least.
+    """The least time, in the unit of the costs, of any order of this schedule's stages and micro-batches.
 
-    The largest of three times of each rank. It cannot begin before the first micro-batch has come to it, and works
-    without pause at best. In one pipeline, it has forwards alone to do until the first micro-batch comes back, and no
-    more of them than it may keep. And what it keeps of a micro-batch stays until that has been at the last stage and
-    back; all of this has to go into ``limit`` times the time that the rank has.
+    It is the largest of three times of each rank. First, a rank cannot begin before the first micro-batch has reached
+    it, and then works without pause at best. Second, in one pipeline, a rank can run only forwards until the first
+    micro-batch comes back, and not more of them than it may keep. Third, a rank keeps activations of each micro-batch
+    until it has been at the last stage and come back, and may keep only ``limit`` micro-batches at a time.
 
     Args:
-        schedule: where the stages are and which way each micro-batch goes; its order is not looked at.
-        costs: durations per stage, and of messages.
-        limit: micro-batches of its whole share that a rank may keep between F and B or W; None means any number.
-        recompute: True asks for the bound of orders that keep no activations but those of the last stage, and that run
-            every other forward twice.
+        schedule: its placement and the pipeline of each micro-batch are used; its order is not.
+        costs: durations of each stage, and of messages.
+        limit: number of micro-batches, in units of a rank's whole share, that a rank may keep between F and B or W;
+            None means any number.
+        recompute: if True, bound the orders that keep only the activations of the last stage and run every other
+            forward twice.
     """
     ways = [_Way(row, costs) for row in schedule.placement]
     counts = Counter(schedule.pipeline_of_microbatch)
@@ -51,10 +52,10 @@ def lower_bound(schedule: Schedule, costs: StageCosts, limit: float | None = Non
 
 
 class _Way:
-    """The way of one micro-batch through the stages without any other, with the cheaper of the two kinds of backward.
+    """The times of one micro-batch alone on its way through the stages, with the shorter of B and I.
 
     Attributes:
-        arrival: per stage, the moment when the first micro-batch reaches it.
+        arrival: for each stage, the moment when the first micro-batch reaches it.
     """
 
     def __init__(self, placement: Sequence[int], costs: StageCosts) -> None:
@@ -73,7 +74,7 @@ class _Way:
         return self.arrival[-1] + self._costs.F[-1] + back
 
     def kept(self, stage: int) -> float:
-        """The time for which ``stage`` keeps something of a micro-batch, at least."""
+        """The least time for which ``stage`` keeps activations of a micro-batch."""
         after = _cheapest_backward(self._costs, stage) - self._back[stage]
         return self.comes_back(stage) - self.arrival[stage] + self._back[stage] + after
 

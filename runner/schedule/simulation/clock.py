@@ -1,8 +1,8 @@
 """An event simulator: it finds when each action starts and ends if each takes the time that its costs say.
 
-Ranks run their lists in order, on the resources of :mod:`runner.schedule.simulation.resources`. Of a program everything
-is played: messages, reductions, optimizer steps and what ranks lend each other. Of a schedule the compute is played;
-messages between ranks take their time there without occupying anything, and moves take none.
+Ranks run their lists in order, on the resources of :mod:`runner.schedule.simulation.resources`. For a program,
+everything is played: compute, messages, reductions and optimizer steps. For a schedule, only the compute is played:
+messages between ranks take their time, but occupy no link, and moves take no time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ __all__ = ["Costs", "Jitter", "Simulation", "StageCosts", "durations", "peak_act
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations of one rank's whole share of a micro-batch, in any one unit. A chunk costs its part of them.
+    """Durations of a rank's whole share of a micro-batch, all in one unit. A chunk takes its part of them.
 
     Args:
-        F, B, I, W: forward, full backward, gradient of the input, gradient of the weights.
-        comm: one message between ranks.
-        fills: of work that fills bubbles, by the key of ``cost.*`` that its kind names; others cost what the kind says.
+        F: duration of a forward.
+        B: duration of a full backward.
+        I: duration of the gradient of the input.
+        W: duration of the gradient of the weights.
+        comm: duration of one message between ranks.
+        fills: durations of fills, by the key of ``cost.*`` that their kinds name; other kinds take their default cost.
     """
 
     F: float = 1.0
@@ -39,17 +42,17 @@ class Costs:
     fills: Mapping[str, float] = field(default_factory=dict)
 
     def of_fill(self, kind: FillKind) -> float:
-        """The duration of a kind of work that fills bubbles."""
+        """The duration of one fill of a kind."""
         return self.fills.get(kind.cost, kind.default_cost)
 
     def per_stage(self, stages: int, chunks: int, parts: int = 1, filling: Filling | None = None) -> StageCosts:
         """The same durations stage by stage.
 
         Args:
-            stages: how many there are.
-            chunks: how many of them a rank has.
-            parts: into how many parts a micro-batch is cut; the result is of one part.
-            filling: what fills the bubbles; None: nothing does.
+            stages: number of stages.
+            chunks: number of stages that a rank has.
+            parts: number of parts into which a micro-batch is cut; the result is for one part.
+            filling: the work that fills bubbles, or None.
         """
 
         def each(cost: float) -> tuple[float, ...]:
@@ -70,17 +73,20 @@ class Costs:
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Durations of each stage for one micro-batch, in any one unit.
+    """Durations of each stage for one micro-batch, all in one unit. An empty sequence means zeros.
 
     Args:
-        F, B, I, W: per stage; ``I`` and ``W`` may be empty where no backward is split.
-        comm: per edge between stage s and s+1, either direction; empty means none.
-        reduce, step: per stage and optimizer step; empty means none.
-        fills: of work that fills bubbles, per stage, by the name of its kind; of a kind of a stage once, whatever the
-            micro-batches. A kind that is not there costs nothing.
-        stash: per stage: sending what it keeps of a micro-batch to another rank; empty means none.
-        occupancy: per edge: the part of ``comm`` in which a message occupies its link; empty means none, so that no
-            message waits for another.
+        F: duration of the forward of each stage.
+        B: duration of the full backward of each stage.
+        I: duration of the gradient of the input of each stage; must be given if a backward is split.
+        W: duration of the gradient of the weights of each stage; must be given if a backward is split.
+        comm: duration of a message between stages s and s + 1, in either direction, for each s.
+        reduce: duration of the reduction of each stage, once per optimizer step.
+        step: duration of the optimizer step of each stage.
+        fills: durations of one fill of each stage, by the name of its kind; a kind that is not there takes no time.
+        stash: duration of sending a stash of each stage to another rank.
+        occupancy: the part of ``comm`` in which a message occupies its link; if it is zero, no message waits for
+            another.
     """
 
     F: Sequence[float]
@@ -97,10 +103,10 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Chance: everything takes its cost times (1 + ``amount`` times an exponentially distributed number of mean 1).
+    """Random durations: everything takes its cost times 1 + ``amount`` x, with x exponentially distributed of mean 1.
 
-    Every action, and every message, has a number of its own, which depends on nothing but it and the seed, so that
-    two orders of the same work meet the same chance.
+    Every action and every message has its own x, which depends only on it and the seed. So two orders of the same work
+    get the same durations.
     """
 
     amount: float
@@ -114,17 +120,17 @@ class Jitter:
 
 @dataclass(frozen=True)
 class Simulation:
-    """When everything happens, in the unit of the costs.
+    """The result of a simulation: all times, in the unit of the costs.
 
     Args:
-        view: what was played.
-        start, end: per pipeline rank and index of its list.
+        view: the schedule or program that was played.
+        start, end: start and end of each action, by pipeline rank and index in its list.
         makespan: end of the last action.
-        busy: per rank, time under compute and STEP.
-        computing: per rank, time of that under compute.
-        filling: per rank, time of that under work that fills bubbles.
-        bubble_ratio: idle / total rank time over the makespan.
-        inner_idle: per rank, time without compute between its first and its last compute action.
+        busy: for each rank, its time in compute and STEP.
+        computing: for each rank, its time in compute.
+        bubble_ratio: idle time / total time of all ranks over the makespan.
+        inner_idle: for each rank, its time without compute between its first and its last compute action.
+        filling: for each rank, its time in fills, which is a part of that in compute.
     """
 
     view: Schedule | Program = field(repr=False)
@@ -139,17 +145,16 @@ class Simulation:
 
     @cached_property
     def peak_activations(self) -> tuple[float, ...]:
-        """Per rank, most micro-batches of its whole share held at once, each from the start of its F to the end of its
-        B or W.
+        """For each rank, the largest number of micro-batches held at once, in units of the rank's whole share.
 
-        Of a recomputed one the input alone stays between F and R, which counts as nothing here. What a rank keeps for
-        another counts.
+        A micro-batch is held from the start of its F to the end of its B or W. A recomputed micro-batch does not count
+        between F and R, where only its input stays. What a rank keeps for another rank counts.
         """
         schedule = self.view.schedule if isinstance(self.view, Program) else self.view
         return peaks_in_time(self.view, self.start, self.end) if schedule.moves else peaks_in_order(self.view)
 
     def last(self, ops: Collection[Op]) -> float:
-        """The moment when the last action of these ops ends; 0 where there is none."""
+        """The moment when the last action with one of these ops ends; 0 if there is none."""
         rows = zip(self.view.actions, self.end, strict=True)
         return max(
             (end for row, ends in rows for each, end in zip(row, ends, strict=True) if each.op in ops), default=0.0
@@ -169,16 +174,16 @@ def simulate(view: Schedule | Program, costs: Costs | StageCosts, jitter: Jitter
         view: what to play, in the order of its lists. Where ranks may leave that order, see
             :func:`runner.schedule.simulation.opportunistic.realised`.
         costs: the durations.
-        jitter: what the durations are multiplied by; None means that they are exact.
+        jitter: random factors of the durations; None means that the durations are exact.
 
     Raises:
-        ValueError: if ``view`` cannot run to its end, or ``costs`` does not cover its stages.
+        ValueError: ``view`` cannot run to its end, or ``costs`` does not have an entry for each of its stages.
     """
     return play(view, walk(view), costs, jitter)
 
 
 def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Simulation:
-    """:func:`simulate` for a caller that has walked ``view`` already."""
+    """Do the same as :func:`simulate`, for a caller that has walked ``view`` already."""
     schedule = view.schedule if isinstance(view, Program) else view
     if walked.stuck:
         rank, index, action, missing = walked.stuck[0]
@@ -193,15 +198,15 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitt
 
 
 def peak_activations(view: Schedule | Program) -> tuple[float, ...]:
-    """Per rank, most micro-batches of its whole share held at once, as in :class:`Simulation`."""
+    """For each rank, the largest number of micro-batches held at once, as :class:`Simulation` defines it."""
     schedule = view.schedule if isinstance(view, Program) else view
-    if schedule.moves:  # how many a rank keeps of others' depends on when these move them
+    if schedule.moves:  # the number that a rank keeps for others depends on the times of the moves
         return simulate(view, Costs()).peak_activations
     return peaks_in_order(view)
 
 
 def _complete(name: str, costs: Sequence[float], needed: int) -> Sequence[float]:
-    """The costs, or as many zeros as are needed where no costs are given."""
+    """The given costs, or as many zeros as are needed if none are given."""
     if costs and len(costs) != needed:
         raise ValueError(f"costs of {name}: {len(costs)} given, {needed} needed")
     return costs or (0.0,) * needed
@@ -214,10 +219,12 @@ def _chances(jitter: Jitter | None) -> Chance:
 
 
 def durations(costs: StageCosts, view: Schedule | Program) -> dict[str, tuple[float, ...]]:
-    """The duration of every op, and kind of fill, that ``view`` uses, by stage; that of a message by edge.
+    """The durations of every op and kind of fill that ``view`` uses, one for each stage; for SEND, one for each edge.
+
+    An edge is the boundary between two neighbouring stages.
 
     Raises:
-        ValueError: if ``costs`` does not cover the stages.
+        ValueError: ``costs`` does not have an entry for each stage.
     """
     schedule = view.schedule if isinstance(view, Program) else view
     none = (0.0,) * schedule.stages

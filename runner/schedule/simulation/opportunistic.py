@@ -1,14 +1,17 @@
-"""Varuna's rule at run time: where the gradient of the next backward is late, the rank takes its next forward instead.
+"""Varuna's rule at run time: if the gradient of the next backward is late, the rank takes its next forward instead.
 
-A forward is taken with its own RECV and SEND, and only once its input is there. So forwards keep their order among
-themselves, backwards theirs, and with them each channel's messages, which carry either activations or gradients. What
-a rank has not done is always its own list with some forwards missing; so is, over all ranks, the global order of the
-lowering: its first action that is left has all it waits for, and the rank that it belongs to either is at it or ends
-a forward that waits for nothing. No order of arrivals can deadlock.
+A forward is taken together with its own RECV and SEND, and only when its input is there. So forwards keep their order
+among themselves, and so do backwards. The messages of a channel keep their order too, because a channel carries either
+activations or gradients.
 
-Weights' gradients are added by the backwards, in their order: the result does not depend on what arrives when.
+No order of arrivals can deadlock. The actions that a rank still has to do are always a part of its own list from which
+some forwards have been removed, and the same holds for all ranks together and the global order of the lowering. Look at
+the first remaining action of that order: everything that it waits for has been done. Its rank is either at this action
+already, or is running a forward that does not wait for anything.
 
-Source: Athlur et al., Varuna, 2022, opportunistic scheduling. The bound on the forwards is ours.
+The backwards add the gradients of weights, in their order, so that the result does not depend on the arrivals.
+
+Source: Athlur et al., Varuna, 2022, opportunistic scheduling. The limit on the number of forwards is the runner's own.
 """
 
 from __future__ import annotations
@@ -29,15 +32,16 @@ def awaits_gradient(schedule: Schedule, action: Action) -> bool:
 
 
 def take_forward(actions: list[Action], at: int, ahead: int) -> Action | None:
-    """Put the next forward, with its RECV and SEND, before the action at a place of a rank's list.
+    """Move the next forward, with its RECV and SEND, before the action at an index of a rank's list.
 
     Args:
-        actions: the rank's list, which is changed.
-        at: the place; what stands before it has been done.
+        actions: the rank's list, which is changed in place.
+        at: the index; all actions before it have been done.
         ahead: see :class:`runner.schedule.values.Schedule`.
 
     Returns:
-        the forward. Where there is none, or the rank holds enough, the result is None and nothing is changed.
+        The forward. If there is none, or if the rank holds ``ahead`` micro-batches already, the result is None and the
+        list is not changed.
     """
     forward = next_forward(actions, at, ahead)
     if forward is None:
@@ -61,9 +65,9 @@ def _belongs(action: Action, forward: Action) -> bool:
 
 
 def hurried(view: Schedule | Program) -> tuple[tuple[Action, ...], ...]:
-    """Each rank's list if all its gradients were late, which is the order that holds most.
+    """Each rank's list in the order that it would run if all gradients were late; this order keeps most activations.
 
-    Where ranks may not leave their order, these are the lists as they are.
+    If ranks may not leave their order, the lists are returned unchanged.
     """
     schedule = view.schedule if isinstance(view, Program) else view
     if not schedule.ahead:
@@ -82,7 +86,7 @@ def hurried(view: Schedule | Program) -> tuple[tuple[Action, ...], ...]:
 def realised(schedule: Schedule, costs: Costs | StageCosts, jitter: Jitter | None = None) -> Schedule:
     """``schedule`` in the order in which its ranks run it if everything takes the time that the costs say.
 
-    The result is in order itself: simulated with the same costs and jitter it takes the same time.
+    A simulation of the result in its own order, with the same costs and jitter, takes the same time.
     """
     if not schedule.ahead:
         return schedule

@@ -1,4 +1,4 @@
-"""How many micro-batches a rank holds at most, counted from their lifetimes."""
+"""Counts, from their lifetimes, the largest number of micro-batches that a rank holds at once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from runner.schedule.values import Action, Program, Schedule
 __all__ = ["peaks_in_order", "peaks_in_time"]
 
 Times = Sequence[Sequence[float]]
-"""A moment per rank and index of its list."""
+"""A moment for each rank and index of its list."""
 
 
 def peaks_in_order(view: Schedule | Program) -> tuple[float, ...]:
-    """Per rank, most micro-batches of its whole share held at once, where no rank keeps any for another.
+    """For each rank, the largest number of micro-batches held at once, in units of its whole share.
 
-    A rank runs in order, so its list alone decides.
+    No rank may keep tensors for another one. Then a rank's own list decides the result, because it runs in order.
     """
     share = _share(view)
     living = zip(view.actions, _activations(view), strict=True)
@@ -25,11 +25,11 @@ def peaks_in_order(view: Schedule | Program) -> tuple[float, ...]:
 
 
 def peaks_in_time(view: Schedule | Program, start: Times, end: Times) -> tuple[float, ...]:
-    """:func:`peaks_in_order` where ranks keep others' micro-batches: how many depends on when these come and go.
+    """Do the same as :func:`peaks_in_order` if ranks keep tensors for others, which come and go at certain times.
 
     Args:
         view: a schedule or a program.
-        start, end: of its actions.
+        start, end: start and end of its actions.
     """
     begun = _by_action(view, start)
     ended = _by_action(view, end)
@@ -51,6 +51,6 @@ def _by_action(view: Schedule | Program, times: Times) -> dict[Action, float]:
 
 
 def _share(view: Schedule | Program) -> int:
-    """Activations of one stage and part that make a micro-batch of a rank's whole share."""
+    """The number of stages times parts whose activations make up a rank's whole share of a micro-batch."""
     schedule = view.schedule if isinstance(view, Program) else view
     return schedule.chunks * schedule.parts

@@ -1,10 +1,10 @@
-"""What actions occupy while they run: ranks, links between ranks, and the reductions of each rank.
+"""The resources that actions occupy while they run: ranks, links between ranks, and the reductions of each rank.
 
-Compute and STEP occupy their rank. A message occupies the link from its sender to its receiver, in that direction, for
-as long as its bytes take; a message that finds its link occupied waits for it, and its rank does not. A stash occupies
-its sender's rank besides until it has left, because its memory is needed for what comes next. The REDUCEs of a rank
-follow each other beside its compute; ranks that reduce one stage together begin when the last of them is ready. STEP
-waits for every REDUCE that its rank has begun.
+Compute and STEP occupy their rank. A message occupies the link from its sender to its receiver, in this direction, for
+as long as its bytes take. If the link is occupied, the message waits, but its rank does not. A stash also occupies its
+sender's rank until it has left, because its memory is needed for the next actions. The REDUCEs of a rank run one after
+the other, at the same time as its compute. Ranks that reduce one stage together begin when the last of them is ready.
+STEP waits for every REDUCE that its rank has begun.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from runner.schedule.walk import Step
 __all__ = ["Resources"]
 
 Chance = Callable[[Action, bool], float]
-"""What the duration of an action, or of the message that carries what the action made, is multiplied by."""
+"""Takes an action, and whether its message is meant; returns a factor of the duration of the action or the message."""
 
 
 class Resources:
-    """Plays actions one by one, each when what it waits for has ended and what it occupies is free.
+    """Plays actions one by one; each starts when its dependencies have ended and its resources are free.
 
     Args:
-        view: what is played.
-        durations: by op, or kind of fill, and stage; of messages by edge.
-        stash: by stage: moving what it keeps of a micro-batch to another rank.
-        occupancy: by edge: how long a message occupies its link.
+        view: the schedule or program to play.
+        durations: durations by op or kind of fill, one for each stage; for SEND, one for each edge.
+        stash: duration of sending a stash to another rank, for each stage.
+        occupancy: time in which a message occupies its link, for each edge.
         chance: see :data:`Chance`.
 
     Attributes:
-        start, end: per rank and index of its list, in the unit of the durations.
+        start, end: start and end of each action, by rank and index in its list, in the unit of the durations.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class Resources:
         self._latency = durations[Op.SEND]
         self._chance = chance
         self._free = [0.0] * view.ranks
-        self._links: dict[tuple[int, int | None], float] = defaultdict(float)  # from a rank to a rank: free from then
+        self._links: dict[tuple[int, int | None], float] = defaultdict(float)  # sender, receiver -> when it is free
         self._reductions = [_Reductions() for _ in range(view.ranks)]
         self._ended: dict[Action, float] = {}
 
     def play(self, steps: Sequence[Step]) -> None:
-        """Play all steps, which stand in an order in which they can run.
+        """Play all steps, which must be in an order in which they can run.
 
         Raises:
-            ValueError: ranks reduce stages that they have in common in different orders.
+            ValueError: ranks reduce the stages that they have in common in different orders.
         """
         left = steps
         while left:
             late: list[Step] = []
-            held: set[int] = set()  # ranks at a STEP whose reductions wait for other ranks
+            held: set[int] = set()  # ranks at a STEP that waits for a reduction with other ranks
             for step in left:
                 if step.rank in held or not self._play(step):
                     held.add(step.rank)
@@ -73,7 +73,7 @@ class Resources:
             left = late
 
     def _play(self, step: Step) -> bool:
-        """Play one step; False, and nothing is done, where the end of something that it waits for is not known yet."""
+        """Play one step; return False and do nothing if the end of one of its dependencies is not known yet."""
         rank, cell, action, waits_for = step
         op = action.op
         start = self._free[rank]
@@ -104,7 +104,7 @@ class Resources:
         return True
 
     def _send(self, rank: int, action: Action, ready: float, made: Sequence[Action]) -> tuple[float, float]:
-        """When a message leaves, and when it is there."""
+        """The moments when a message starts and when it has arrived."""
         link = rank, action.peer
         start = max(ready, self._links[link])
         if action.payload is Payload.STASH:
@@ -117,7 +117,7 @@ class Resources:
         return start, start + self._latency[edge] * chance
 
     def _reduce(self, rank: int) -> None:
-        """Begin every reduction that the newest one of a rank completes."""
+        """Begin every reduction for which all ranks are ready, after the rank ``rank`` has become ready for one."""
         due = deque([rank])
         while due:
             queue = self._reductions[due.popleft()].waiting
@@ -142,20 +142,20 @@ class Resources:
         return [rows[row][reduce.stage] for row in self._schedule.copies_of(reduce.stage)]
 
     def _crossing(self, needed: Action, rank: int, stage: int) -> float:
-        """Time of the message that a compute-only schedule leaves unsaid."""
-        assert needed.microbatch is not None  # compute waits for compute and messages only
+        """The time of the message that brings a tensor from another rank, which a schedule does not contain."""
+        assert needed.microbatch is not None  # compute waits only for compute and messages
         if self._schedule.rank_of(needed.stage, needed.microbatch, needed.op) == rank:
             return 0.0
         return self._latency[min(needed.stage, stage)] * self._chance(needed, True)
 
 
 class _Reductions:
-    """One rank's reductions.
+    """The reductions of one rank.
 
     Attributes:
-        free: when the last one that has begun ends.
-        waiting: those whose other ranks have not come to them, or that wait for one before: action, index in the
-            rank's list, and when this rank was ready.
+        free: the moment when the last reduction that has begun will end.
+        waiting: the reductions that have not begun, because another rank is not ready or an earlier one waits: action,
+            index in the rank's list, and the moment when this rank became ready.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The steady state of a stream: how long one optimizer step takes where steps run into each other."""
+"""The steady state of a stream: the time of one optimizer step if steps overlap at their ends."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from runner.schedule.values import Program, Schedule
 
 __all__ = ["period"]
 
-_WINDOWS = 6  # after which a stream repeats itself; one window more is one period more
+_WINDOWS = 6  # after these windows, a stream repeats itself, and one more window adds one period
 
 
 def period(view: Schedule | Program, costs: Costs | StageCosts) -> float:
-    """Time from one optimizer step to the next where no rank waits for the others in between, in the costs' unit.
+    """The time from one optimizer step to the next if no rank waits for all others in between.
 
-    It is what one window more adds to a stream that is long enough to repeat itself.
+    It is the time, in the unit of the costs, that one more window adds to a stream long enough to repeat itself.
 
     Args:
-        view: one window, or an asynchronous stream. Of a program, messages, reductions and optimizer steps are played
-            as well; of a schedule its compute.
-        costs: durations.
+        view: one window, or an asynchronous stream. For a program, messages, reductions and optimizer steps are played
+            too; for a schedule, only its compute.
+        costs: the durations.
     """
     schedule = view.schedule if isinstance(view, Program) else view
     windows = _WINDOWS + schedule.windows
