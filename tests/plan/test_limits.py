@@ -67,5 +67,5 @@ def test_a_gpu_is_asked_for_its_memory_and_the_smallest_counts(tmp_path: Path, m
 
 def test_a_gpu_that_nobody_knows_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RequestError, match="memory_limit = null: the memory of the device is not known"):
+    with pytest.raises(RequestError, match="memory_limit = null: must be given with device=cuda. The memory"):
         memory_limit_bytes(RunConfig(device="cuda"), local_ranks=1)

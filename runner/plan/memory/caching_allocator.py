@@ -1,11 +1,13 @@
-"""What torch's caching allocator reserves of a device for what it is asked for: a simulation of its rules.
+"""Simulates how much memory torch's caching allocator reserves on a device.
 
-A request is rounded up to 512 bytes. It gets the smallest free block that holds it, of the blocks for requests of up
-to 1 MiB or of those for larger ones, and leaves the rest of the block to others; without such a block a segment is
-reserved: 2 MiB for small requests, 20 MiB for those below 10 MiB, else the request rounded up to 2 MiB. A freed block
-joins its free neighbours of the segment. Segments are given back only when the cache is emptied.
+The size of a request is rounded up to a multiple of 512 bytes. Requests of up to 1 MiB and larger ones have separate
+blocks. A request gets the smallest free block that is large enough, and the rest of the block stays free. If there is
+no such block, a segment is reserved: 2 MiB for a small request, 20 MiB for a request below 10 MiB, and otherwise the
+request's size, rounded up to a multiple of 2 MiB. A freed block is joined with its free neighbours in the segment.
+Segments are given back only when the cache is emptied.
 
-Source: c10/cuda/CUDACachingAllocator.cpp. One stream; its limits on splitting are off, as they are by default.
+Source: c10/cuda/CUDACachingAllocator.cpp. There is one stream, and its limits on splitting blocks are off, which is the
+default.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ class _Block:
 
 
 class CachingAllocator:
-    """See the module's text.
+    """Allocates and releases named blocks by the rules in the module's text.
 
     Attributes:
-        allocated, reserved: bytes now.
-        most_allocated, most_reserved: their peaks.
+        allocated, reserved: number of bytes that are allocated and reserved now.
+        most_allocated, most_reserved: the peaks of these numbers.
     """
 
     def __init__(self) -> None:
@@ -55,7 +57,7 @@ class CachingAllocator:
         self._segments = 0
 
     def allocate(self, name: Hashable, num_bytes: int) -> None:
-        """Hold ``num_bytes`` under a name that nothing has."""
+        """Allocate ``num_bytes`` under a name that is not in use."""
         assert name not in self._held
         size = max(_ROUNDED, _up(num_bytes, _ROUNDED))
         block = self._fitting(size) or self._reserve(size)
@@ -65,7 +67,7 @@ class CachingAllocator:
         self.most_allocated = max(self.most_allocated, self.allocated)
 
     def release(self, name: Hashable) -> None:
-        """Let go of it."""
+        """Release what was allocated under ``name``."""
         block = self._held.pop(name)
         self.allocated -= block.size
         if block.before is not None and block.before.free:
@@ -75,11 +77,11 @@ class CachingAllocator:
         self._put(block)
 
     def holds(self, name: Hashable) -> bool:
-        """Whether it is held."""
+        """Whether something is allocated under ``name``."""
         return name in self._held
 
     def empty_cache(self) -> None:
-        """Give back the segments of which nothing is held."""
+        """Give back all segments in which nothing is allocated."""
         for small, blocks in self._free.items():
             whole = [block for _, block in blocks if block.before is None and block.after is None]
             self.reserved -= sum(block.size for block in whole)

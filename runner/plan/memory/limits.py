@@ -1,4 +1,4 @@
-"""How many bytes a rank may use."""
+"""Finds the number of bytes that a rank may use, from the request or the machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["gpu_memory_bytes", "host_memory_bytes", "machine_memory_bytes", "mem
 
 
 def memory_limit_bytes(config: RunConfig, *, local_ranks: int, device_bytes: int | None = None) -> int:
-    """The bytes that one rank may use: what was asked for, else what the device has.
+    """The number of bytes that one rank may use: the requested limit, or else the memory of the device.
 
     Args:
-        config: ``memory_limit`` first, then ``hardware.memory_bytes``.
-        local_ranks: ranks that share this machine's memory.
-        device_bytes: memory of this machine's accelerator, where the run uses one.
+        config: the request; ``memory_limit`` comes first, then ``hardware.memory_bytes``.
+        local_ranks: number of ranks that share this machine's memory.
+        device_bytes: memory of this machine's accelerator; None if the run does not use one.
 
     Raises:
-        RequestError: if the run is for a GPU of which nothing is known.
-        ValueError: if ``memory_limit`` is no size; the configuration's rules say so before.
+        RequestError: the run is for a GPU whose memory is not known.
+        ValueError: ``memory_limit`` is no size; the rules of the configuration refuse such a value earlier.
     """
     if config.memory_limit is not None:
         return parse_bytes(config.memory_limit)
@@ -36,24 +36,25 @@ def memory_limit_bytes(config: RunConfig, *, local_ranks: int, device_bytes: int
         found = gpu_memory_bytes()
         if found is not None:
             return found
-        rule = "the memory of the device is not known: this machine has none to ask"
-        raise RequestError([Problem("memory_limit", None, rule, fix="hardware=a100_80gb or memory_limit=80GB")])
+        why = "The memory of the device is not known, because this machine has no GPU that could be asked"
+        fix = "hardware=a100_80gb or memory_limit=80GB"
+        raise RequestError([Problem("memory_limit", None, "must be given with device=cuda", why, fix)])
     return machine_memory_bytes() // local_ranks
 
 
 def host_memory_bytes(config: RunConfig, *, local_ranks: int) -> int | None:
-    """The part of the host's memory that one rank may offload to; None for a machine of which it is not known."""
+    """The bytes of the host's memory to which one rank may offload; None if the machine's memory is not known."""
     if config.hardware.host_memory_bytes is not None:
         return int(config.hardware.host_memory_bytes) // local_ranks
     return machine_memory_bytes() // local_ranks if config.hardware.name == "auto" else None
 
 
 def on_accelerator(config: RunConfig, device_bytes: int | None = None) -> bool:
-    """Whether the plan is for a device with memory of its own, beside the host's.
+    """Whether the plan is for a device that has its own memory, separate from the host's.
 
     Args:
-        config: ``device``, else the machine: this one, or one that is described and not a CPU.
-        device_bytes: memory of this machine's accelerator, where the run uses one.
+        config: the request; ``device`` comes first, then ``hardware``.
+        device_bytes: memory of this machine's accelerator; None if the run does not use one.
     """
     if config.device != "auto":
         return config.device == "cuda"
@@ -63,7 +64,7 @@ def on_accelerator(config: RunConfig, device_bytes: int | None = None) -> bool:
 
 
 def gpu_memory_bytes() -> int | None:
-    """Memory of this machine's smallest GPU as its driver's ``nvidia-smi`` tells it; None where there is none."""
+    """The memory of this machine's smallest GPU, as ``nvidia-smi`` reports it; None if there is no GPU."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -74,12 +75,13 @@ def gpu_memory_bytes() -> int | None:
 
 
 def machine_memory_bytes(root: Path = Path("/")) -> int:
-    """What this process's control group may use (v1 or v2, the tightest of its ancestors), at most MemTotal.
+    """The memory that this process may use, which is the least of several limits.
+
+    They are the limits of its control group (v1 or v2) and of all groups above it, and MemTotal of ``/proc/meminfo``.
+    On a system without any of these, ``os.sysconf`` tells the memory of the machine.
 
     Args:
-        root: where proc and sys are mounted.
-
-    A system without ``/proc/meminfo`` answers by sysconf.
+        root: the folder in which proc and sys are mounted.
     """
     found = [*_group_limits(root), *_total(root)]
     return min(found) if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -104,7 +106,7 @@ def _group_limits(root: Path) -> list[int]:
 
 
 def _limits_upwards(mount: Path, path: str, name: str) -> list[int]:
-    """The limits of the group and of all above it; inside a container the group itself may be the mount."""
+    """The limits of a group and of all groups above it; in a container, the mount may be the group itself."""
     group = mount / path.lstrip("/")
     folders = [group, *(parent for parent in group.parents if parent.is_relative_to(mount))]
     texts = (_read(folder / name).strip() for folder in {*folders, mount})

@@ -1,8 +1,8 @@
-"""Peak memory of each rank: what it holds all the time, and the bytes of what comes and goes.
+"""Predicts the peak memory of each rank, from what it holds all the time and the bytes of what comes and goes.
 
-:mod:`runner.schedule.liveness` says from which action to which something lives; :mod:`runner.plan.memory.rank_walk`
-adds up its bytes. Gradients of weights are one persistent flat buffer, reduced in place. The ranks of the first and the
-last stage hold a whole step's inputs and targets.
+:mod:`runner.schedule.liveness` says from which action to which a tensor is alive, and
+:mod:`runner.plan.memory.rank_walk` adds up the bytes. Gradients of weights are in one persistent flat buffer, and are
+reduced in place. The rank of the first stage holds the inputs of a whole step, and that of the last stage its targets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "predict_memory",
 ]
 
-_TEMPORARIES = 2  # of Adam and its kin
+_TEMPORARIES = 2  # temporary tensors of Adam and similar optimizers
 
 
 def predict_memory(
@@ -48,17 +48,19 @@ def predict_memory(
     """The memory of each pipeline rank at its peak.
 
     Args:
-        program: one replica's lowered schedule; where its ranks may leave its order, of the order that holds most.
-        profile: of the step's largest micro-batch.
-        figures: of each stage, from the same profile.
-        batch_samples: samples of one optimizer step on one replica.
+        program: the lowered schedule of one replica. If its ranks may leave its order, the prediction is for the order
+            that keeps most activations.
+        profile: the profile for the step's largest micro-batch.
+        figures: the figures of each stage, from the same profile.
+        batch_samples: number of samples of one optimizer step on one replica.
         temporaries: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
-        sharing: how replicas share out weights, gradients and states; None: each holds all.
-        states_over: replicas that share out nothing but the optimizer's states.
-        flattened: bytes of gradients, at most, that are copied together to be reduced.
-        accelerated: the host's memory is another one than the device's.
-        backup: each rank keeps a copy of its weights and optimizer states, for post-validation.
-        copied_by: so many replicas share out a copy of each stage's, on the host, while they save it in the background.
+        backup: whether each rank keeps a copy of its weights and optimizer states, for post-validation.
+        copied_by: number of replicas that share a copy of each stage's weights and states in the host's memory while
+            they save it in the background; None if checkpoints are not saved in the background.
+        sharing: how ZeRO shards weights, gradients and states over replicas; None if each replica holds all of them.
+        states_over: number of replicas over which only the optimizer's states are sharded.
+        flattened: largest number of bytes of gradients that are copied into one tensor to be reduced.
+        accelerated: whether the device has its own memory, separate from the host's.
     """
     schedule = program.schedule
     parts, host, kept = [], [], []
@@ -93,14 +95,14 @@ def predict_memory(
 
 
 def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
-    """Per stage, how many micro-batches are at once between the start of their forward and the end of their backward.
+    """For each stage, the largest number of micro-batches between the start of forward and the end of backward.
 
-    Where another rank runs the backward, its recomputation takes the place of the forward.
+    If another rank runs the backward, the recomputation on that rank counts instead of the forward.
     """
     most = [0] * schedule.stages
     rows = hurried(schedule)
     for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
-        by_stage: dict[int, dict[int | None, Lifetime]] = defaultdict(dict)  # stage -> micro-batch -> its whole time
+        by_stage: dict[int, dict[int | None, Lifetime]] = defaultdict(dict)  # stage -> micro-batch -> whole lifetime
         for each in living:
             if each.kind in _KEPT:
                 first = by_stage[each.stage].setdefault(each.microbatch, each)
@@ -111,27 +113,27 @@ def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
 
 
 _KEPT = (Kind.SAVED, Kind.DEFERRED, Kind.OUTPUT)
-"""What a stage keeps of a micro-batch between its forward and its backward, in the order of :class:`Held`."""
+"""The kinds of things that a stage keeps between a forward and its backward, in the order of :class:`Held`."""
 
 
 class Held(NamedTuple):
-    """How many micro-batches of one stage are held at one moment, by what is kept of them."""
+    """The numbers of micro-batches of one stage that are held at one moment, by what is kept of them."""
 
     saved: int
-    deferred: int  # I is done, W is not
-    dropped: int  # F is done, R is not
+    deferred: int  # I is done, but W is not
+    dropped: int  # F is done, but R is not
 
 
 def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
-    """Per stage, how much is held while its forwards and recomputations run; only the largest moments are returned.
+    """For each stage, the micro-batches held while its forwards and recomputations run, at the largest moments.
 
-    The micro-batch that runs counts as saved. What a rank has sent to another one is not counted meanwhile, and what it
-    keeps for another one belongs to none of its stages.
+    The micro-batch that runs counts as saved. What a rank has lent to another rank does not count in the meantime, and
+    what it keeps for another rank belongs to none of its stages.
     """
     moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
     rows = hurried(schedule)
     for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
-        changes: dict[Action | None, list[tuple[int, int]]] = defaultdict(list)  # of which count, by how much
+        changes: dict[Action | None, list[tuple[int, int]]] = defaultdict(list)  # action -> (index in Held, change)
         for each in living:
             if each.kind in _KEPT:
                 changes[each.begins].append((_KEPT.index(each.kind), 1))
@@ -148,7 +150,7 @@ def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
 
 
 def _largest(moments: set[Held]) -> Iterator[Held]:
-    """The moments that no other moment exceeds or equals in everything."""
+    """The moments that are not exceeded by another moment that is at least as large in all numbers."""
     for one in sorted(moments):
         if not any(one != other and all(a <= b for a, b in zip(one, other, strict=True)) for other in moments):
             yield one
@@ -156,16 +158,19 @@ def _largest(moments: set[Held]) -> Iterator[Held]:
 
 @dataclass(frozen=True)
 class StageMemoryLimit:
-    """Says which layers fit a stage, by its own part of its rank's limit and its micro-batches in flight.
+    """Says which layers fit into a stage, whose limit is an equal part of its rank's limit.
 
-    It is a bound for the partition's search; in the end the walk of the rank decides.
+    It is a bound for the search for a partition; the final decision comes from the walk of the whole rank.
 
     Args:
-        profile: of the largest micro-batch.
-        in_flight: per stage: most at once, as (saved, left to W, outputs of forwards that are recomputed).
-        limit_bytes: per stage: its rank's limit / the rank's stages, without what the rank holds anyway.
-        held_bytes: per stage: the part of what its rank holds anyway that counts for it.
+        profile: the profile for the largest micro-batch.
+        in_flight: for each stage, the largest numbers of micro-batches held at once.
+        limit_bytes: for each stage, the limit of its rank, without the batch that the rank holds, divided by the number
+            of the rank's stages.
+        held_bytes: for each stage, its equal part of the batch that its rank holds.
         temporaries: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
+        sharing, states_over, flattened, accelerated: see :func:`predict_memory`.
+        delays: see :class:`runner.schedule.values.Schedule`.
     """
 
     profile: ModelProfile
@@ -210,19 +215,19 @@ class StageMemoryLimit:
         return cls(profile, held_microbatches(schedule), *kept, delays=schedule.delays)
 
     def fits(self, first: int, last: int, stage: int) -> bool:
-        """Whether the stage's states and its in-flight micro-batches are within its part of the limit."""
+        """Whether the stage's states and its micro-batches in flight are within its part of the limit."""
         return self._own_peak(first, last, stage) <= self.limit_bytes[stage]
 
     def hopeless(self, first: int, last: int, stage: int) -> bool:
-        """Whether what only grows with more layers is already over the limit."""
+        """Whether these layers exceed the limit, even as a part of a larger stage."""
         return self._own_floor(first, last, stage) > self.limit_bytes[stage]
 
     def peak_bytes(self, first: int, last: int, stage: int) -> int:
-        """The stage's peak with these layers, and its part of what its rank holds anyway."""
+        """The stage's peak with these layers, including its part of the batch that its rank holds."""
         return self.held_bytes[stage] + self._own_peak(first, last, stage)
 
     def floor_bytes(self, first: int, last: int, stage: int) -> int:
-        """A lower bound of :meth:`peak_bytes` of these layers, alone or with more layers before ``first``."""
+        """A lower bound of :meth:`peak_bytes` of these layers, alone or together with more layers before ``first``."""
         return self.held_bytes[stage] + self._own_floor(first, last, stage)
 
     def _own_peak(self, first: int, last: int, stage: int) -> int:
@@ -238,7 +243,7 @@ class StageMemoryLimit:
         return self._states(figures, stage) + least
 
     def _held(self, figures: StageFigures, stage: int) -> int:
-        """The bytes of the stage's micro-batches at the moment when these are most."""
+        """The bytes of the stage's micro-batches in flight at the moment when these are largest."""
         return max(
             held.saved * (figures.saved_bytes + figures.input_bytes)
             + held.deferred * (figures.deferred_bytes + figures.deferred_input_bytes)
@@ -268,14 +273,14 @@ def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: 
 
 
 def _older_versions(schedule: Schedule, figures: Sequence[StageFigures], stages: Iterable[int]) -> int:
-    """Bytes of the trained weights besides the newest that later windows read; a gradient is as large as its weight."""
+    """The bytes of older versions of trained weights that are held; a gradient is as large as its weight."""
     if not schedule.is_asynchronous:
         return 0
     return sum(schedule.delays[stage] * figures[stage].gradient_bytes for stage in stages)
 
 
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:
-    """What a rank holds all the time. A weight that several of its layers share counts once."""
+    """The bytes that a rank holds all the time. A weight that several of its layers share counts once."""
     spare = [(weight, _spare_copies(weight, stages)) for weight in profile.shared]
     gradients = sum(stage.gradient_bytes for stage in stages) - sum(n * weight.gradient_bytes for weight, n in spare)
     ratio = profile.optimizer_bytes_per_gradient_byte
@@ -291,14 +296,14 @@ def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: 
 
 
 def _copied_bytes(figures: Sequence[StageFigures], profile: ModelProfile, schedule: Schedule, rank: int) -> int:
-    """The bytes of weights and optimizer states that checkpoints take from this rank: of twins, from the first."""
+    """The bytes of weights and optimizer states that checkpoints take from this rank, which is none for later twins."""
     saved = [figures[stage] for stage, holder in enumerate(schedule.placement[0]) if holder == rank]
     states = _states(saved, profile, 0)
     return states.weights + states.optimizer
 
 
 def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
-    """How often too much these stages' layers count a weight that is there once."""
+    """How often the figures of these stages count a shared weight again, which is held only once."""
     uses = sum(stage.first <= layer <= stage.last for layer in weight.layers for stage in stages)
     return max(0, uses - 1)
 
@@ -306,9 +311,9 @@ def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
 def _shared_states(
     sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool
 ) -> tuple[MemoryParts, int]:
-    """What a rank holds beside activations, and how many bytes more the end of its step takes."""
+    """The bytes that a rank holds beside activations under ZeRO, and further bytes at the end of its step."""
     held, more = sharing.held(stage), sharing.backward_extra(stage)
-    here = 0 if accelerated else held.host  # what is offloaded stays in the one memory
+    here = 0 if accelerated else held.host  # without a separate host, offloaded states stay in the same memory
     update = sharing.update_extra(stage) + (0 if accelerated else sharing.update_extra_host(stage))
     end = max(update, sharing.reduction_extra(stage).device)
     states = MemoryParts(
@@ -322,9 +327,9 @@ def _shared_states(
 
 
 def _over_replicas(states: MemoryParts, temporaries: int, replicas: int) -> tuple[MemoryParts, int]:
-    """The same with the optimizer's states shared out over replicas, and the bytes that a step makes and drops.
+    """Shard the optimizer's states over replicas; return the new parts and the bytes that a step makes and drops.
 
-    These are the gradients and temporaries of the own part, and then the updated parts of all replicas.
+    A step makes the gradients and temporary tensors of its own part, and then the updated parts of all replicas.
     """
     part = -(-states.gradients // replicas)
     shared = replace(states, optimizer=-(-states.optimizer // replicas))

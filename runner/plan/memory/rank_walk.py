@@ -1,4 +1,4 @@
-"""One rank's live bytes, action by action: a fold over the lifetimes of what it holds."""
+"""Adds up the live bytes of one rank, action by action, from the lifetimes of what it holds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["RankWalk"]
 
 
 class RankWalk:
-    """Walks a rank's list, and adds up what is alive.
+    """Walks a rank's list and adds up the bytes that are alive.
 
     Args:
-        schedule: what the list was lowered from.
-        rank: its pipe position.
-        figures: of each stage.
-        states: what the rank holds all the time.
-        step_bytes: temporaries of the optimizer step.
+        schedule: the schedule from which the list was lowered.
+        rank: the rank's position in its pipeline.
+        figures: the figures of each stage.
+        states: the bytes that the rank holds all the time.
+        step_bytes: the bytes of temporary tensors of the optimizer step.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class RankWalk:
 
         Args:
             actions: the rank's list of a program.
-            living: what lives on the rank meanwhile; see :func:`runner.schedule.liveness.lifetimes`.
+            living: the lifetimes on the rank; see :func:`runner.schedule.liveness.lifetimes`.
         """
         activations, buffers = defaultdict[Action | None, int](int), defaultdict[Action | None, int](int)
-        left = defaultdict[Action | None, set[str]](set)  # backward -> the kinds of fills that it leaves something to
+        left = defaultdict[Action | None, set[str]](set)  # backward -> the kinds of fills to which it leaves tensors
         for each in living:
             for changes, num_bytes in zip((activations, buffers), self._bytes(each), strict=True):
                 if num_bytes:
@@ -71,7 +71,7 @@ class RankWalk:
         )
 
     def _as_posted(self, actions: Sequence[Action]) -> Iterator[Action]:
-        """The list, with receives where the engine posts them: before the compute action that they follow."""
+        """Yield the list, with receives where the engine posts them: before the compute action that they follow."""
         posted, forwarded = 0, set[tuple[int, int | None]]()
         for index, action in enumerate(actions):
             if action.op in COMPUTE:
@@ -87,9 +87,9 @@ class RankWalk:
     def _posted_ahead(
         self, actions: Sequence[Action], start: int, forwarded: set[tuple[int, int | None]]
     ) -> Iterator[int]:
-        """Where the receives stand, from ``start`` to the next compute, that can be posted already.
+        """Yield the indices of receives, from ``start`` to the next compute, that can be posted early.
 
-        The shape of a gradient is known once its forward has run.
+        The shape of a gradient is known when its forward has run.
         """
         for index in range(start, len(actions)):
             action = actions[index]
@@ -98,19 +98,19 @@ class RankWalk:
             if action.op is not Op.RECV:
                 continue
             if action.payload is Payload.STASH and self._is_own(action):
-                return  # another micro-batch leaves before this one is back
+                return  # another micro-batch must leave before this one comes back
             known = (action.stage, action.microbatch) in forwarded or self._schedule.has_other_backward(action.stage)
             if action.payload is Payload.GRADIENT and not known:
                 return
             yield index
 
     def _is_own(self, action: Action) -> bool:
-        """Whether the action's stage runs forward here, so that what it keeps is not another rank's."""
-        assert action.microbatch is not None  # messages have one
+        """Whether the forward of the action's stage runs on this rank, so that its stash belongs to this rank."""
+        assert action.microbatch is not None  # every message has one
         return self._schedule.rank_of(action.stage, action.microbatch) == self._rank
 
     def _bytes(self, each: Lifetime) -> tuple[int, int]:
-        """The bytes that a lifetime takes, as activations and as other buffers."""
+        """The bytes of something with this lifetime, as activations and as other buffers."""
         figures = self._figures[each.stage]
         match each.kind:
             case Kind.SAVED:
@@ -135,11 +135,11 @@ class RankWalk:
                 return 0, 0  # the rank's states count them
 
     def _transient(self, action: Action, left: frozenset[str]) -> int:
-        """Most activations above what was alive before, while an action runs.
+        """The largest increase of activations, in bytes, while an action runs.
 
         Args:
-            action: what runs.
-            left: of a backward: the kinds of fills that it leaves something to.
+            action: the action.
+            left: for a backward, the kinds of fills to which it leaves tensors.
         """
         figures = self._figures[action.stage]
         match action.op:
@@ -159,5 +159,5 @@ class RankWalk:
                 return 0
 
     def _keeps_nothing(self, forward: Action) -> bool:
-        assert forward.microbatch is not None  # a forward has one
+        assert forward.microbatch is not None  # every forward has one
         return self._schedule.is_recomputed(forward.stage, forward.microbatch)

@@ -1,10 +1,12 @@
-"""What torch's allocator reserves of a device under ZeRO: a few steps of one rank, allocation by allocation.
+"""Predicts how much memory torch's allocator reserves on a device under ZeRO, by a simulation of a few steps.
 
-The forward and backward are those of the profile's trace; around them come the runner's and DeepSpeed 0.19.8's own
-buffers: flat partitions, buckets and their flat copies, gathered weights. What is reserved is more than what is
-allocated at once, because a freed block serves only requests that fit it.
+All allocations of one rank are simulated. Those of the forward and backward come from the profile's trace. To these,
+the simulation adds the buffers of the runner and DeepSpeed 0.19.8: flat partitions, buckets and their flat copies, and
+gathered weights. More memory is reserved than is ever allocated at once, because a freed block can only be used for
+requests that fit into it.
 
-Simplified: a layer's weights are gathered in one block; one stream; nothing of CUDA's own context or of NCCL's.
+The simulation is simplified: the weights of a layer are gathered in one block, there is one stream, and the memory of
+CUDA's context and NCCL is not counted.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from runner.profile import MemoryTrace
 
 __all__ = ["predict_reserved", "predicts_reserved"]
 
-_STEPS = 3  # the second has the optimizer's states; from the third on nothing new is reserved
+_STEPS = 3  # the second step has the optimizer's states; after the third, nothing new is reserved
 _WIDE = 4
-_UNKNOWN_VALUES = 2.0  # per element, of an optimizer that does not say: as of Adam
+_UNKNOWN_VALUES = 2.0  # values per element, as of Adam, for an optimizer whose number of values is not known
 
 
 def predicts_reserved(config: RunConfig) -> bool:
-    """Whether a request is simulated: ZeRO, one stage on a device, one micro-batch, nothing recomputed."""
+    """Whether a request can be simulated: ZeRO with one stage on an accelerator, one micro-batch, no recomputation."""
     plain = config.activation_checkpoint.name == "none" and config.offload.activations == "none"
     whole = config.parallelism.pipeline * config.parallelism.tensor * config.schedule.microbatches == 1
     there = config.offload.parameters == "none" and config.offload.delay_from is None and not config.compile
@@ -37,12 +39,12 @@ def predicts_reserved(config: RunConfig) -> bool:
 
 
 def predict_reserved(config: RunConfig, trace: MemoryTrace | None, *, temporaries: int) -> int | None:
-    """Bytes at the peak; None where the request is none that is simulated.
+    """The peak of the reserved bytes; None if the request cannot be simulated.
 
     Args:
         config: the request.
-        trace: of the step's one micro-batch.
-        temporaries: tensors as large as what it updates that one update makes and drops.
+        trace: the trace of the step's only micro-batch, or None.
+        temporaries: number of temporary tensors, each as large as the updated weights, of one optimizer update.
     """
     if trace is None or not predicts_reserved(config):
         return None
@@ -54,7 +56,7 @@ def predict_reserved(config: RunConfig, trace: MemoryTrace | None, *, temporarie
 
 
 class _Rank:
-    """One rank's allocations. Subclasses say what is there besides the trace."""
+    """The allocations of one rank. Subclasses add what is allocated besides the trace."""
 
     def __init__(self, config: RunConfig, trace: MemoryTrace, temporaries: int) -> None:
         self.memory = CachingAllocator()
@@ -73,25 +75,25 @@ class _Rank:
         self.prepare()
 
     def prepare(self) -> None:
-        """Allocate what is there before the first step."""
+        """Allocate what exists before the first step."""
 
     def layer_done(self, layer: int) -> None:
-        """A layer's forward has ended."""
+        """Do what follows the forward of a layer."""
 
     def backward_begins(self) -> None:
-        """The loss is there."""
+        """Do what follows the loss, before the backward."""
 
     def gradient(self, name: Hashable, parameter: int) -> None:
-        """A parameter's gradient is complete."""
+        """Do what follows the gradient of a parameter, which is allocated under ``name``."""
 
     def backward_ends(self) -> None:
-        """All gradients are."""
+        """Do what follows the backward, when all gradients are complete."""
 
     def update(self, *, first: bool) -> None:
-        """The optimizer's."""
+        """Do the optimizer's update; ``first`` says whether it is the first one."""
 
     def step(self) -> None:
-        """One optimizer step."""
+        """Do one optimizer step."""
         for kind, number, value in self.trace.events:
             name = ("trace", self._steps, number)
             if kind == "+":
@@ -121,11 +123,11 @@ class _Rank:
         return name
 
     def pass_by(self, num_bytes: float) -> None:
-        """Hold it for a moment."""
+        """Allocate ``num_bytes`` and release them at once."""
         self.memory.release(self.hold(num_bytes))
 
     def hold_states(self, elements: int) -> None:
-        """The optimizer's, of one tensor of so many elements: its values one by one."""
+        """Allocate the optimizer's states of a tensor with ``elements`` elements, one allocation for each value."""
         known = self.kind.state_bytes
         values = (_UNKNOWN_VALUES if self.kind.values is None else self.kind.values) + self._momentum
         total = known(elements) if known is not None else values * self.master * elements
@@ -135,7 +137,7 @@ class _Rank:
 
 
 class _Replicated(_Rank):
-    """Stage 0: everything is whole, gradients in one buffer; DeepSpeed copies them together to sum them."""
+    """Stage 0: nothing is sharded. Gradients are in one buffer; DeepSpeed copies them into flat tensors to sum them."""
 
     def prepare(self) -> None:
         for elements in self.trace.parameters:
@@ -171,11 +173,11 @@ class _Replicated(_Rank):
 
 
 class _Shared(_Rank):
-    """Stages 1 to 3: a partition of the weights, which the optimizer updates, and buckets."""
+    """Stages 1 to 3: the optimizer updates a partition of the weights, and gradients are reduced in buckets."""
 
     @property
     def part(self) -> int:
-        """Elements of a partition, padded."""
+        """The number of elements of a partition, padded."""
         aligned = 2 * self.replicas
         return -(-self.elements // aligned) * aligned // self.replicas
 
@@ -195,9 +197,9 @@ class _Shared(_Rank):
 
 
 class _SharedStates(_Shared):
-    """Stages 1 and 2: weights are whole, in one buffer. Stage 1 reduces after the backward, stage 2 in it."""
+    """Stages 1 and 2: weights are whole, in one buffer. Stage 1 reduces after the backward, stage 2 during it."""
 
-    _filled = 0  # elements of the bucket
+    _filled = 0  # number of elements in the bucket
     _own: Hashable | None = None  # this rank's partition of the gradients
 
     def __init__(self, config: RunConfig, trace: MemoryTrace, temporaries: int) -> None:
@@ -231,7 +233,7 @@ class _SharedStates(_Shared):
             self.memory.release(self._own)
 
     def _put(self, name: Hashable, parameter: int) -> None:
-        """Copy a gradient into the bucket, which goes first where it is full."""
+        """Copy a gradient into the bucket, which is reduced first if there is not enough room."""
         elements = self.trace.parameters[parameter]
         if self._filled + elements > self.bucket:
             self._reduce()
@@ -248,17 +250,20 @@ class _SharedStates(_Shared):
 
 
 class _SharedWeights(_Shared):
-    """Stage 3: weights are gathered for a layer's forward and backward, the next ones ahead, and kept if used soon."""
+    """Stage 3: weights are gathered for a layer's forward and backward.
 
-    _filled = 0  # elements of the bucket
-    _place = 0  # in the order of layers
-    _left: dict[int, int]  # of each layer: parameters without a gradient yet
+    Those of the next layers are gathered ahead of time, and weights that are used again soon are kept.
+    """
+
+    _filled = 0  # number of elements in the bucket
+    _place = 0  # index of the current layer in the order of forwards and backwards
+    _left: dict[int, int]  # layer -> number of its parameters that have no gradient yet
 
     def prepare(self) -> None:
         self.hold(self.part * self.width)
         super().prepare()
         if not self.offloaded:
-            self.hold(self.part * self.width)  # of gradients
+            self.hold(self.part * self.width)  # the partition of the gradients
         self.hold(self.bucket * self.width)
         sizes: dict[int, int] = {}
         for elements, layer in zip(self.trace.parameters, self.trace.layers, strict=True):
@@ -301,7 +306,7 @@ class _SharedWeights(_Shared):
         self._gather()
 
     def _move(self) -> None:
-        """On to the next layer: drop this one unless it is used again soon, gather what comes."""
+        """Go to the next layer: drop the weights of the current one unless they are used again soon, and gather."""
         done = self._order[self._place]
         self._place += 1
         coming = self._order[self._place :]
@@ -312,7 +317,7 @@ class _SharedWeights(_Shared):
         self._gather()
 
     def _gather(self) -> None:
-        """The next layer's weights, and ahead of their use those that come after and are not there."""
+        """Gather the weights of the next layer and, ahead of their use, those of layers after it."""
         ahead = 0
         for place, layer in enumerate(self._order[self._place :]):
             if ahead >= MOST_PREFETCHED:

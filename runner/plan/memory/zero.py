@@ -1,7 +1,7 @@
-"""Bytes of one stage's weights, gradients and optimizer states under ZeRO, on the device, in the host, on the drive.
+"""Bytes of one stage's weights, gradients and optimizer states under ZeRO, on the device, the host and the drive.
 
 The formulas follow what DeepSpeed 0.19.8 allocates: flat buffers padded for the partitions, a partition of the weights
-that the optimizer updates (a copy also where it has their format), buckets that gradients are reduced in.
+that the optimizer updates (a copy, even if it has the format of the weights), and buckets to reduce gradients.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from runner.profile import ModelProfile
 __all__ = ["FLATTENED", "MOST_GATHERED", "StateBytes", "ZeroSharing", "flattened_bytes", "sharing_of", "weight_widths"]
 
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
-_ALIGNED = 2  # elements: stage_1_and_2.py, nccl_start_alignment_factor
-MOST_GATHERED = 1_000_000_000  # elements: stage3_max_live_parameters
-FLATTENED = 500_000_000  # elements: engine.py, MEMORY_OPT_ALLREDUCE_SIZE
-_SWAP_BUFFERS = 4  # offload_config.py, buffer_count
+_ALIGNED = 2  # elements; stage_1_and_2.py: nccl_start_alignment_factor
+MOST_GATHERED = 1_000_000_000  # elements; stage3_max_live_parameters
+FLATTENED = 500_000_000  # elements; engine.py: MEMORY_OPT_ALLREDUCE_SIZE
+_SWAP_BUFFERS = 4  # buffers; offload_config.py: buffer_count
 
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """What is held from one step to the next.
+    """The bytes that are held from one step to the next.
 
     Args:
-        weights, gradients, optimizer, buffers: on the device.
-        host: what was offloaded to the host, with the copies that travel; on a device that is the CPU it is the same
-            memory.
-        drive: in swap files.
+        weights, gradients, optimizer, buffers: bytes on the device.
+        host: bytes in the host's memory: what was offloaded, with the copies that are sent. If the device is the CPU,
+            this is the same memory.
+        drive: bytes in swap files.
     """
 
     weights: int
@@ -51,22 +51,23 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True)
 class ZeroSharing:
-    """How a stage's replicas share out its states.
+    """How ZeRO shards the weights, gradients and states of a stage over its replicas.
 
     Args:
-        stage: 1, 2 or 3.
-        replicas: that hold the stage.
-        optimizer, parameters: where states and weights wait: none, cpu, nvme.
-        weight_width, master_width: bytes of an element of the weights, and of what the optimizer updates.
-        states: the optimizer's values per element.
-        masters: where each parameter has states of its own size (in blocks), and not ``states`` values per element: how
-            much of a profile's states are master weights, per byte of gradient.
-        constant_bytes: tables of the optimizer, whatever it updates.
-        bucket_elements: gradients reduced at once, at most.
-        temporaries: tensors as large as a partition that one update makes and drops.
-        accumulates: a step has several micro-batches.
-        delayed: the update works on copies of the weights and gradients.
+        stage: ZeRO's stage: 1, 2 or 3.
+        replicas: number of replicas that hold the stage.
+        optimizer, parameters: where states and weights are offloaded: none, cpu or nvme.
+        weight_width: bytes of an element of the weights.
+        master_width: bytes of an element of the partition that the optimizer updates.
+        states: number of the optimizer's values per element.
+        bucket_elements: largest number of elements of gradients that are reduced at once.
+        temporaries: number of temporary tensors, each as large as a partition, of one update.
+        accumulates: whether a step has several micro-batches.
+        delayed: whether the update works on copies of the weights and gradients.
         ratio: the part of offloaded states that leaves the device.
+        masters: bytes of master weights among the profile's states, per byte of gradient, if the states are counted for
+            each parameter (in blocks) and not as ``states`` values per element; otherwise None.
+        constant_bytes: bytes of the optimizer's tables, which do not depend on the weights.
     """
 
     stage: int
@@ -85,7 +86,7 @@ class ZeroSharing:
     constant_bytes: int = 0
 
     def held(self, figures: StageFigures) -> StateBytes:
-        """Between steps."""
+        """The bytes that are held between steps."""
         part = self._partition(figures)
         kept = figures.weight_bytes - figures.gradient_bytes  # buffers and frozen weights
         copies = 2 if self.delayed else 0
@@ -107,11 +108,11 @@ class ZeroSharing:
         return self._offloaded_3(bytes_of, part)
 
     def between_backwards(self, figures: StageFigures) -> StateBytes:
-        """What is held, with the gradients that are there between two backwards, or before a reduction; no bucket."""
+        """The bytes that are held between two backwards, or before a reduction: with gradients, without a bucket."""
         held = self.held(figures)
         gradients = held.gradients
         if self.stage < 3 and self.optimizer == "none":
-            kept_wide = self.weight_width != self.master_width  # each is added to an fp32 one as soon as it is there
+            kept_wide = self.weight_width != self.master_width  # each gradient is at once added to one in fp32
             whole = self.stage == 1 and (self.accumulates or not kept_wide)
             gradients = figures.gradient_bytes if whole else self._partition(figures) * self.weight_width
         return replace(held, gradients=gradients, buffers=0)
@@ -123,18 +124,18 @@ class ZeroSharing:
         if self.stage == 3 or bucket < figures.gradient_bytes:
             return last  # the first bucket is copied and reduced while activations are held
         if self.stage == 1 and self.accumulates:
-            return last  # and so many gradients are held from the start
+            return last  # the gradients of earlier micro-batches are held from the start
         earlier = self._earlier(figures)
         if self.stage == 1:
-            earlier = figures.largest_parameter_bytes  # gradients grow while activations go; the first may be large
+            earlier = figures.largest_parameter_bytes  # gradients replace activations, but the first may be larger
         return StateBytes(0, min(earlier, last.gradients + bucket), 0, bucket)
 
     def reduction_extra(self, figures: StageFigures) -> StateBytes:
-        """The same at its end, when gradients are there and none is updated."""
+        """The further bytes at the end of the last backward, when all gradients exist and nothing is updated yet."""
         bucket = self._bucket(figures) * self.weight_width
         part = self._partition(figures) * self.weight_width
         if self.stage < 3:
-            # The last bucket and its flat copy, beside what was reduced of the others and of earlier micro-batches.
+            # The last bucket and its flat copy, beside the reduced parts of other buckets and earlier micro-batches.
             own = 0 if self.optimizer != "none" else part - bucket // self.replicas
             unreduced = figures.gradient_bytes if self.stage == 1 and self.accumulates else 0
             return StateBytes(0, max(unreduced - bucket, own + self._earlier(figures)), 0, 2 * bucket)
@@ -142,12 +143,12 @@ class ZeroSharing:
         return StateBytes(min(elements, MOST_GATHERED) * self.weight_width, 0, 0, bucket)
 
     def _earlier(self, figures: StageFigures) -> int:
-        """Gradients of earlier micro-batches that stage 2 has reduced."""
+        """The bytes of gradients of earlier micro-batches that stage 2 has reduced."""
         kept = self.stage == 2 and self.accumulates and self.optimizer == "none"
         return self._partition(figures) * self.weight_width if kept else 0
 
     def update_extra(self, figures: StageFigures) -> int:
-        """On top of what is held, on the device, while the optimizer updates."""
+        """The further bytes on the device, beside :meth:`held`, while the optimizer updates."""
         part = self._partition(figures)
         if self.optimizer != "none":
             return self._temporary_bytes(figures) if self.ratio < 1 else 0
@@ -155,16 +156,19 @@ class ZeroSharing:
         return max(gradients, part * self.master_width) + self.temporaries * part * self.master_width
 
     def update_extra_host(self, figures: StageFigures) -> int:
-        """The same in the host's memory, where the update runs there."""
+        """The further bytes in the host's memory while the optimizer updates there; 0 without offload."""
         return 0 if self.optimizer == "none" else self._temporary_bytes(figures)
 
     def _temporary_bytes(self, figures: StageFigures) -> int:
-        """What one call of the optimizer makes and drops: for a partition; of a twin flow, for a weight's part."""
+        """The bytes of temporary tensors of one call of the optimizer.
+
+        A call updates a whole partition or, if only a part of the states is offloaded, the own part of one weight.
+        """
         largest = -(-figures.largest_parameter_bytes // (self.weight_width * self.replicas))
         return self.temporaries * (self._partition(figures) if self.ratio == 1 else largest) * self.master_width
 
     def _partition(self, figures: StageFigures) -> int:
-        """Elements of one replica's part, padded."""
+        """The number of elements of one replica's part, padded."""
         elements = figures.gradient_bytes // self.weight_width
         aligned = self.replicas * (_ALIGNED if self.stage < 3 else 1)
         return -(-elements // aligned) * aligned // self.replicas
@@ -173,9 +177,9 @@ class ZeroSharing:
         return min(self.bucket_elements, figures.gradient_bytes // self.weight_width)
 
     def _offloaded_12(self, held: StateBytes, figures: StageFigures, part: int) -> StateBytes:
-        """States, their gradients, the weights on their way and gradients as they come in lie in the host's memory."""
+        """Move states, their gradients, and weights and gradients on their way, to the host (stages 1 and 2)."""
         largest = figures.largest_parameter_bytes
-        coming = min(figures.gradient_bytes, part * self.weight_width + largest)  # parameters at its ends come whole
+        coming = min(figures.gradient_bytes, part * self.weight_width + largest)  # a parameter at its end comes whole
         host = held.optimizer + part * (self.master_width + self.weight_width) + coming + largest
         return StateBytes(held.weights, 0, 0, largest, host=host)
 
@@ -202,24 +206,24 @@ class ZeroSharing:
 
 
 def flattened_bytes(config: RunConfig) -> int:
-    """Bytes of gradients that stage 0 copies together to reduce them, at most; 0 for the other stages."""
+    """The largest number of bytes of gradients that stage 0 copies into one tensor; 0 for the other stages."""
     return FLATTENED * weight_widths(config)[0] if config.zero.stage == 0 else 0
 
 
 def weight_widths(config: RunConfig) -> tuple[int, int]:
-    """Bytes of an element of the weights, and of what the optimizer updates."""
+    """The bytes of an element of the weights, and of an element of what the optimizer updates."""
     precision = PRECISIONS[config.precision.name]
     width = _WIDTHS[precision.weights]
     return width, 4 if precision.master_weights else width
 
 
 def sharing_of(config: RunConfig, profile: ModelProfile, temporaries: int) -> ZeroSharing | None:
-    """How a request shares out; None where each replica holds all."""
+    """How the replicas of a request shard their states under ZeRO; None if each replica holds everything."""
     if not config.zero.stage:
         return None
     width, master = weight_widths(config)
     kind = optimizer_of(config.optimizer)
-    # The profile counts masters among the states, and states as wide as what they belong to.
+    # The profile counts masters among the states, and counts each state with the width of its weight.
     values = profile.optimizer_bytes_per_gradient_byte - profile.master_bytes_per_gradient_byte
     return ZeroSharing(
         stage=config.zero.stage,

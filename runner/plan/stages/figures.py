@@ -1,4 +1,4 @@
-"""A stage's numbers: what its layers add up to for one micro-batch."""
+"""The figures of a stage, which are bytes and seconds of all its layers together for one micro-batch."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["LayerRanges", "StageFigures", "stage_figures", "state_bytes"]
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
-    """Layers first .. last (inclusive), and the loss on the last stage. Bytes and seconds of one micro-batch.
+    """Bytes and seconds of one stage for one micro-batch. The last stage includes the loss.
 
     Args:
-        first, last: its layers.
-        weight_bytes, gradient_bytes: of all its layers.
-        largest_parameter_bytes: gradient of its largest parameter, or layer where that is not known.
-        saved_bytes: kept from the end of F to B, the stage's output included, its input excluded.
-        input_bytes: the boundary tensor it receives; 0 on the first stage, whose input is a slice of the batch.
-        output_bytes: the boundary tensor it sends; 0 on the last stage.
-        forward_peak_bytes: most above what was alive at the start of F.
-        backward_peak_bytes: most above what was alive at the start of B, which contains ``saved_bytes`` and
-            the gradient of the output.
+        first, last: its first and last layer, inclusive.
+        weight_bytes, gradient_bytes: weights of all its layers, and their gradients.
+        largest_parameter_bytes: gradient of its largest parameter, or of its largest layer if the former is not known.
+        saved_bytes: tensors kept from the end of F to B, including the stage's output, without its input.
+        input_bytes: the boundary tensor that it receives; 0 on the first stage, whose input is a slice of the batch.
+        output_bytes: the boundary tensor that it sends; 0 on the last stage.
+        forward_peak_bytes: largest increase during F over what was alive at its start.
+        backward_peak_bytes: largest increase during B over what was alive at its start, which contains ``saved_bytes``
+            and the gradient of the output.
         forward_seconds, backward_seconds: sums over its layers.
-        input_gradient_seconds, weight_gradient_seconds: of its I and W; likewise.
-        unsaved_forward_peak_bytes: like ``forward_peak_bytes``, of a forward that keeps nothing but its output.
-        input_backward_peak_bytes: most above what was alive at the start of I, like ``backward_peak_bytes``.
-        deferred_bytes: kept from the end of I to W, the gradient of its output included, its input excluded.
-        deferred_input_bytes: of its input, kept from the end of I to W.
+        input_gradient_seconds, weight_gradient_seconds: seconds of its I and its W, as sums over its layers.
+        unsaved_forward_peak_bytes: like ``forward_peak_bytes``, for a forward that keeps only its output.
+        input_backward_peak_bytes: like ``backward_peak_bytes``, for I.
+        deferred_bytes: tensors kept from the end of I to W, including the gradient of its output, without its input.
+        deferred_input_bytes: the part of its input that is kept from the end of I to W.
         input_gradient_bytes, output_gradient_bytes: gradients of the two boundary tensors.
-        optimizer_bytes: states of all its layers, where no replica shares them out.
-        fills: what its work that fills bubbles takes.
+        optimizer_bytes: optimizer states of all its layers, if replicas do not shard them.
+        fills: seconds and bytes of its fills.
     """
 
     first: int
@@ -64,14 +64,14 @@ class StageFigures:
 
     @property
     def seconds(self) -> float:
-        """Forward and backward of one micro-batch."""
+        """The seconds of the forward and the backward of one micro-batch."""
         return self.forward_seconds + self.backward_seconds
 
 
 class LayerRanges:
-    """Figures of any contiguous range of a profile's layers in constant time: sums by prefix, peaks by range maximum.
+    """Gives the figures of any contiguous range of a profile's layers in constant time.
 
-    A partition's search asks for many ranges of the same profile.
+    Sums come from prefix sums, and peaks from range maxima. The search for a partition asks for many ranges.
     """
 
     def __init__(self, profile: ModelProfile) -> None:
@@ -99,13 +99,13 @@ class LayerRanges:
         self._fills = FillRanges(chain, saved)
 
     def figures(self, first: int, last: int) -> StageFigures:
-        """The figures of a stage with layers first .. last."""
+        """The figures of a stage with the layers from ``first`` to ``last``, inclusive."""
         layers = self._chain
         is_last = last == self._num_layers - 1
         end = last + 2 if is_last else last + 1  # the loss is one more layer
         output_bytes = 0 if is_last else layers[last].output_bytes
         input_bytes = 0 if first == 0 else layers[first - 1].output_bytes
-        pending = layers[end - 1].pending_output_bytes  # no layer of this stage counts it
+        pending = layers[end - 1].pending_output_bytes  # only a later stage's layer counts it among its saved bytes
         held = 0 if is_last else _held_output(layers[last])
         return StageFigures(
             first=first,
@@ -133,10 +133,11 @@ class LayerRanges:
         )
 
     def _backward_peak(self, first: int, end: int, held_output_bytes: int) -> int:
-        """Layer by layer from the last: what later layers have freed counts against a transient to come.
+        """The peak of a backward, which runs the layers from the last to the first.
 
-        The stage's output and its gradient stay until B ends, because the caller of autograd holds both; so
-        the last layer's gradient is not its own, and its output is not freed with the rest.
+        Bytes that later layers have freed are subtracted from the transient bytes of earlier layers. The stage's output
+        and its gradient stay until B ends, because the caller of autograd holds both. Therefore the gradient of the
+        last layer's output is not counted as this layer's own, and its output is not counted as freed.
         """
         peak = self._chain[end - 1].backward_transient_bytes
         if end - 1 > first:
@@ -145,18 +146,18 @@ class LayerRanges:
 
 
 def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -> tuple[StageFigures, ...]:
-    """The figures of each stage of a partition: first and last layer, inclusive."""
+    """The figures of each stage of a partition, which lists the first and last layer of each stage, inclusive."""
     ranges = LayerRanges(profile)
     return tuple(ranges.figures(first, last) for first, last in partition)
 
 
 def state_bytes(held: LayerProfile | SharedWeight, ratio: float) -> float:
-    """The bytes of the optimizer's states of a layer or a weight."""
+    """The bytes of the optimizer's states for a layer or a shared weight."""
     return ratio * held.gradient_bytes if held.optimizer_bytes is None else held.optimizer_bytes
 
 
 class _UnsavedForwards:
-    """Peaks of forwards that drop what they save: of each layer, its input besides where a layer before made it."""
+    """Peaks of forwards that save nothing: those of each layer, and its input if a layer before it has made it."""
 
     def __init__(self, chain: Sequence[LayerProfile]) -> None:
         self._alone = [_unsaved(layer) for layer in chain]
@@ -170,12 +171,12 @@ class _UnsavedForwards:
 
 
 def _sums(seconds: Iterable[float]) -> list[float]:
-    """Prefix sums."""
+    """The prefix sums of ``seconds``, beginning with 0."""
     return list(accumulate(seconds, initial=0.0))
 
 
 def _held_output(layer: LayerProfile) -> int:
-    """The bytes of a stage's output that its saved bytes count."""
+    """The bytes of a stage's output that are counted among its saved bytes."""
     held = layer.output_bytes if layer.held_output_bytes is None else layer.held_output_bytes
     return held + layer.pending_output_bytes
 

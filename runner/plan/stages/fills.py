@@ -1,4 +1,4 @@
-"""What work that fills bubbles takes of a stage: seconds and bytes, by its kinds."""
+"""Seconds and bytes of the fills of a stage, by their kinds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["FillRanges", "StageFills"]
 
 @dataclass(frozen=True, slots=True)
 class StageFills:
-    """What this work takes of one stage, for one micro-batch, by the names of the kinds.
+    """Figures of the fills of one stage and one micro-batch, by the names of their kinds.
 
     Args:
-        of_microbatch: whether the kind is done for each micro-batch; otherwise once for a stage.
-        seconds: of one.
-        kept_bytes: what one micro-batch leaves to one.
-        peak_bytes: most temporaries while one runs.
-        backward_bytes: of a backward that leaves something to each of these kinds: most above what was alive at its
-            start.
+        of_microbatch: whether fills of the kind are done for each micro-batch; otherwise once for a stage.
+        seconds: seconds of one fill.
+        kept_bytes: bytes of the tensors that one micro-batch leaves to one fill.
+        peak_bytes: largest number of temporary bytes while one fill runs.
+        backward_bytes: for a set of kinds, the largest increase during a backward that leaves tensors to fills of these
+            kinds, over what was alive at its start.
     """
 
     of_microbatch: Mapping[str, bool] = field(default_factory=dict)
@@ -32,11 +32,11 @@ class StageFills:
 
 
 class FillRanges:
-    """Knows what this work takes of any contiguous range of layers.
+    """Gives the figures of the fills of any contiguous range of layers.
 
     Args:
-        chain: the layers, and the loss.
-        saved: what autograd keeps of them, as prefix sums.
+        chain: the layers and the loss.
+        saved: prefix sums of the bytes that autograd keeps of them.
     """
 
     def __init__(self, chain: Sequence[LayerProfile], saved: Sequence[int]) -> None:
@@ -46,10 +46,12 @@ class FillRanges:
         self._kept = {kind: self._sums(kind, lambda fill: float(fill.kept_bytes)) for kind in self._kinds}
 
     def of(self, first: int, end: int, held_output_bytes: int) -> StageFills:
-        """What it takes of a stage with layers first .. end-1.
+        """The figures of a stage with the layers from ``first`` to ``end - 1``.
 
         Args:
-            held_output_bytes: of their output, what ``saved`` counts and a backward does not free.
+            first: the stage's first layer.
+            end: the layer after the stage's last one.
+            held_output_bytes: the bytes of their output that ``saved`` counts and a backward does not free.
         """
         if not self._kinds:
             return StageFills()
@@ -68,9 +70,10 @@ class FillRanges:
         )
 
     def _backward(self, first: int, end: int, held_output_bytes: int, kinds: Collection[str]) -> int:
-        """Layer by layer from the last, as a stage's backward; what is kept of each stays when autograd lets go.
+        """The peak of a stage's backward, which runs the layers from the last to the first, if fills follow.
 
-        What is kept of the layer that runs is in its transients for the most part.
+        The tensors that are left to fills of ``kinds`` stay when autograd drops its own. For the layer that runs, they
+        are mostly contained in its transient bytes, and are not counted again.
         """
         peak, kept = 0.0, 0.0
         for at in range(end - 1, first - 1, -1):
@@ -84,11 +87,11 @@ class FillRanges:
         return round(peak)
 
     def _sums(self, kind: str, figure: Callable[[FillProfile], float]) -> list[float]:
-        """Prefix sums over the layers."""
+        """The prefix sums over the layers of a figure of the fills of one kind."""
         of_layers = (sum(figure(fill) for fill in layer.fills if fill.kind == kind) for layer in self._chain)
         return list(accumulate(of_layers, initial=0.0))
 
 
 def _subsets(kinds: Sequence[str]) -> list[tuple[str, ...]]:
-    """All subsets but the empty one. Kinds are few."""
+    """All subsets except the empty one; there are only few kinds."""
     return [subset for count in range(1, len(kinds) + 1) for subset in combinations(kinds, count)]

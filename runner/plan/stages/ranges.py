@@ -1,4 +1,4 @@
-"""Sums and maxima over ranges of a list, in constant time each."""
+"""Sums and maxima over ranges of a list, each in constant time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["RangeMaximum", "prefix"]
 
 
 def prefix(values: Iterable[int]) -> list[int]:
-    """``result[j] - result[i]`` is the sum of values i .. j-1."""
+    """The prefix sums of ``values``: ``result[j] - result[i]`` is the sum of the values from i to j - 1."""
     return list(accumulate(values, initial=0))
 
 
 class RangeMaximum:
-    """Largest value of any range, by a table of the maxima of all ranges of length 2**k."""
+    """Gives the largest value of any range, from a table of the maxima of all ranges of length 2**k."""
 
     def __init__(self, values: Sequence[int]) -> None:
         self._levels = [list(values)]
@@ -25,7 +25,7 @@ class RangeMaximum:
             width *= 2
 
     def over(self, begin: int, end: int) -> int:
-        """The maximum of values begin .. end-1, at least one."""
+        """The maximum of the values from ``begin`` to ``end - 1``; the range must not be empty."""
         level = (end - begin).bit_length() - 1
         row = self._levels[level]
         return max(row[begin], row[end - (1 << level)])

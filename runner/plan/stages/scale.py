@@ -1,7 +1,7 @@
-"""A profile taken for one micro-batch size, read for another one.
+"""Scales a profile that was measured for one micro-batch size to another size.
 
-Activations, FLOPs and seconds go with the samples. What belongs to the parameters does not: weights,
-gradients, and the part of a backward's transient that is the layer's temporary weight gradient.
+Activations, FLOPs and seconds are proportional to the number of samples. The bytes of weights and gradients do not
+change, and neither does the part of a backward's transient bytes that is the layer's temporary weight gradient.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ __all__ = ["for_samples"]
 
 
 def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
-    """The profile of a micro-batch of ``samples`` samples (at least 1), sizes rounded up to whole bytes.
+    """The profile for micro-batches of ``samples`` samples (at least 1), with sizes rounded up to whole bytes.
 
-    Exact where every activation grows with the samples, as it does for layers that see samples one by one.
+    The result is exact if every activation is proportional to the samples, as in layers that treat each sample alone.
     """
     samples = max(samples, 1)
     if samples == profile.samples:
@@ -31,7 +31,7 @@ def for_samples(profile: ModelProfile, samples: int) -> ModelProfile:
         samples=samples,
         input_bytes=_bytes(profile.input_bytes, ratio),
         target_bytes=_bytes(profile.target_bytes, ratio),
-        trace=None,  # gradients and activations in it grow apart
+        trace=None,  # it cannot be scaled, because only some of its tensors grow with the samples
     )
 
 
@@ -91,7 +91,7 @@ def _scaled_fill(fill: FillProfile, ratio: Fraction, times: float) -> FillProfil
 
 
 def _with_weight_gradient(transient: int | None, layer: LayerProfile, ratio: Fraction) -> int | None:
-    """A backward's peak; the gradient of the weights in it does not grow."""
+    """Scale the peak of a backward, except for the gradient of the weights in it."""
     if transient is None:
         return None
     fixed = min(layer.gradient_bytes, transient)

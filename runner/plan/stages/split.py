@@ -1,4 +1,4 @@
-"""What I leaves to W in a stage, and the most that is alive while I runs."""
+"""The bytes that I leaves to W in a stage, and the peak while I runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["SplitRanges"]
 
 
 class SplitRanges:
-    """Figures of the split backward of any contiguous range of layers.
+    """Gives the figures of the split backward of any contiguous range of layers.
 
     Args:
         chain: the model's layers and the loss.
@@ -26,8 +26,8 @@ class SplitRanges:
         self._transients = [each.transient_bytes for each in split]
         self._kept = prefix(each.deferred_bytes + each.gradient_bytes for each in split)
         self._kept_inputs = prefix(self._inputs)
-        # While layer k runs, those behind it have left what W needs; the input of layer k + 1 still counts as saved,
-        # but for what layer k + 1 or a later one counts.
+        # While layer k runs, the later layers have left the tensors that W needs. The input of layer k + 1 still counts
+        # as saved, except for what layer k + 1 or a later one counts.
         last = len(chain)
         self._running = RangeMaximum(
             [
@@ -39,16 +39,19 @@ class SplitRanges:
         )  # fmt: skip
 
     def of_input(self, first: int) -> int:
-        """What W needs of the input of a layer."""
+        """The bytes of a layer's input that W needs."""
         return self._inputs[first]
 
     def deferred(self, first: int, end: int) -> int:
-        """What W needs of layers first .. end-1, without the input of the first."""
+        """The bytes that W needs of the layers from ``first`` to ``end - 1``, without the input of the first one."""
         inputs = self._kept_inputs[end] - self._kept_inputs[first + 1]
         return self._kept[end] - self._kept[first] + inputs
 
     def peak(self, first: int, end: int, held_output_bytes: int) -> int:
-        """Most above the start of I. The caller holds the stage's output and its gradient, as in a full backward."""
+        """The largest increase during I over what was alive at its start.
+
+        As in a full backward, the caller holds the stage's output and its gradient.
+        """
         peak = self._transients[end - 1]
         if end - 1 > first:
             kept = self._kept[end] + self._kept_inputs[end] - self._gradients[end - 1]
@@ -57,5 +60,5 @@ class SplitRanges:
 
 
 def _split(layer: LayerProfile) -> SplitBackward:
-    """Where it is not known, W needs all that was saved."""
+    """The figures of a layer's split backward; if they are not known, W needs everything that was saved."""
     return layer.split or SplitBackward(layer.saved_bytes, 0, 0, layer.backward_transient_bytes)
