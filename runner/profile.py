@@ -91,11 +91,11 @@ class FillProfile:
         of_microbatch: whether it is done for each micro-batch, and grows with its samples; otherwise once.
         rows: rows that one micro-batch gives it: samples, or tokens.
         size: rows and columns of what it works on.
-        flops: of one.
+        flops: FLOPs of one fill.
         kept_bytes: what one micro-batch leaves to it, from the end of the backward; what several layers share counts
             once.
         peak_bytes: most temporaries while it runs.
-        seconds: of one, on the machine that is planned for.
+        seconds: seconds of one fill, on the machine that is planned for.
     """
 
     kind: str
@@ -128,7 +128,7 @@ class LayerProfile:
         saves_input, saves_output: whether autograd keeps its input, and its output; True if not known.
         unsaved_forward_bytes: peak of a forward that saves nothing, including its output; None = not known, that of
             the ordinary forward is used.
-        recomputation: by the name of what is kept; ``""`` = nothing. Empty = not known, everything is recomputed.
+        recomputation: figures by the name of what is kept; ``""`` = nothing. Empty = not known, all is recomputed.
         split: its backward in two parts; None = not known, W is assumed to need all that B needs.
         output: the memory of its output, each once. Empty = not known, one tensor that is not carried on is assumed.
         saves: storages of its input and its output that autograd keeps; only with ``output``.
@@ -139,7 +139,7 @@ class LayerProfile:
             one; None = not known, that of the whole forward without an unsaved output is used.
         held_output_bytes: the part of its output that its ``saved_bytes`` counts; None = all.
         pending_output_bytes: the part of its output that a later layer's ``saved_bytes`` counts.
-        input_gradient_seconds, weight_gradient_seconds: of I and of W; None = not known, half a backward each.
+        input_gradient_seconds, weight_gradient_seconds: seconds of I and W; None = not known, half a backward each.
         has_running_statistics: whether it keeps averages of its inputs, like a batch norm.
         fills: its work that may fill bubbles, if the optimizer has such work.
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
@@ -238,17 +238,17 @@ class ModelProfile:
         layers: the layers, first to last.
         loss: the loss function, as a layer of the last stage (its output is a scalar).
         samples: samples of the profiled micro-batch: the largest of a step.
-        input_bytes, target_bytes: of one micro-batch.
+        input_bytes, target_bytes: inputs and targets of one micro-batch.
         seconds_source: where the seconds come from.
         optimizer_bytes_per_gradient_byte: e.g. 2.0 for Adam in the parameters' own precision; fp32 masters of
             16-bit weights are included.
         optimizer_seconds_per_byte: seconds of an optimizer step per byte of gradient.
         tokens_per_sample: for tokens/s; None if a sample is not a sequence of tokens.
-        master_bytes_per_gradient_byte: of fp32 master weights; 0 if the optimizer updates the weights themselves. A
+        master_bytes_per_gradient_byte: fp32 master weights; 0 if the optimizer updates the weights themselves. A
             step with masters makes gradients of the masters' size and drops them.
         shared: weights of several layers; a rank holds one copy for all of its layers.
         optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
-        trace: of this micro-batch through all layers; None if it was not requested or could not be recorded.
+        trace: trace of this micro-batch through all layers; None if it was not requested or could not be recorded.
     """
 
     layers: tuple[LayerProfile, ...]

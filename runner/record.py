@@ -62,14 +62,14 @@ class RunRecord:
         reason: why the status is not ``ok``; else None.
         command: what the user typed.
         config: the resolved configuration, as plain containers.
-        fingerprint: of the configuration; equal for two runs that must give the same numbers.
+        fingerprint: hash of the configuration; equal for two runs that must give the same numbers.
         layout: the degrees ``pipeline``, ``data``, ``tensor``, and ``world_size``.
         versions, hardware, commit: see :func:`runner.environment.environment`.
         steps: optimizer steps taken.
         loss: one number per optimizer step, the mean over the step's samples.
         val_loss: ``[step, value]`` pairs.
         step_seconds: see :func:`step_seconds`.
-        samples_per_second: of a median step.
+        samples_per_second: samples per second in a median step.
         bubble_ratio: ``predicted`` and ``measured``, idle / total rank time over the flushed span.
         seconds: parts of a median step, mean over ranks; they add up to the step.
         flops_per_step: floating-point operations of one optimizer step over all ranks.

@@ -63,13 +63,13 @@ class PipelineStrategy(pipeline.EngineStrategy):
 
     Args:
         stages: number of ranks in one pipeline, each with consecutive layers.
-        schedule: by name, e.g. ``gpipe``, ``1f1b``.
+        schedule: name of the schedule, e.g. ``gpipe`` or ``1f1b``.
         microbatches: per optimizer step and replica.
         data: number of replicas of the pipeline; ``stages * data`` processes run.
         boundaries: first layer of each stage after the first; default: equal numbers of layers.
         chunks: stages per rank, for schedules with several.
         skip_nonfinite: skip a step whose loss or gradients are not finite, instead of ending the run.
-        scaling: of the loss, for ``precision="16-mixed"``.
+        scaling: settings of loss scaling, for ``precision="16-mixed"``.
         timeout_seconds: longest wait for a message.
 
     Raises:

@@ -34,8 +34,8 @@ def own_optimizer_state(
     """``{"state": {global name: {…}}, "param_groups": [settings]}`` of some parameters; tensors on the CPU.
 
     Args:
-        parameters: by global name; those without a state are left out.
-        states: by parameter; needed if the optimizer's own states belong to other tensors than the parameters.
+        parameters: the parameters by global name; those without a state are left out.
+        states: the states by parameter; needed if the optimizer's own states belong to other tensors.
     """
     optimizer = getattr(optimizer, "_optimizer", optimizer)
     found = optimizer.state if states is None else states

@@ -53,7 +53,7 @@ class Arguments:
     """A parsed command line.
 
     Args:
-        flags: by name without dashes; True for a switch, else its value.
+        flags: flags by name, without dashes; True for a switch, otherwise the flag's value.
         words: everything that is not a flag, in order.
         problems: flags that are unknown or lack their value.
     """

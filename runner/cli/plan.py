@@ -26,7 +26,7 @@ def run(arguments: Arguments) -> int:
         3 if a rank needs more than its memory; 0 for a sweep of plans, whatever they say.
 
     Raises:
-        RequestError: with every problem, unless the JSON document contains them.
+        RequestError: the request has problems, and the JSON document does not contain them.
     """
     as_json, why = arguments.switch("json"), arguments.switch("why")
     if arguments.switch("rules"):

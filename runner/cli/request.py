@@ -36,7 +36,7 @@ def checked(overrides: Sequence[str], earlier: Sequence[Problem] = ()) -> RunCon
         earlier: problems found before, e.g. with flags, to be reported together with the others.
 
     Raises:
-        RequestError: with every problem.
+        RequestError: the request has problems; the error contains all of them.
     """
     try:
         config = resolve_request(overrides)

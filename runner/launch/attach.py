@@ -64,7 +64,8 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
         the exit status of this process.
 
     Raises:
-        RequestError, DoesNotFitError: on every rank, so that the user sees the reason whichever rank ends first.
+        RequestError, DoesNotFitError: the plan has problems, or does not fit; raised on every rank, so that the user
+            sees the reason whichever rank ends first.
     """
     raise_problems(world_size_problems(config, int(os.environ["WORLD_SIZE"])))
     signals = StopSignals.listen()

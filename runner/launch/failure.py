@@ -28,7 +28,7 @@ class RankFailure:
     """An exception that ended a rank.
 
     Args:
-        type, message, traceback: of the exception.
+        type, message, traceback: type, message and traceback of the exception.
         where: ``file:line in function``, the innermost frame outside installed packages; empty if there is none.
         explained: whether the message alone tells the user what to do, so that no traceback is needed.
         exit_status: the exit status of the rank.

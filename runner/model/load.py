@@ -33,7 +33,7 @@ class LoadedModel:
     """A loaded model.
 
     Args:
-        layers: in order.
+        layers: the layers, in order.
         loss: applied to the last layer's output.
         module: the LightningModule from which they came, if any.
         step: the module's own training step, if that is the only layer.

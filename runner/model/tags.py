@@ -68,8 +68,8 @@ def tags_of(
     that hold them sum their gradients in this order. The others come in the order of the stages.
 
     Args:
-        stages: of this rank, with the modules on their device and ready to be trained.
-        ties: of the whole model.
+        stages: this rank's stages, with the modules on their device and ready to be trained.
+        ties: the ties of the whole model.
         partition: first and last layer of each stage.
         ranks_of_stage: the global ranks that hold a stage, over all replicas.
         later_copies: stages of this rank whose first copy another rank of its pipeline holds.
@@ -104,7 +104,7 @@ def holder_groups(
     """The ranks that hold each parameter that several stages use, the same on every rank.
 
     Args:
-        ties, partition, ranks_of_stage: as :func:`tags_of` takes them.
+        ties, partition, ranks_of_stage: see :func:`tags_of`.
     """
     return [_holders(tie.stages(partition), ranks_of_stage) for tie in crossing_ties(ties, partition)]
 

@@ -60,7 +60,7 @@ def make_plan(
         the plan; if it does not fit, ``fits`` is false and ``problems`` says why, and what would help.
 
     Raises:
-        RequestError: with everything that :func:`plan_problems` finds.
+        RequestError: the request has problems; the error contains all that :func:`plan_problems` finds.
     """
     with _collector_paused():
         machine = Machine(link, local_ranks, device_memory_bytes)

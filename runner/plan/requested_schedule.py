@@ -30,7 +30,7 @@ def resolve_request(overrides: Sequence[str]) -> RunConfig:
     """Make the configuration that ``overrides`` ask for.
 
     Raises:
-        RequestError: as in :func:`runner.config.compose.resolve.resolve`. That function knows only the option files;
+        RequestError: see :func:`runner.config.compose.resolve.resolve`. That function knows only the option files;
             for another published schedule, the error here says that this version does not have it.
     """
     try:
@@ -73,7 +73,7 @@ def schedule_of(config: RunConfig) -> Schedule:
     """Make the schedule that ``config`` asks for; an order that depends on costs uses ``cost.*``.
 
     Raises:
-        RequestError: with everything that :func:`schedule_problems` finds.
+        RequestError: the request has problems; the error contains all that :func:`schedule_problems` finds.
     """
     return registry.generate(config.schedule.name, _asked(config))
 
@@ -111,7 +111,7 @@ def executed_schedule(config: RunConfig, costs: StageCosts | None = None) -> Sch
         costs: durations to use instead of ``cost.*``.
 
     Raises:
-        RequestError: as :func:`schedule_of` does.
+        RequestError: see :func:`schedule_of`.
     """
     return fuse_backwards(registry.generate(config.schedule.name, _asked(config, costs)))
 

@@ -46,7 +46,7 @@ def stopped_forward_bytes(function: Callable[[Any], Any], value: Any, tracker: L
     The peak counts from what was alive before the call.
 
     Args:
-        function, value, tracker: as in :func:`chained_backward_bytes`.
+        function, value, tracker: see :func:`chained_backward_bytes`.
     """
     before, seen = tracker.live, 0
     tracker.reset_peak()

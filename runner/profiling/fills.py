@@ -29,7 +29,7 @@ class FillProfiler(Protocol):
         """The work that the optimizer does for a layer; its seconds are zero.
 
         Args:
-            module: of the layer.
+            module: the layer's module.
             tied: weights that other layers hold, too.
             function: runs the layer, given ``value``.
             value: one micro-batch of its input, real or fake.

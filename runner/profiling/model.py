@@ -216,10 +216,10 @@ def profile_layers(
         sources: the layers.
         inputs, targets: one micro-batch, real or fake.
         loss: the loss function.
-        dtype: of weights and, without ``autocast``, activations.
+        dtype: dtype of weights and, without ``autocast``, activations.
         autocast: format of the matrix products in forwards, or None.
         state_bytes: elements of a parameter to the bytes of its optimizer states; None = use the profile's ratio.
-        profiler: of work that the optimizer does for the layers besides its update; None: it does none.
+        profiler: profiles the work that the optimizer does for layers besides its update; None: it does none.
     """
     value = to_precision((inputs, targets) if sources[0].step is not None else inputs, dtype)
     device_type = next((tensor.device.type for tensor in flatten(inputs)[0]), "cpu")

@@ -40,7 +40,7 @@ class ForwardScan:
     Args:
         saved: storage to bytes of what autograd saved; without inputs, parameters and buffers.
         outputs: storages of the layer's output.
-        operators: those whose outputs a policy may keep, in order.
+        operators: the operators whose outputs a policy may keep, in order.
         peak_bytes: most bytes alive above what was alive before.
         saves_input: whether the input is saved.
         given, made: storages of the tensors in its input and in its output, in order.

@@ -29,7 +29,7 @@ class Job:
     Args:
         number: the name of its directory.
         key: identifies what it asks for; equal for two requests that must give the same numbers.
-        overrides: those that distinguish it from the other jobs of the sweep.
+        overrides: the overrides that distinguish it from the other jobs of the sweep.
     """
 
     number: int

@@ -54,9 +54,9 @@ class Report:
     """The records that were found.
 
     Args:
-        directory: of the run or the sweep.
+        directory: directory of the run or the sweep.
         is_sweep: whether ``runs`` are the jobs of a sweep.
-        runs: in the order of their numbers, including failed and unsupported ones.
+        runs: the runs in the order of their numbers, including failed and unsupported ones.
         differing: fields of the configuration in which the runs differ, with each run's value.
         is_cut: whether the sweep has unfinished jobs but no process runs it any more.
     """

@@ -26,8 +26,8 @@ class TextTable:
     """A table as text cells for people and as plain values for CSV.
 
     Args:
-        title, header, rows: as shown.
-        value_header, values: as written to CSV; they may have more columns than are shown.
+        title, header, rows: the texts that are shown.
+        value_header, values: the values that are written to CSV; they may have more columns than are shown.
         notes: lines below the table.
     """
 

@@ -195,7 +195,7 @@ class NamedCheckpointStrategy(CollectiveStrategy):
         """Load this rank's tensors.
 
         Raises:
-            RequestError: on every rank, if names or shapes differ from the model's.
+            RequestError: names or shapes differ from the model's; it is raised on every rank.
         """
         assert self.engine is not None
         own = {name: tensor for module in self.engine.stages.values() for name, tensor in module.global_state().items()}

@@ -62,7 +62,7 @@ class OwnErrors:
     """The compression errors of one rank, on the CPU.
 
     Args:
-        names, sizes: of the parameters, in the order in which they are concatenated.
+        names, sizes: names and sizes of the parameters, in the order in which they are concatenated.
         replica: number of the rank's replica.
         worker: [elements].
         server: [elements of its chunk].
@@ -94,7 +94,7 @@ def load_errors(
     With another number of replicas, each takes the mean, so that the total error stays the same.
 
     Args:
-        saved: of all ranks of the run that was saved.
+        saved: the compression errors of all ranks of the run that was saved.
     """
     onebit = compressing(optimizer)
     if onebit is None:

@@ -31,7 +31,7 @@ class WeightAveraging(Callback):
     nothing.
 
     Args:
-        decay: in (0, 1).
+        decay: factor of the average at each step, in (0, 1).
     """
 
     def __init__(self, decay: float = 0.999) -> None:

@@ -51,12 +51,13 @@ class Progress:
     Args:
         step: optimizer steps taken.
         batches: batches taken, over all epochs.
-        batches_per_epoch: of the training data; None for an iterable dataset, which is one endless epoch.
+        batches_per_epoch: number of batches in the training data; None for an iterable dataset, which is one endless
+            epoch.
         history: for the record.
         random: the random state of every rank, or of this rank only in a checkpoint in parts; see
             :mod:`runner.training.random_state`.
         config: the resolved configuration as plain containers.
-        fingerprint: of that configuration.
+        fingerprint: hash of that configuration.
     """
 
     step: int

@@ -20,7 +20,7 @@ def random_tokens(
         samples, val_samples: number of sequences for training and for validation.
         sequence_length: tokens of the input, and of the target, which is the input shifted by one token.
         vocab_size: number of token ids.
-        seed: of the chain and of the walks.
+        seed: seed of the chain and the walks.
 
     Returns:
         train and val: data sets of (input [seq], target [seq]), both int64.
@@ -45,7 +45,7 @@ def random_regression(
     Args:
         samples, val_samples: number of rows for training and for validation.
         inputs, outputs: features of an input and of a target.
-        seed: of the network, the inputs and the noise.
+        seed: seed of the network, the inputs and the noise.
         noise: standard deviation added to the targets.
 
     Returns:

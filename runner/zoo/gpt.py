@@ -103,7 +103,7 @@ def build(
         width: features per token.
         layers: transformer blocks; embedding and head are two more layers of the model.
         heads: attention heads; must divide ``width``.
-        dropout: of the embeddings, the attention probabilities and the outputs of both sub-layers.
+        dropout: dropout probability of the embeddings, the attention probabilities and the outputs of both sub-layers.
 
     Raises:
         ValueError: ``heads`` does not divide ``width``.

@@ -50,7 +50,7 @@ def config_from_container(container: dict[str, Any]) -> RunConfig:
     """The configuration from a plain container; absent keys take the schema's defaults.
 
     Raises:
-        RequestError: with all unknown keys and wrong types.
+        RequestError: there are unknown keys or wrong types; the error contains all of them.
     """
     config, problems = build(RunConfig, container)
     raise_problems(problems)

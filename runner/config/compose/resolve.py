@@ -45,7 +45,7 @@ def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) 
         working_directory: the folder whose ``conf/`` adds options to the package's; default the current one.
 
     Raises:
-        RequestError: with all unknown keys and options, wrong types and unreadable files.
+        RequestError: there are unknown keys or options, wrong types or unreadable files; it contains all of them.
     """
     roots = config_roots(working_directory if working_directory is not None else Path.cwd())
     request, problems = read_overrides(overrides, roots)

@@ -37,7 +37,7 @@ class SocketTransport(ProcessTransport):
     """The transport of this process, whose groups are all on this machine. Every rank must construct it.
 
     Args:
-        groups: as for :class:`ProcessTransport`; the ranks of a group can exchange messages.
+        groups: the same as for :class:`ProcessTransport`; the ranks of a group can exchange messages.
         timeout_seconds: the longest wait for a message.
     """
 

@@ -63,7 +63,7 @@ def submit_array(
     """Submit the jobs as one array; return their SLURM numbers and save them in :data:`ARRAY_FILE`.
 
     Args:
-        settings: of Hydra's launcher ``submitit_slurm``.
+        settings: the settings of Hydra's launcher ``submitit_slurm``.
         jobs: number of each job to its directory, which holds what the ranks read, and its request.
         sweep_dir: holds submitit's own files, in ``.submitit``.
         entry: see :func:`runner.launch.run.start.train`.

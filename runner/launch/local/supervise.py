@@ -88,7 +88,8 @@ class Ending:
     """How the group ended. Lists are by process, in the order of the specs.
 
     Args:
-        returncodes: as :class:`subprocess.Popen` gives them: negative for a signal; empty if no process was started.
+        returncodes: exit statuses like those of :class:`subprocess.Popen`, negative for a signal; empty if no process
+            was started.
         failed: indices of those that failed by themselves, in the order in which they were seen.
         interrupted_by: the signal that told the parent to stop, or None.
     """
@@ -112,7 +113,7 @@ def supervise(
     (:func:`end_undisturbed`).
 
     Args:
-        specs: at least one process.
+        specs: the processes to start, at least one.
         start_together: a function that starts either all processes at once or none. Its argument is a function that
             tells whether this process has been told to stop. If it starts none, the processes are executed one by one.
         after_start: called when all have been started, e.g. to close what they inherited.

@@ -45,7 +45,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
         place_is_made: whether the run directory has already been made, as a sweep does.
 
     Raises:
-        RequestError: with every problem of the sections, the run directory and the plan.
+        RequestError: the sections, the run directory or the plan have problems; the error contains all of them.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
     from runner.model.compiled import compile_problems
@@ -109,7 +109,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
         place_is_made: see :func:`prepare`.
 
     Raises:
-        RequestError: with every problem of the sections, the run directory and the plan.
+        RequestError: the sections, the run directory or the plan have problems; the error contains all of them.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
     from runner.plan.make import make_plan

@@ -56,7 +56,7 @@ def print_script(config: RunConfig, *, entry: str = TRAIN_ENTRY) -> int:
     """Check the request and print its batch script; nothing is written or submitted.
 
     Raises:
-        RequestError, DoesNotFitError: as for a run.
+        RequestError, DoesNotFitError: the same errors as those of a run that is not submitted.
     """
     check_elsewhere(config)
     run_dir = Path(config.run_dir or OUTPUTS / config.name / "<time>").absolute()
@@ -71,7 +71,8 @@ def submit(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY) -> int:
         0 once it is submitted, or the exit status of the followed run.
 
     Raises:
-        RequestError, DoesNotFitError: before anything is written or submitted.
+        RequestError, DoesNotFitError: the same errors as those of a run that is not submitted, before anything is
+            written or submitted.
     """
     check_elsewhere(config)
     needs_sbatch("launcher", "slurm")

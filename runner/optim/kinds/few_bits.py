@@ -38,7 +38,7 @@ class _FewBitAdam(Optimizer):
 
     Args:
         parameters: weights of any floating-point format.
-        lr, betas, eps, weight_decay: as for AdamW.
+        lr, betas, eps, weight_decay: the same as for AdamW.
     """
 
     block: int

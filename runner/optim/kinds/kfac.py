@@ -75,7 +75,7 @@ class KFAC(SGD):
 
     Args:
         parameters: weights in fp32.
-        lr, momentum, weight_decay: as for gradient descent, applied to the preconditioned gradient.
+        lr, momentum, weight_decay: the same as for gradient descent, applied to the preconditioned gradient.
         damping: λ; each factor gets √λ added to its diagonal.
         refresh_every: number of updates for which the inverses are used.
     """

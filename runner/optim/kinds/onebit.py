@@ -32,7 +32,7 @@ class OneBitOptimizer(Optimizer):
 
     Args:
         parameters: weights in fp32.
-        lr, betas, eps: as for Adam.
+        lr, betas, eps: the same as for Adam.
         weight_decay: decoupled.
         freeze_step: from this step on, counted from 0, every step is compressed.
     """

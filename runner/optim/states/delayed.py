@@ -28,7 +28,7 @@ class DelayedUpdate(Optimizer):
     """Wraps any torch optimizer. Other code may replace the weights in its groups, as ZeRO does with its partitions.
 
     Args:
-        parameters: in one group.
+        parameters: the parameters, which form one group.
         build: makes the wrapped optimizer over copies of a group's weights.
         first: the first step whose update is delayed, from 0; earlier updates take effect at once.
     """

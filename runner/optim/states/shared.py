@@ -30,7 +30,7 @@ class SharedStates:
 
     Args:
         optimizer: elementwise, still without states.
-        exchange: with the stage's other replicas; all of them must call every method in the same order.
+        exchange: sends messages to the stage's other replicas; all of them must call every method in the same order.
     """
 
     def __init__(self, optimizer: Optimizer, exchange: Exchange) -> None:

@@ -57,7 +57,7 @@ def rules_that_asked(
     Args:
         config: the request.
         named: its keys and groups, as its overrides name them; a group stands for all of its keys.
-        schedule, profile: those of its plan.
+        schedule, profile: the schedule and the profile of its plan.
     """
     names = tuple(layer.name for layer in profile.layers)
     statistics = tuple(layer.name for layer in profile.layers if layer.has_running_statistics)

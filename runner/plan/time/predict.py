@@ -35,7 +35,7 @@ def predict_time(
     Args:
         program: one replica's lowered schedule.
         profile: any micro-batch's; its seconds count in proportion to the samples.
-        figures: of each stage, from the same profile.
+        figures: the figures of each stage, from the same profile.
         mean_samples: mean samples of the step's micro-batches.
         data: replicas that reduce gradients, besides the twins of several pipelines.
         link: between two ranks; without one, messages and reductions cost nothing.

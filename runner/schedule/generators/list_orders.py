@@ -49,7 +49,7 @@ def _rule(draft: Schedule, costs: StageCosts, limit: int, urge: float, patient: 
         limit: number of micro-batches that a rank may keep between F and B or W, for all its chunks.
         urge: how much later micro-batches are held back, in units of the busiest rank's work for one micro-batch.
         patient: whether to start no W that would still run when an F, B or I becomes ready.
-        taper: by how many forwards the warm-up of each rank is shorter than that of the rank before.
+        taper: the number of forwards by which the warm-up of each rank is shorter than that of the rank before.
     """
     chunks, ranks, room = draft.chunks, draft.ranks, limit * draft.chunks
     to_come = _to_come(draft, costs)

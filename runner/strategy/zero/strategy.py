@@ -40,7 +40,7 @@ class ZeroEngineStrategy(EngineStrategy):
     """ZeRO 1, 2 or 3; or stage 0, in which DeepSpeed reduces gradients and nothing is sharded.
 
     Args:
-        plan, options, device, timeout_seconds: as for every layout; one stage per rank.
+        plan, options, device, timeout_seconds: the same as for every layout, with one stage per rank.
         settings: DeepSpeed's configuration (:func:`runner.config.deepspeed.deepspeed_settings`); if it is known only
             later, set the attribute before :meth:`setup`.
     """

@@ -37,7 +37,7 @@ class TwinFlow:
 
     Args:
         sizes: elements of every trained weight of the stage, in order.
-        ratio: as requested.
+        ratio: the requested ratio.
     """
 
     def __init__(self, sizes: Sequence[int], ratio: float) -> None:

@@ -23,7 +23,7 @@ def draw_timelines(
     Args:
         run_dir: where to write.
         plan: the prediction.
-        measures: of all ranks.
+        measures: the measurements of all ranks.
         walls: seconds of every timed step by its index; the recorded step nearest to the median is drawn.
 
     Returns:

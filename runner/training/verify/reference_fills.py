@@ -33,7 +33,7 @@ class ReferenceFills:
         run_dir: holds the profile from which its schedule is made.
         optimizer: any.
         model: all layers.
-        ties: of the model.
+        ties: the ties of the model.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
 
     Args:
         ranks: D.
-        microbatches: at least 2 D.
+        microbatches: T, at least 2 D.
     """
     rows = [
         fill_dual_row(VRow((rank, 2 * ranks - 1 - rank)), ranks, rank, microbatches).actions for rank in range(ranks)

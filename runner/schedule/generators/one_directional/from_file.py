@@ -43,7 +43,7 @@ def schedule_of_rows(rows: Sequence[Sequence[str]], name: str) -> Schedule | lis
 
     Args:
         rows: per rank, cells as a file has them.
-        name: of the schedule, also in messages.
+        name: name of the schedule, also in messages.
     """
     cells = [(rank, column, cell.strip()) for rank, row in enumerate(rows) for column, cell in enumerate(row)]
     empty = [(rank, 0, "") for rank, row in enumerate(rows) if not row]

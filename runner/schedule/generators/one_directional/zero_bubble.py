@@ -33,7 +33,7 @@ def zb_h2(ranks: int, microbatches: int) -> Schedule:
 
     Args:
         ranks: D.
-        microbatches: at least 2 D - 1.
+        microbatches: T, at least 2 D - 1.
     """
     rows = [_row(rank, microbatches, 2 * (ranks - rank) - 1, 2 * rank) for rank in range(ranks)]
     return of_one_pipeline("zb_h2", looping(ranks, 1), rows, microbatches)
