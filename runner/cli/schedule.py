@@ -19,7 +19,7 @@ from runner.schedule.values import Schedule
 __all__ = ["run"]
 
 _FILES = ("csv", "svg", "trace")
-_WINDOWS_DRAWN = 4  # of an asynchronous schedule, unless schedule.steps says otherwise
+_WINDOWS_DRAWN = 4  # number of windows that are drawn of an asynchronous schedule, unless schedule.steps is set
 
 
 def run(arguments: Arguments) -> int:

@@ -254,8 +254,8 @@ class HardwareConfig:
 
     name: str = "auto"
     flops: dict[str, float] = field(default_factory=dict)  # peak FLOP/s of one device, by precision
-    memory_bytes: float | None = None  # of one device
-    host_memory_bytes: float | None = None  # of the host, for what is offloaded
+    memory_bytes: float | None = None  # memory of one device
+    host_memory_bytes: float | None = None  # memory of one host, for what is offloaded
     link_bytes_per_second: float | None = None  # between neighbouring ranks
     link_latency_seconds: float = 0.0
     memory_bytes_per_second: float | None = None  # memory bandwidth of one device, which limits an optimizer step

@@ -22,7 +22,7 @@ __all__ = ["FactorProfiler"]
 
 _TIMED_RUNS = 3
 _ELEMENT = 4  # bytes: factors are fp32
-_TEMPORARIES = 2  # of a factor's size: what is factorised, and the new inverse beside the old one
+_TEMPORARIES = 2  # tensors of a factor's size: the one that is factorised, and the new inverse beside the old one
 
 
 class FactorProfiler:

@@ -55,7 +55,7 @@ class StepClock(Callback):
 
     def __init__(self, log: StepLog | None, batch_size: int, before: History) -> None:
         self.walls: list[float] = []
-        self._losses: list[float] = []  # of the steps that have ended, which may be fewer than those begun
+        self._losses: list[float] = []  # losses of the steps that have ended; more steps may have begun
         self._before = before
         self._log = log
         self._batch_size = batch_size

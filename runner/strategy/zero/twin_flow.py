@@ -18,7 +18,7 @@ from torch import Tensor
 
 __all__ = ["TwinFlow", "device_weights"]
 
-_ROUNDING = 1e-6  # in elements, so that 0.7 of ten weights are seven
+_ROUNDING = 1e-6  # a number of elements; with it, 0.7 of ten weights are seven
 
 
 def device_weights(sizes: Sequence[int], ratio: float) -> int:

@@ -117,7 +117,7 @@ class _State:
         self.bitwise = True
         self.first: Difference | None = None
         self.largest = {"loss": 0.0, "gradient": 0.0, "weight": 0.0}
-        self._clear: dict[str, Tensor] = {}  # by parameter: entries whose gradients were always larger than noise
+        self._clear: dict[str, Tensor] = {}  # parameter -> elements whose gradients were always larger than noise
 
     def compare_loss(self, step: int, own: float, expected: float) -> None:
         self.bitwise &= own == expected

@@ -65,7 +65,7 @@ def _numbered(
     """Give each chunk its pipeline's micro-batches in order, which are every second one."""
     taken: dict[_Chunk, int] = {}
     for pipe, chunk in chunks:
-        position = ranks - 1 - rank if pipe else rank  # in the pipeline's own direction
+        position = ranks - 1 - rank if pipe else rank  # the position in the pipeline's own direction
         stage = 2 * ranks - 1 - position if chunk else position
         microbatch = taken.get((pipe, chunk), first + pipe)
         taken[pipe, chunk] = microbatch + 2
