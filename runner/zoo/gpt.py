@@ -92,9 +92,7 @@ class Gpt(nn.Module):
         ]
 
 
-def build(
-    vocab_size: int, sequence_length: int, width: int, layers: int, heads: int, dropout: float = 0.0
-) -> nn.Module:
+def build(vocab_size: int, sequence_length: int, width: int, layers: int, heads: int, dropout: float = 0.0) -> Gpt:
     """A GPT with ``layers`` blocks; the value between its layers is one tensor [batch, seq, width].
 
     Args:

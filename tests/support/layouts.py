@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
 from runner.engine.transport.base import Transport
 from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.engine.update.loss_scale import LossScaling
 from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.window import StepBatch, split_microbatches
 from runner.engine.works.watch import watch_of
@@ -28,6 +29,25 @@ from runner.schedule.catalogue.registry import build
 from runner.schedule.generators.one_directional.forward_only import forward_only
 from runner.schedule.lowering.program import lower
 from runner.schedule.values import Schedule
+
+
+class EngineFormat(TypedDict, total=False):
+    """The options of :func:`make_engine` that make its precision."""
+
+    dtype: torch.dtype
+    masters: bool
+    autocast: torch.dtype
+    scaling: LossScaling
+
+
+def step_once(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+
+
+def own_master(weight: Tensor) -> nn.Parameter:
+    """A weight as its own fp32 master, where a stage has no weight at all."""
+    assert isinstance(weight, nn.Parameter)
+    return weight
 
 
 def uniform(layers: int, stages: int) -> list[tuple[int, int]]:
@@ -85,10 +105,10 @@ def make_engine(
     )
     parameters = list(dict.fromkeys(parameter for stage in stages.values() for parameter in stage.parameters()))
     if not parameters:
-        engine.attach_optimizer(lambda: None, (lambda weight: weight) if masters else None)
+        engine.attach_optimizer(lambda: None, own_master if masters else None)
     elif masters:
         wrapped = MasterWeights(parameters, optimizer)
-        engine.attach_optimizer(wrapped.step, wrapped.master_of, OptimizerBackup(wrapped))
+        engine.attach_optimizer(lambda: step_once(wrapped), wrapped.master_of, OptimizerBackup(wrapped))
     else:
         made = optimizer(parameters)
         if shared:

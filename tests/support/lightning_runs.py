@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+from narrow import present
 
 from runner.config.compose.resolve import resolve
 from runner.engine.engine import EngineOptions
@@ -22,6 +24,7 @@ from runner.strategy.pipeline import EngineStrategy
 from runner.training.data.loading import make_loader
 from runner.training.module import LayersModule
 
+Outputs = torch.Tensor | Mapping[str, Any] | None  # of a training step, as Lightning hands them to callbacks
 USER = ("model.target=user_code:model", "data.target=user_code:points", "loss.target=user_code:mean")
 
 
@@ -33,14 +36,15 @@ class Losses(Callback):
         self.steps: list[int] = []
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: LayersModule, outputs: dict[str, torch.Tensor], batch: StepBatch, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Outputs, batch: StepBatch, batch_idx: int
     ) -> None:
+        assert isinstance(outputs, Mapping)
         self.seen.append(outputs["loss"].item())
         self.steps.append(trainer.global_step)
 
 
 def fit(
-    *overrides: str, callbacks: list[Any] | tuple[Any, ...] = (), ckpt_path: Path | None = None, **trainer_options: Any
+    *overrides: str, callbacks: Sequence[Callback] = (), ckpt_path: Path | None = None, **trainer_options: Any
 ) -> tuple[Any, LayersModule, list[float]]:
     """Train; returns the trainer, the module and the strategy's loss of each step."""
     config = resolve([*USER, "logger=none", "data.batch_size=8", "data.shuffle=false", "device=cpu", *overrides])
@@ -54,7 +58,9 @@ def fit(
     strategy = EngineStrategy(plan, options)
     data = load_datasets(config.data)
     common: dict[str, Any] = {"batch_size": 8, "data": 1, "replica": 0, "inputs": True, "targets": True, "seed": 0}
-    loaders = [make_loader(d, len(d), shuffle=False, **common) for d in (data.train, data.validation)]
+    training, validation = (
+        make_loader(each, len(each), shuffle=False, **common) for each in (data.train, present(data.validation))
+    )
     module = LayersModule(load_layers(config.model, config.seed), load_loss(config.loss), config)
     exact = _Exact()
     trainer = pl.Trainer(
@@ -78,7 +84,7 @@ def fit(
             **trainer_options,
         }
     )
-    trainer.fit(module, *loaders, ckpt_path=ckpt_path, weights_only=False)
+    trainer.fit(module, training, validation, ckpt_path=ckpt_path, weights_only=False)
     return trainer, module, exact.losses
 
 
@@ -93,9 +99,10 @@ class _Exact(Callback):
         self.losses: list[float] = []
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: LayersModule, *args: StepBatch | dict[str, torch.Tensor] | int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Outputs, batch: StepBatch, batch_idx: int
     ) -> None:
-        self.losses.append(trainer.strategy.last_step.loss)
+        assert isinstance(trainer.strategy, EngineStrategy)
+        self.losses.append(present(trainer.strategy.last_step).loss)
 
 
 def weights_of(trainer: Any) -> dict[str, torch.Tensor]:

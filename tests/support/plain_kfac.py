@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from narrow import gradient
 from torch import nn
 from torch.nn import functional
 
@@ -48,13 +49,13 @@ def plain_kfac(
                     inverses[number, side] = torch.linalg.inv(damped)
             if (number, "A") not in inverses or (number, "B") not in inverses:
                 continue
-            parts = [linear.weight.grad, *([] if linear.bias is None else [linear.bias.grad[:, None]])]
+            parts = [gradient(linear.weight), *([] if linear.bias is None else [gradient(linear.bias)[:, None]])]
             whole = inverses[number, "B"] @ torch.cat(parts, dim=1) @ inverses[number, "A"]
             linear.weight.grad = whole[:, : linear.in_features]
             if linear.bias is not None:
                 linear.bias.grad = whole[:, -1]
         with torch.no_grad():
             for p, v in velocity.items():
-                v.copy_(settings["momentum"] * v + p.grad + settings["weight_decay"] * p)
-                p -= settings["lr"] * v
+                v.copy_(settings["momentum"] * v + gradient(p) + settings["weight_decay"] * p)
+                p.sub_(settings["lr"] * v)
     return losses

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+
+class Stepper(Protocol):
+    """What updates weights from their gradients: an optimizer, or one written out by hand."""
+
+    def step(self) -> object: ...
 
 
 def microbatches(batch: Tensor, replicas: int, count: int) -> list[Tensor]:
@@ -69,7 +75,7 @@ def train(
     replicas: int = 1,
     count: int = 1,
     clip_norm: float | None = None,
-    optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
+    optimizer: Callable[[Sequence[Tensor]], Stepper],
     dtype: torch.dtype = torch.float32,
     by_replica: bool = False,
     pipelines: int = 1,
@@ -97,7 +103,7 @@ def train(
         sums = [accumulate(model, loss, group, dtype) for group in groups]
         total, weight = sum(part[0] for part in sums), sum(part[1] for part in sums)
         for index, parameter in enumerate(parameters):
-            gradients = [part[2][index] for part in sums if part[2][index] is not None]
+            gradients = [each for part in sums if (each := part[2][index]) is not None]
             parameter.grad = sum(gradients[1:], gradients[0]) if gradients else None
         for parameter in parameters:
             if parameter.grad is not None:

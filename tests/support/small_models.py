@@ -49,9 +49,11 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, memory: Any = None, mask: torch.Tensor | None = None) -> Any:
         key, value = self.both(x if memory is None else memory).chunk(2, -1)
-        split = [t.view(*t.shape[:2], 2, WIDTH // 2).transpose(1, 2) for t in (self.query(x), key, value)]
+        queries, keys, values = (
+            t.view(*t.shape[:2], 2, WIDTH // 2).transpose(1, 2) for t in (self.query(x), key, value)
+        )
         rate = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(*split, attn_mask=mask, dropout_p=rate)
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=rate)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
