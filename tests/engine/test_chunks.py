@@ -151,7 +151,7 @@ def make_tied() -> nn.Sequential:
     embedding = nn.Embedding(11, 6)
     block = nn.Linear(6, 6)
     middle = [block, nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), block, nn.Tanh()]
-    return nn.Sequential(embedding, *middle, Unembed(embedding.weight))
+    return nn.Sequential(embedding, *middle, Unembed(embedding.get_parameter("weight")))
 
 
 def make_tokens() -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ def make_batches(samples: int, *shape: int) -> list[tuple[torch.Tensor, torch.Te
 def train_kfac(
     make: Callable[..., Any],
     loss: Callable[..., Any],
-    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
     schedule: Schedule | str,
     pipeline: int,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -56,7 +56,7 @@ def train_kfac(
     return losses[-1], weights
 
 
-LAYOUTS = [
+LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("gpipe", 1, {}),
     ("naive", 2, {}),
     ("gpipe", 2, {}),
@@ -70,7 +70,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("name", "ranks", "more"), LAYOUTS, ids=lambda value: str(value))
-def test_equals_plain_kfac(name: str, ranks: int, more: dict[str, int]) -> None:
+def test_equals_plain_kfac(name: str, ranks: int, more: dict[str, Any]) -> None:
     """Uneven micro-batches; three steps on one step's factors; weight decay, momentum, layers that are left alone."""
     schedule = registry.build(name, ranks=ranks, microbatches=COUNT, **more)
     losses, weights = train_kfac(make_model, functional.mse_loss, make_batches(10), schedule, ranks)

@@ -65,7 +65,8 @@ def run(
         return nn.Sequential(*layers)
 
     generator = torch.Generator().manual_seed(3)
-    batches = [tuple(torch.randn(BATCH, 7, generator=generator) for _ in range(2)) for _ in range(3)]
+    drawn = partial(torch.randn, BATCH, 7, generator=generator)
+    batches: list[tuple[torch.Tensor, torch.Tensor]] = [(drawn(), drawn()) for _ in range(3)]
     if marked is not None:
         batches[1][0][marked, -1] = 100.0
     return train_in_threads(

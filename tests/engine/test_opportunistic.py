@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,7 +85,7 @@ def make_batches(batch: int, steps: int = 3) -> Batches:
 def run_engine(
     schedule: Schedule,
     batches: Batches,
-    around: dict[int, partial[Transport]],
+    around: Mapping[int, Callable[[Transport], Transport]],
     make: Callable[[], nn.Module] = make_model,
 ) -> tuple[list[list[float]], dict[str, Tensor], list[list[str]]]:
     """Losses and actions of the last step by rank, and the weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from runner.checkpoint.state import load_optimizer_state, own_optimizer_state
+from runner.engine.actions.curvature import ScheduledCurvature
 from runner.engine.engine import Engine
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.optim.kinds.kfac import KFAC
@@ -52,7 +54,7 @@ def expected(
 
 def many_batches(samples: int, steps: int, *shape: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     batches = make_batches(samples, *shape)
-    return [tuple(part.double() for part in batches[step % len(batches)]) for step in range(steps)]
+    return [(x.double(), y.double()) for x, y in (batches[step % len(batches)] for step in range(steps))]
 
 
 CASES = {
@@ -88,17 +90,22 @@ def test_equals_plain_kfac_with_the_same_staleness(
 
 
 def engines(
-    transport: ThreadTransport, schedule: Schedule, models: list[nn.Module]
+    transport: ThreadTransport, schedule: Schedule, models: Sequence[nn.Module]
 ) -> tuple[Engine, torch.optim.Optimizer]:
     """The engine of a rank, and its optimizer."""
     made: list[KFAC] = []
 
-    def keep(parameters: list[nn.Parameter]) -> KFAC:
+    def keep(parameters: Sequence[torch.Tensor]) -> KFAC:
         made.append(KFAC(parameters, **CHOICES))
         return made[0]
 
     layout: dict[str, Any] = {"schedule": schedule, "pipeline": 2, "data": 1, "count": COUNT}
     return make_engine(models[transport.rank], functional.mse_loss, transport, optimizer=keep, **layout), made[0]
+
+
+def filler_of(engine: Engine) -> ScheduledCurvature:
+    assert isinstance(engine.filler, ScheduledCurvature)
+    return engine.filler
 
 
 def submitted(
@@ -168,9 +175,9 @@ def test_nothing_is_kept_when_the_interval_ends_or_the_stream_is_drained() -> No
         counts = []
         for batch in batches:
             submitted(engine, transport, schedule, [batch])
-            counts.append(len(engine.filler.kept))
+            counts.append(len(filler_of(engine).kept))
         engine.drain()
-        return [*counts, len(engine.filler.kept)]
+        return [*counts, len(filler_of(engine).kept)]
 
     for counts in run_ranks(2, run):
         assert counts[0] > 0 < counts[5]

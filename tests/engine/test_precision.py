@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import pytest
 import torch
-from layouts import make_engine, part_of, train_in_threads
+from layouts import EngineFormat, make_engine, part_of, train_in_threads
+from narrow import gradient
 from reference import microbatches
 from torch import nn
 
+from runner.engine.options import FinishedStep
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.loss_scale import LossScale, LossScaling
 from runner.optim.kinds.build import build_optimizer
@@ -61,10 +63,10 @@ def plain_loop(
             total += float(part.detach().double())
             (part * scale / BATCH if scales else part).backward()  # type: ignore[no-untyped-call]  # the library's
         for parameter, master in zip(parameters, updated, strict=True):
-            gradient = parameter.grad.float() if masters else parameter.grad
-            master.grad = gradient / scale if scales else gradient / BATCH
+            found = gradient(parameter).float() if masters else gradient(parameter)
+            master.grad = found / scale if scales else found / BATCH
             if clip_value is not None:
-                master.grad.clamp_(-clip_value, clip_value)
+                gradient(master).clamp_(-clip_value, clip_value)
         optimizer.step()
         if masters:
             for parameter, master in zip(parameters, updated, strict=True):
@@ -73,7 +75,16 @@ def plain_loop(
     return losses, model.state_dict()
 
 
-PRECISIONS = {
+class PlainFormat(TypedDict):
+    """How :func:`plain_loop` computes in a precision."""
+
+    weights: torch.dtype
+    autocast: NotRequired[torch.dtype]
+    masters: NotRequired[bool]
+    scales: NotRequired[list[float]]
+
+
+PRECISIONS: dict[str, tuple[EngineFormat, PlainFormat]] = {
     "fp32": ({"dtype": torch.float32}, {"weights": torch.float32}),
     "bf16_master": ({"dtype": torch.bfloat16, "masters": True}, {"weights": torch.bfloat16, "masters": True}),
     "bf16_mixed": ({"autocast": torch.bfloat16}, {"weights": torch.float32, "autocast": torch.bfloat16}),
@@ -160,7 +171,7 @@ class OverflowsOnce(nn.Module):
 
 def run_overflow(
     stage: int, options: dict[str, Any], *, data: int = 1
-) -> list[tuple[list[Any], dict[str, Any], float]]:
+) -> list[tuple[list[FinishedStep], list[dict[str, torch.Tensor]], float]]:
     """Per rank: what each step gave, the weights after each step, the scale at the end; step 1 overflows."""
 
     def model() -> nn.Sequential:
@@ -170,7 +181,7 @@ def run_overflow(
 
     models = [model() for _ in range(3 * data)]
 
-    def run(transport: ThreadTransport) -> tuple[list[Any], list[Any], float]:
+    def run(transport: ThreadTransport) -> tuple[list[FinishedStep], list[dict[str, torch.Tensor]], float]:
         engine = make_engine(
             models[transport.rank],
             loss_function,
@@ -182,7 +193,8 @@ def run_overflow(
             optimizer=adamw,
             **options,
         )
-        steps, weights = [], []
+        steps: list[FinishedStep] = []
+        weights: list[dict[str, torch.Tensor]] = []
         for batch in make_batches():
             steps += engine.submit(part_of(batch, transport, 3, data))
             state = {k: v.clone() for s in engine.stages.values() for k, v in s.global_state().items()}
@@ -224,7 +236,10 @@ def test_the_scale_follows_gradscaler() -> None:
         torch_scaler.step(optimizer)
         torch_scaler.update()
         optimizer.zero_grad()
-        assert own.overflowed() if bad else own.succeeded() is None
+        if bad:
+            assert own.overflowed()
+        else:
+            own.succeeded()
         assert own.value == torch_scaler.get_scale()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import gradient, present
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,13 +27,26 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution_backward", "embedding_
 
 
 class Made(nn.Module):
-    """A module from a function of its children and its input."""
+    """A module from a function of its parts and its input; it has the parts that it is given, by these names."""
 
-    def __init__(self, function: Callable[[nn.Module, Any], Any], **children: Any) -> None:
+    inner: nn.Module
+    other: nn.Module
+    a: nn.Module
+    b: nn.Module
+    table: nn.Embedding
+    w: nn.Parameter
+    v: nn.Parameter
+    prompt: nn.Parameter
+    weights: nn.Parameter
+    shared: nn.Parameter
+    waiting: nn.Parameter
+    at_once: nn.Parameter
+
+    def __init__(self, function: Callable[[Made, Any], Any], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
         self.function = function
-        for name, child in children.items():
-            setattr(self, name, child)
+        for name, part in parts.items():
+            setattr(self, name, part)
 
     def forward(self, value: Any) -> Any:
         return self.function(self, value)
@@ -52,19 +66,19 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 6))
 
 
-def residual(module: Any, x: Tensor) -> Tensor:
+def residual(module: Made, x: Tensor) -> Tensor:
     made: Tensor = x + module.inner(x)
     return made
 
 
-def chunked(module: Any, x: Tensor) -> Tensor:
+def chunked(module: Made, x: Tensor) -> Tensor:
     a, b, c = module.inner(x).chunk(3, dim=-1)
     first, second = torch.split(a * b, [2, 4], dim=-1)
     made: Tensor = torch.cat([second, first], -1) + c.sigmoid()
     return made
 
 
-def in_place(module: Any, x: Tensor) -> Tensor:
+def in_place(module: Made, x: Tensor) -> Tensor:
     hidden = module.inner(x).mul_(2.0).add_(x)
     hidden[:, 1] += 1.0
     hidden[:, 0] = module.other(x)[:, 0] * 2
@@ -72,12 +86,12 @@ def in_place(module: Any, x: Tensor) -> Tensor:
     return made
 
 
-def gated_by_detached(module: Any, x: Tensor) -> Tensor:
+def gated_by_detached(module: Made, x: Tensor) -> Tensor:
     made: Tensor = module.inner(x.detach()) + module.other(x)
     return made
 
 
-def expert_products(module: Any, x: Tensor) -> Tensor:
+def expert_products(module: Made, x: Tensor) -> Tensor:
     return torch.bmm(x.transpose(0, 1), module.weights).transpose(0, 1) + torch.einsum("bti,io->bto", x, module.shared)
 
 
@@ -107,20 +121,20 @@ class Squared(torch.autograd.Function):
         return made
 
 
-def functions_of_weights(module: Any, x: Tensor) -> Tensor:
+def functions_of_weights(module: Made, x: Tensor) -> Tensor:
     tripled, squared = Tripled.apply(module.waiting), Squared.apply(module.at_once)  # type: ignore[no-untyped-call]
     made: Tensor = x @ tripled + x @ squared
     return made
 
 
-def five_steps(module: Any, x: Tensor) -> Tensor:
+def five_steps(module: Made, x: Tensor) -> Tensor:
     hidden = torch.zeros(2, 6)
     for step in x:
         hidden = module.inner(step, hidden)
     return hidden
 
 
-def tuple_and_dict(module: Any, value: Any) -> Any:
+def tuple_and_dict(module: Made, value: Any) -> Any:
     hidden, extra = value["pair"]
     return {"out": (module.inner(hidden), extra * 2, value["name"]), "same": extra, "tokens": value["tokens"]}
 
@@ -335,8 +349,10 @@ def test_has_the_bits_of_a_full_backward(name: str, first: bool, late: bool) -> 
     assert all(map(torch.equal, expected.full(), split.split(late=late)))
     assert len(split.input_gradients) == len(expected.input_gradients)
     for mine, theirs in zip(split.input_gradients, expected.input_gradients, strict=True):
-        assert (mine is None) == (theirs is None)
-        assert mine is None or torch.equal(mine, theirs)
+        if mine is None or theirs is None:
+            assert mine is theirs
+        else:
+            assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["middle stage", "first stage"])
@@ -389,11 +405,11 @@ def test_weights_that_wait(name: str, first: bool, waiting: int) -> None:
 def test_a_scalar_output_needs_no_gradient() -> None:
     module, x = mlp(), torch.randn(X, requires_grad=True)
     module(x).sum().backward()
-    expected = [x.grad, *(parameter.grad for parameter in module.parameters())]
+    expected = [gradient(part) for part in (x, *module.parameters())]
     module.zero_grad()
     (made,), pending = backward_input([module(x).sum()], None, [x])
     backward_weight(pending)
-    assert all(map(torch.equal, expected, [made, *(parameter.grad for parameter in module.parameters())]))
+    assert all(map(torch.equal, expected, [present(made), *(gradient(part) for part in module.parameters())]))
 
 
 def test_no_output_that_requires_gradients() -> None:
@@ -404,7 +420,7 @@ def test_no_output_that_requires_gradients() -> None:
 def test_a_hook_on_a_weight_runs_once_on_the_whole_gradient() -> None:
     module = Made(lambda m, x: m.inner(m.inner(x)), inner=nn.Linear(6, 6))
     seen: list[Tensor] = []
-    module.inner.weight.register_hook(lambda gradient: seen.append(gradient.clone()))
+    module.get_parameter("inner.weight").register_hook(lambda found: seen.append(found.clone()))  # type: ignore[no-untyped-call]  # the library's
     x = torch.randn(X, requires_grad=True)
     module(x).sum().backward()
     backward_weight(backward_input([module(x).sum()], None, [x])[1])

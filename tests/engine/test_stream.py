@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from narrow import present
 
 from runner.engine.context import RankView
 from runner.engine.stream import RankStream
@@ -28,7 +29,7 @@ def test_a_steps_actions_are_counted_from_its_own_first_microbatch(name: str) ->
         window = [action for action in one.training(step) if action.op is not Op.FILL]
         numbers = {action.microbatch for action in window if action.op is Op.F}
         assert numbers == set(range(MICROBATCHES))
-        last = max(action.microbatch for action in window if action.op is Op.F)
+        last = max(present(action.microbatch) for action in window if action.op is Op.F)
         (there,) = {
             one.in_program(action, step).microbatch
             for action in window

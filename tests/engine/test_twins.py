@@ -41,7 +41,7 @@ def make_tied() -> nn.Sequential:
     torch.manual_seed(7)
     embedding = nn.Embedding(11, 6)
     blocks = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)]
-    return nn.Sequential(embedding, *blocks, Unembed(embedding.weight))
+    return nn.Sequential(embedding, *blocks, Unembed(embedding.get_parameter("weight")))
 
 
 def token_batches(batch: int) -> Batches:
@@ -129,7 +129,11 @@ def test_twins_stay_equal_over_fifty_steps() -> None:
         torch.testing.assert_close([step.loss for step in steps], losses, rtol=1e-4, atol=0)
 
 
-ODD = {"gems": (3, 5, {}), "chimera": (4, 4, {"pipes": 4}), "dualpipe": (2, 6, {})}
+ODD: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "gems": (3, 5, {}),
+    "chimera": (4, 4, {"pipes": 4}),
+    "dualpipe": (2, 6, {}),
+}
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -185,7 +189,7 @@ def test_twins_that_differ_end_the_run() -> None:
     schedule = registry.build("chimera", ranks=2, microbatches=2)
     models = [make_model() for _ in range(2)]
     with torch.no_grad():
-        models[1][0].bias[3] += 1e-6
+        models[1].get_parameter("0.bias")[3] += 1e-6
     layout: dict[str, Any] = {
         "schedule": schedule,
         "pipeline": 2,
