@@ -97,7 +97,7 @@ COMBINED: list[dict[str, Any]] = [
         "launcher.account": "", "launcher.sbatch": ["x"],
     },
 ]  # fmt: skip
-BROKEN = [*({key: -1} for key in NEGATIVE), *({key: "no such"} for key in UNKNOWN), *COMBINED]
+BROKEN: list[dict[str, Any]] = [*({key: -1} for key in NEGATIVE), *({key: "no such"} for key in UNKNOWN), *COMBINED]
 
 
 def request(values: Mapping[str, Any]) -> RunConfig:
@@ -191,7 +191,9 @@ def test_a_condition_holds_for_a_whole_table_or_for_some_of_its_rows() -> None:
 def test_conditions_add_up() -> None:
     row: Row[RunConfig] = Row("seed", lambda c: True, "never", when=lambda c: c.compile)
     (both,) = where(lambda c: c.device == "cpu", row)
-    found = [list(both.problems(RunConfig(compile=on, device=device))) for on in (0, 1) for device in ("cpu", "cuda")]
+    found = [
+        list(both.problems(RunConfig(compile=on, device=device))) for on in (False, True) for device in ("cpu", "cuda")
+    ]
     assert [len(problems) for problems in found] == [0, 0, 1, 0]
 
 

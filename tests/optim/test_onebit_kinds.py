@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import present
 from torch import nn
 
 from runner.config.schema import OptimizerConfig
@@ -13,6 +14,7 @@ from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.replicas import ReplicaExchange
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import build_optimizer
+from runner.optim.kinds.onebit import OneBitOptimizer
 
 SHAPES = [(6, 8), (16,), (4, 8)]
 SIZES = [48, 16, 32]
@@ -46,15 +48,16 @@ def gradients(step: int) -> torch.Tensor:
 
 def trained(
     name: str, steps: int = STEPS
-) -> list[tuple[torch.Tensor, list[torch.Tensor], list[bool], torch.optim.Optimizer, int]]:
+) -> list[tuple[torch.Tensor, list[torch.Tensor], list[bool], OneBitOptimizer, int]]:
     """Of each replica: weights, momenta and whether it compressed by step, the optimizer, bytes sent."""
 
     def run(
         transport: ThreadTransport,
-    ) -> tuple[torch.Tensor, list[torch.Tensor], list[bool], torch.optim.Optimizer, int]:
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[bool], OneBitOptimizer, int]:
         parameters = [nn.Parameter(value.clone()) for value in start()]
         settings: dict[str, Any] = {"lr": LR, "betas": list(BETAS), "eps": EPS, "weight_decay": DECAY, **KINDS[name]}
         optimizer = build_optimizer(OptimizerConfig(name=name, **settings), parameters)
+        assert isinstance(optimizer, OneBitOptimizer)
         exchange = ReplicaExchange(transport, tuple(range(REPLICAS)))
         optimizer.attach(exchange)
         compressed, momenta = [], []
@@ -172,4 +175,4 @@ def test_it_sends_bits_at_compressed_steps_and_keeps_what_the_plan_says(name: st
         assert sent == rounds * (REPLICAS - 1) * 2 * (HALF // 8 + scales)
         for parameter, state in optimizer.state.items():
             held = sum(v.nbytes for v in state.values() if isinstance(v, torch.Tensor) and v.dim())
-            assert held == OPTIMIZERS[name].state_bytes(parameter.numel())
+            assert held == present(OPTIMIZERS[name].state_bytes)(parameter.numel())

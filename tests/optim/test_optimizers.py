@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from narrow import gradient, present
 from torch import nn
 
 from runner.config.compose.resolve import resolve
@@ -64,7 +66,7 @@ def test_adam8bit_is_near_adamw_and_keeps_a_byte_per_moment() -> None:
     assert 0 < float(away.norm() / moved.norm()) < 0.05
     for parameter, state in optimizer.state.items():
         found = sum(state[key].nbytes for key in ("state1", "state2", "absmax1", "absmax2") if key in state)
-        assert found == OPTIMIZERS["adam8bit"].state_bytes(parameter.numel())
+        assert found == present(OPTIMIZERS["adam8bit"].state_bytes)(parameter.numel())
 
 
 @pytest.mark.parametrize(("name", "library", "most"), [("adam4bit", "AdamW4bit", 0.3), ("adam_fp8", "AdamWFp8", 0.1)])
@@ -82,7 +84,7 @@ def test_few_bits_are_torchaos_and_near_adamw(
     assert 0 < float(away.norm() / moved.norm()) < most
     for parameter, state in optimizer.state.items():
         found = sum(value.nbytes for value in state.values() if value.dim())
-        assert found == OPTIMIZERS[name].state_bytes(parameter.numel())
+        assert found == present(OPTIMIZERS[name].state_bytes)(parameter.numel())
 
 
 def adam_without_bias_correction(parameters: list[nn.Parameter]) -> Any:
@@ -97,9 +99,9 @@ def adam_without_bias_correction(parameters: list[nn.Parameter]) -> Any:
         def step(self) -> None:
             beta1, beta2 = SETTINGS["betas"]
             for p, m, v in zip(parameters, self.first, self.second, strict=True):
-                m.copy_(beta1 * m + (1 - beta1) * p.grad)
-                v.copy_(beta2 * v + (1 - beta2) * p.grad**2)
-                p -= SETTINGS["lr"] * (m / (v.sqrt() + SETTINGS["eps"]) + SETTINGS["weight_decay"] * p)
+                m.copy_(beta1 * m + (1 - beta1) * gradient(p))
+                v.copy_(beta2 * v + (1 - beta2) * gradient(p) ** 2)
+                p.sub_(SETTINGS["lr"] * (m / (v.sqrt() + SETTINGS["eps"]) + SETTINGS["weight_decay"] * p))
 
     return Plain()
 
@@ -187,7 +189,7 @@ def test_cpu_adam_brings_its_offload() -> None:
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (problem,) = needs.optimizer_needs(resolve(["model=mlp", "optimizer=adam8bit"]))
     assert "pip install 'runner[optimizers]'" in problem.why
     assert list(needs.optimizer_needs(resolve(["model=mlp", "optimizer=adamw"]))) == []
@@ -202,12 +204,12 @@ def lars_in_ten_lines(
         @torch.no_grad()
         def step(self) -> None:
             for p, v in zip(parameters, held, strict=True):
-                gradient = p.grad
+                change = gradient(p)
                 if p.dim() > 1:
-                    local = 1e-3 * p.norm() / (p.grad.norm() + decay * p.norm())
-                    gradient = local * (p.grad + decay * p)
-                v.copy_(momentum * v + gradient)
-                p -= lr * v
+                    local = 1e-3 * p.norm() / (change.norm() + decay * p.norm())
+                    change = local * (change + decay * p)
+                v.copy_(momentum * v + change)
+                p.sub_(lr * v)
 
     return Plain()
 
@@ -223,11 +225,11 @@ def lamb_in_ten_lines(parameters: list[nn.Parameter]) -> Any:
         def step(self) -> None:
             self.steps += 1
             for p, m, v in zip(parameters, first, second, strict=True):
-                m.copy_(beta1 * m + (1 - beta1) * p.grad)
-                v.copy_(beta2 * v + (1 - beta2) * p.grad**2)
+                m.copy_(beta1 * m + (1 - beta1) * gradient(p))
+                v.copy_(beta2 * v + (1 - beta2) * gradient(p) ** 2)
                 update = m / (v.sqrt() + SETTINGS["eps"]) + SETTINGS["weight_decay"] * p
                 ratio = p.norm().clamp(max=10) / (update.norm() + SETTINGS["eps"])
-                p -= SETTINGS["lr"] / (1 - beta1**self.steps) * ratio * update
+                p.sub_(SETTINGS["lr"] / (1 - beta1**self.steps) * ratio * update)
 
     return Plain()
 

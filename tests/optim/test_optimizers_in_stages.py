@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from layouts import make_engine, part_of, train_in_threads
+from narrow import present
 from reference import accumulate, microbatches, train
 from torch import nn
 
 from runner.config.schema import OptimizerConfig
+from runner.engine.engine import Engine
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.replicas import ReplicaExchange
 from runner.errors import RequestError
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import build_optimizer
-from runner.strategy.compressed import attach_compression
+from runner.strategy.compressed import attach_compression, compressing
 
 LAYOUT: dict[str, Any] = {"schedule": "1f1b", "pipeline": 2, "count": 2}
 COMMON: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-4, "weight_decay": 0.1}
 STEPS, FREEZE = 13, 10
-OWN = {
+OWN: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.9},
     "lars": {"momentum": 0.9},
     "custom": {"target": f"{__name__}:half_sgd", "weight_decay": 0.0, "kwargs": {"momentum": 0.5}},
@@ -41,7 +44,7 @@ def half_sgd(parameters: Any, lr: Any, momentum: Any) -> Any:
     return torch.optim.SGD(parameters, lr=lr / 2, momentum=momentum)
 
 
-def made_by(name: str) -> Callable[..., Any]:
+def made_by(name: str) -> Callable[[Sequence[torch.Tensor]], torch.optim.Optimizer]:
     config = OptimizerConfig(name=name, **{**COMMON, **OWN.get(name, {})})
     return lambda parameters: build_optimizer(config, parameters)
 
@@ -88,7 +91,7 @@ def replicas_by_hand(name: str) -> dict[str, torch.Tensor]:
     def run(transport: ThreadTransport) -> Any:
         model = models[transport.rank]
         halves = [list(model[:2].parameters()), list(model[2:].parameters())]
-        optimizers = [made_by(name)(half) for half in halves]
+        optimizers = [present(compressing(made_by(name)(half))) for half in halves]
         for optimizer in optimizers:
             optimizer.attach(ReplicaExchange(transport, (0, 1)))
         for inputs, targets in make_batches():
@@ -96,9 +99,9 @@ def replicas_by_hand(name: str) -> dict[str, torch.Tensor]:
             parts = [accumulate(model, half_square, list(zip(x[r : r + 2], y[r : r + 2], strict=True)), torch.float32)
                      for r in (0, 2)]  # fmt: skip
             own, weight = parts[transport.rank][2], sum(part[1] for part in parts)
-            whole = [a + b for a, b in zip(parts[0][2], parts[1][2], strict=True)]
+            whole = [present(a) + present(b) for a, b in zip(parts[0][2], parts[1][2], strict=True)]
             for parameter, part, total in zip(model.parameters(), own, whole, strict=True):
-                parameter.grad = (part if optimizers[0].compresses else total) / weight
+                parameter.grad = (present(part) if optimizers[0].compresses else total) / weight
             for optimizer in optimizers:
                 optimizer.step()
         return model.state_dict()
@@ -113,15 +116,14 @@ def test_replicas_of_a_stage_exchange_bits_among_themselves(name: str) -> None:
     models = [make_model() for _ in range(4)]
 
     def run(transport: ThreadTransport) -> Any:
-        kept = []
+        kept: list[torch.optim.Optimizer] = []
 
-        def keep(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        def keep(parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
             kept.append(made_by(name)(parameters))
-            made: torch.optim.Optimizer = kept[0]
-            return made
+            return kept[0]
 
         engine = make_engine(models[transport.rank], half_square, transport, data=2, optimizer=keep, **LAYOUT)
-        exchange = attach_compression(kept[0], engine, [])
+        exchange = present(attach_compression(kept[0], engine, []))
         for batch in make_batches():
             engine.submit(part_of(batch, transport, 2, 2))
         engine.drain()
@@ -137,4 +139,4 @@ def test_replicas_of_a_stage_exchange_bits_among_themselves(name: str) -> None:
 def test_weights_that_stages_share_are_refused_in_bits(name: str) -> None:
     optimizer = made_by(name)([nn.Parameter(torch.zeros(2))])
     with pytest.raises(RequestError, match=f"{name}: must exchange whole gradients .*embedding.weight"):
-        attach_compression(optimizer, None, ["embedding.weight"])
+        attach_compression(optimizer, Mock(spec=Engine), ["embedding.weight"])

@@ -28,7 +28,7 @@ def exchanged(replicas: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Ten
             values = torch.randn(ELEMENTS, generator=generator)
             came += values * mask
             went += compression.mean(values, mask)
-        sent = exchange.bytes_sent / ROUNDS if replicas > 1 else 0
+        sent = exchange.bytes_sent / ROUNDS if isinstance(exchange, ReplicaExchange) else 0
         return came, went, compression.worker_error, compression.server_error, sent
 
     return run_ranks(replicas, run)

@@ -38,6 +38,12 @@ class Capacity:
     def hopeless(self, first: int, last: int, stage: int) -> bool:
         return not self.fits(first, last, stage)
 
+    def peak_bytes(self, first: int, last: int, stage: int) -> int:
+        return sum(self.weights[first : last + 1])
+
+    def floor_bytes(self, first: int, last: int, stage: int) -> int:
+        return self.peak_bytes(first, last, stage)
+
 
 @settings(max_examples=150, deadline=None)
 @given(costs=st.lists(st.integers(0, 9), min_size=1, max_size=12), stages=st.integers(1, 5))

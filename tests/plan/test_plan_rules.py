@@ -133,7 +133,10 @@ def test_the_traits_of_schedules(name: str, expected: str) -> None:
 def test_traits_are_values_of_the_actions() -> None:
     actions = tuple(Action(op, 0, 0) for op in (Op.F, Op.I, Op.W))
     split = Schedule(name="own", actions=(actions,), placement=((0,),), pipeline_of_microbatch=(0,))
-    whole = replace(ScheduleTraits("own", 1, 1, *[False], True, *[False] * 6), filling=None)
+    whole = ScheduleTraits(
+        name="own", ranks=1, stages=1, has_copies=False, one_stage_per_rank=True, splits_backward=False,
+        recomputes=False, moves_activations=False, filling=None, is_asynchronous=False, leaves_its_order=False,
+    )  # fmt: skip
     assert traits_of(split) == replace(whole, splits_backward=True)
     assert traits_of(registry.build("varuna", ranks=2, microbatches=2, opportunistic=True)).leaves_its_order
 

@@ -88,8 +88,8 @@ def test_auto_is_judged_by_the_shortest_of_the_others() -> None:
 
 @pytest.mark.slow
 def test_auto_and_the_others_compute_the_same() -> None:
-    schedules: dict[str, Any] = {name: build(name, ranks=2, microbatches=4) for name in ("zb_v", "1f1b")}
-    schedules: dict[str, Any] = {"auto": schedules.pop("zb_v"), **schedules}
+    named = {"auto": "zb_v", "1f1b": "1f1b"}
+    schedules = {name: build(order, ranks=2, microbatches=4) for name, order in named.items()}
     measured = run_ranks(2, partial(auto.compare, SMALL, schedules, samples=8, rounds=1, steps=1))
     assert measured["seconds"].keys() == schedules.keys()
 
@@ -161,7 +161,7 @@ def test_zero_takes_turns_with_a_hand_written_loop(tmp_path: Path) -> None:
 
 def test_pipefisher_prints_what_a_run_recorded() -> None:
     """Its contestants can be planned, and share all but the optimizer's and the schedule's keys."""
-    shared = pipefisher.workload(pipefisher.GptSize(2, 16, 8, 20, 2), microbatches=2, steps=4)
+    shared = pipefisher.workload(GptSize(2, 16, 8, 20, 2), microbatches=2, steps=4)
     asked = pipefisher.contestants(3)
     config = resolve([*shared, *asked["pipefisher, kfac"], "cost.B=4"])
     plan = make_plan(config, profile_model(config))

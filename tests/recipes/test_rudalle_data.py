@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from runner.recipes.rudalle import baseline, data, report
+from runner.recipes.rudalle import baseline, data, patches, report
 from runner.recipes.rudalle.cache import cache_root, cached_folder, fingerprint
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -46,7 +46,7 @@ def test_seen_captions(folder: data.EmojiFolder) -> None:
 def test_tokens_carry_the_pictures(folder: data.EmojiFolder) -> None:
     shown = folder.decode(folder.codes[2474 : 2474 + len(folder.previews)])
     assert shown.shape == folder.previews.shape
-    assert report.patches.psnr(folder.previews, shown) > 19
+    assert patches.psnr(folder.previews, shown) > 19
     assert (folder.codebook[0] == 255).all()
     assert int(folder.codes.max()) < 512
 
@@ -62,7 +62,7 @@ def test_second_call_reads_what_the_first_built(folder: data.EmojiFolder, emoji_
 def test_spec_needs_no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: data.EmojiFolder) -> None:
     inputs, targets = folder.datasets()[0][0]
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "none"))
-    shapes = data.build.spec()
+    shapes = vars(data.build)["spec"]()
     assert [(part.shape, part.dtype) for part in shapes] == [(part.shape, part.dtype) for part in (inputs, targets)]
     full = OmegaConf.load(CONF / "recipe/rudalle_malevich.yaml").data.kwargs
     assert data.spec(**full)[0].shape == (1151,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from narrow import present
 from orders import assert_figures
 
 from runner.schedule import SPECS, Costs, Op, Schedule, build, check, forward_only, simulate
@@ -115,7 +116,7 @@ def test_order_is_torchs(ranks: int, microbatches: int) -> None:
     for name, cls in (("gpipe", schedules.ScheduleGPipe), ("1f1b", schedules.Schedule1F1B)):
         theirs = cls.__new__(cls)
         theirs._num_stages, theirs._n_microbatches = ranks, microbatches
-        order = theirs._get_pipeline_order()
+        order = present(theirs._get_pipeline_order())
         for rank, row in enumerate(build(name, ranks=ranks, microbatches=microbatches).actions):
             cells = [str(cell) for cell in order[rank] if cell is not None and "REDUCE_GRAD" not in str(cell)]
             mine = [str(action) for action in row]

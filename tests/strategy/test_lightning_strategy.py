@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import user_code
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning_runs import Losses, fit, weights_of
+from narrow import gradient, present
 from reference import accumulate, clip, microbatches, train
 from torch import nn
 
 from runner.engine.window import StepBatch
-from runner.training.module import LayersModule
 
 PEAK = 2.0**-7  # a power of two: the schedule's factors are then exact
 WARMUP, STEPS = 2, 7
@@ -30,7 +32,7 @@ def expected_rate(step: int) -> float:
 class ScheduledAdamW:
     """An optimizer whose rate follows the schedule, by hand."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.optimizer = torch.optim.AdamW(parameters, lr=PEAK, weight_decay=0.1)
         self.number = 0
 
@@ -89,9 +91,9 @@ def test_a_users_callback_sees_the_steps_loss() -> None:
 def test_before_the_update_gradients_are_final() -> None:
     class Gradients(Callback):
         def on_before_optimizer_step(
-            self, trainer: Any, pl_module: LayersModule, optimizer: torch.optim.Optimizer
+            self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
         ) -> None:
-            self.found = [p.grad.clone() for p in pl_module.parameters()]
+            self.found = [gradient(p).clone() for p in pl_module.parameters()]
 
     callback = Gradients()
     fit(
@@ -104,14 +106,16 @@ def test_before_the_update_gradients_are_final() -> None:
     _, weight, _ = accumulate(model, user_code.mean, pairs, torch.float32)
     parameters = list(model.parameters())
     for parameter in parameters:
-        parameter.grad.div_(weight)
+        gradient(parameter).div_(weight)
     clip(parameters, 0.05)
-    assert all(torch.equal(found, p.grad) for found, p in zip(callback.found, parameters, strict=True))
+    assert all(torch.equal(found, gradient(p)) for found, p in zip(callback.found, parameters, strict=True))
 
 
 def test_gradients_that_others_clear_are_claimed_again() -> None:
     class Clears(Callback):
-        def on_train_batch_start(self, trainer: Any, pl_module: LayersModule, batch: StepBatch, batch_idx: int) -> None:
+        def on_train_batch_start(
+            self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: StepBatch, batch_idx: int
+        ) -> None:
             pl_module.zero_grad(set_to_none=True)
 
     assert fit("trainer.max_steps=4", callbacks=[Clears()])[2] == fit("trainer.max_steps=4")[2]
@@ -136,7 +140,7 @@ def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
 def test_the_best_checkpoint_is_chosen_by_val_loss(tmp_path: Path) -> None:
     saver = ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=1)
     _, module, _ = fit("trainer.max_steps=6", callbacks=[saver], limit_val_batches=1.0, val_check_interval=2)
-    assert float(saver.best_model_score) == pytest.approx(min(value for _, value in module.val_losses))
+    assert float(present(saver.best_model_score)) == pytest.approx(min(value for _, value in module.val_losses))
 
 
 def test_validation_is_the_plain_mean_over_its_samples() -> None:
