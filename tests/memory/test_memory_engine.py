@@ -63,7 +63,7 @@ def make_convolutions() -> nn.Sequential:
     """Layers with batch norm and dropout; the last but one passes a dict, and one saves its own output."""
 
     class Twice(nn.Module):
-        def forward(self, value: torch.Tensor | dict[str, torch.Tensor | list[torch.Tensor | int]]) -> Any:
+        def forward(self, value: torch.Tensor) -> dict[str, Any]:
             return {"left": value, "right": [value * 2, 3]}
 
     class Join(nn.Module):
@@ -71,7 +71,7 @@ def make_convolutions() -> nn.Sequential:
             super().__init__()
             self.head = nn.Linear(8, 5)
 
-        def forward(self, value: torch.Tensor | dict[str, torch.Tensor | list[torch.Tensor | int]]) -> Any:
+        def forward(self, value: dict[str, Any]) -> Any:
             joined = value["left"] + value["right"][0] * value["right"][1]
             return self.head(joined.mean((2, 3)))
 
@@ -181,7 +181,7 @@ def test_one_more_forward_per_microbatch_of_a_recomputed_layer(policy: str, pipe
 
 def test_a_forward_without_gradients_recomputes_nothing() -> None:
     stage_of = []
-    installed = installer(make_gpt, 1, POLICIES["full"], to_host=True)
+    installed: Callable[..., None] | None = installer(make_gpt, 1, POLICIES["full"], to_host=True)
 
     def run(transport: ThreadTransport) -> Any:
         engine = make_engine(
@@ -202,9 +202,10 @@ class Changing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.seen: torch.Tensor
         self.register_buffer("seen", torch.ones(4))
 
-    def forward(self, value: torch.Tensor | dict[str, torch.Tensor | list[torch.Tensor | int]]) -> Any:
+    def forward(self, value: torch.Tensor) -> Any:
         result = self.linear(value * self.seen.clone())
         self.seen.add_(result.detach().mean(0))
         return result.sin()

@@ -70,7 +70,7 @@ def test_combinations_that_cannot_be_are_refused_with_the_reason() -> None:
     moved, compiled = lines(config)
     assert "would stay on the device" in moved
     assert "compiled layer has none" in compiled
-    config.activation_checkpoint.name, config.activation_checkpoint.save_ops = "full", None
+    config.activation_checkpoint = request(name="full").activation_checkpoint
     assert lines(config) == []
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from narrow import gradient
 from user_project import plain_result
 from zero_ranks import train_all
 
@@ -17,17 +17,23 @@ from runner.optim.states.delayed import DelayedUpdate
 class Explicitly:
     """``w[i+1] = w[i] - update(g[i-1])`` from step ``first`` on; nothing is updated at that step."""
 
-    def __init__(self, parameters: Iterator[Any], make: Callable[..., Any], first: int) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        make: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+        first: int,
+    ) -> None:
         self.parameters = list(parameters)
         self.optimizer = make(self.parameters)
-        self.first, self.number, self.kept = first, 0, None
+        self.first, self.number = first, 0
+        self.kept: list[torch.Tensor] | None = None
 
     def step(self) -> None:
-        now = [parameter.grad.clone() for parameter in self.parameters]
+        now = [gradient(parameter).clone() for parameter in self.parameters]
         used = now if self.number < self.first else self.kept
         if used is not None:
-            for parameter, gradient in zip(self.parameters, used, strict=True):
-                parameter.grad = gradient
+            for parameter, value in zip(self.parameters, used, strict=True):
+                parameter.grad = value
             self.optimizer.step()
         self.kept = now if self.number >= self.first else None
         self.number += 1

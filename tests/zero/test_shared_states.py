@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from layouts import train_in_threads
 from torch import nn
 
+from runner.optim.compression.signs import Exchange
 from runner.optim.states.shared import SharedStates
 from runner.schedule.catalogue.registry import build
 
@@ -21,24 +23,27 @@ class Together:
     """Replicas in threads, which meet at every gathering."""
 
     def __init__(self, size: int) -> None:
-        self.parts, self.barrier = [None] * size, threading.Barrier(size, timeout=20)
+        self.parts = [torch.empty(0)] * size
+        self.barrier = threading.Barrier(size, timeout=20)
 
-    def of(self, rank: int) -> Any:
-        together = self
+    def of(self, rank: int) -> Exchange:
+        return OfRank(self, rank)
 
-        class OfRank:
-            size = len(together.parts)
 
-            def __init__(self) -> None:
-                self.rank = rank
+class OfRank:
+    """One replica's side of them."""
 
-            def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-                together.barrier.wait()
-                together.parts[rank] = tensor.clone()
-                together.barrier.wait()
-                return list(together.parts)
+    def __init__(self, together: Together, rank: int) -> None:
+        self.together, self.rank, self.size = together, rank, len(together.parts)
 
-        return OfRank()
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self.together.barrier.wait()
+        self.together.parts[self.rank] = tensor.clone()
+        self.together.barrier.wait()
+        return list(self.together.parts)
+
+    def all_to_all(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise AssertionError("states that are shared out are gathered, and nothing else")
 
 
 def weights() -> list[nn.Parameter]:
@@ -58,8 +63,11 @@ def train(parameters: list[nn.Parameter], step_once: Callable[..., Any], steps: 
         step_once()
 
 
-def by_replica(size: int, work: Callable[..., Any]) -> list[tuple[list[nn.Parameter], int]]:
-    results, threads = [None] * size, []
+def by_replica(
+    size: int, work: Callable[[int], tuple[list[nn.Parameter], int]]
+) -> list[tuple[list[nn.Parameter], int]]:
+    results: dict[int, tuple[list[nn.Parameter], int]] = {}
+    threads = []
     for rank in range(size):
 
         def run(rank: int = rank) -> None:
@@ -69,8 +77,7 @@ def by_replica(size: int, work: Callable[..., Any]) -> list[tuple[list[nn.Parame
         threads[-1].start()
     for thread in threads:
         thread.join(30)
-    assert None not in results
-    return results
+    return [results[rank] for rank in range(size)]
 
 
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -92,7 +99,9 @@ def test_it_is_the_unshared_update_and_goes_on_from_its_states(size: int) -> Non
         again = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
         optimizer = adamw(again)
         going_on = SharedStates(optimizer, second.of(rank))
-        named = {new: states[old] for new, old in zip(again, parameters, strict=True)}
+        named: dict[torch.Tensor, Mapping[str, Any]] = {
+            new: states[old] for new, old in zip(again, parameters, strict=True)
+        }
         going_on.load(named, [{"lr": 0.1}])
         train(again, going_on.step, (3, 4))
         return again, sum(
@@ -120,7 +129,8 @@ def squares(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, i
 def test_under_any_schedule_the_run_is_the_unshared_one(schedule: str) -> None:
     """Two replicas with unequal shares, clipped by the norm over all stages."""
     generator = torch.Generator().manual_seed(3)
-    batches = [tuple(torch.randn(17, width, generator=generator) for width in (3, 2)) for _ in range(3)]
+    drawn = partial(torch.randn, generator=generator)
+    batches = [(drawn(17, 3), drawn(17, 2)) for _ in range(3)]
     order = build(schedule, ranks=2, microbatches=4)
     layout: dict[str, Any] = {
         "schedule": order,

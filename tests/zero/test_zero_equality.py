@@ -6,6 +6,7 @@ sums have another order. What is offloaded changes no bit, as long as the optimi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 import user_code
 from covering import covering
 from user_project import plain_result
-from zero_ranks import train_all
+from zero_ranks import Result, train_all
 
 from runner.launch.needs.zero import has_libaio
+from runner.model.data import LossFunction
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16_master": torch.bfloat16}
 TOLERANCE = {
@@ -59,7 +61,9 @@ def overrides(stage: Any, place: Any, precision: Any, count: Any, samples: int =
     return made if clip is None else [*made, f"trainer.grad_clip_norm={clip}"]
 
 
-def expected(precision: Any, count: Any, samples: int = 21, clip: Any = None, loss: Any = user_code.mean) -> Any:
+def expected(
+    precision: str, count: int, samples: int = 21, clip: float | None = None, loss: LossFunction = user_code.mean
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     masters: dict[str, Any] = {"optimizer": Masters} if precision == "bf16_master" else {}
     return plain_result(
         loss=loss, samples=samples, replicas=2, by_replica=True, count=count, clip_norm=clip, dtype=DTYPES[precision],
@@ -67,7 +71,7 @@ def expected(precision: Any, count: Any, samples: int = 21, clip: Any = None, lo
     )  # fmt: skip
 
 
-def assert_close(result: Any, losses: Any, state: Any, precision: Any) -> None:
+def assert_close(result: Result, losses: list[float], state: dict[str, torch.Tensor], precision: str) -> None:
     assert result.loss == pytest.approx(losses, rel=1e-6 if precision == "fp32" else 2e-2)
     assert result.weights.keys() == state.keys()
     for name, weight in state.items():
@@ -100,7 +104,7 @@ ALL = [case.values for case in CELLS]
 SAMPLE = [case.values for case in CELLS if not case.marks]
 
 
-def check(directory: Any, cells: Any, seconds: int = 280) -> Any:
+def check(directory: Path, cells: Sequence[tuple[Any, ...]], seconds: int = 280) -> dict[str, Result]:
     results = train_all(directory, {"-".join(map(str, cell)): overrides(*cell) for cell in cells}, seconds=seconds)
     for cell in cells:
         result = results["-".join(map(str, cell))]

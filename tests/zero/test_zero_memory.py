@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from narrow import present
 from plan_profiles import layer, model
 from zero_ranks import train_all
 
@@ -41,7 +42,7 @@ def predicted(overrides: Any) -> Any:
     config = resolve([*asked, "data.batch_size=8", "device=cpu", *WIDE, *overrides])
     profile = profile_model(config)
     (figures,) = stage_figures(profile, [(0, len(profile.layers) - 1)])
-    sharing = sharing_of(config, profile, OPTIMIZERS[config.optimizer.name].temporaries)
+    sharing = present(sharing_of(config, profile, OPTIMIZERS[config.optimizer.name].temporaries))
     held = sharing.held(figures)
     # The bucket is let go, and the last partition of gradients is there, when the update begins.
     arrives = sharing.stage < 3 and sharing.optimizer == "none"

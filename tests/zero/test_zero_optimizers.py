@@ -9,9 +9,10 @@ import pytest
 import torch
 import user_code
 import zero_model
+from narrow import present
 from reference import accumulate, microbatches
 from user_project import plain_batches, plain_result
-from zero_ranks import train_all
+from zero_ranks import Result, train_all
 
 WIDE = ("model.target=zero_model:model", "parallelism.data=2", "schedule.microbatches=2", "optimizer.betas=[0.9,0.98]")
 ONEBIT = ("optimizer=onebit_adam", "optimizer.freeze_step=2", "optimizer.eps=1e-3")
@@ -28,7 +29,7 @@ def parts_of_step(model: Any, batch: Any) -> Any:
         for r in range(2)
     ]  # fmt: skip
     weight = sum(part[1] for part in found)
-    flat = [torch.cat([gradient.flatten() for gradient in part[2]]) / weight for part in found]
+    flat = [torch.cat([present(gradient).flatten() for gradient in part[2]]) / weight for part in found]
     return flat, sum(part[0] for part in found) / weight
 
 
@@ -73,11 +74,12 @@ ZERO_ONE = ("optimizer=zero_one_adam", "optimizer.freeze_step=4", "optimizer.var
 LAMB = ("optimizer=onebit_lamb", "optimizer.freeze_step=10", ONEBIT[-1], "trainer.max_steps=14")
 
 
-def plain_onebit() -> Any:
+def plain_onebit() -> tuple[list[float], dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     model = zero_model.model()
     parameters = list(model.parameters())
-    plain, losses = PlainOneBit([p.numel() for p in parameters]), []
+    plain = PlainOneBit([p.numel() for p in parameters])
+    losses: list[float] = []
     for step, batch in enumerate(plain_batches()):
         parts, loss = parts_of_step(model, batch)
         change = plain.update(parts, step)
@@ -89,12 +91,12 @@ def plain_onebit() -> Any:
 
 
 def adam8bit(parameters: Any) -> Any:
-    import bitsandbytes
+    from bitsandbytes.optim.adamw import AdamW8bit
 
-    return bitsandbytes.optim.AdamW8bit(parameters, lr=LR, betas=BETAS, weight_decay=0.0)  # type: ignore[no-untyped-call]  # the library's
+    return AdamW8bit(parameters, lr=LR, betas=BETAS, weight_decay=0.0)  # type: ignore[no-untyped-call]  # the library's
 
 
-def assert_close(result: Any, losses: Any, state: Any, most: Any) -> None:
+def assert_close(result: Result, losses: list[float], state: dict[str, torch.Tensor], most: float) -> None:
     assert result.loss == pytest.approx(losses, rel=1e-5)
     assert max(float((result.weights[name] - state[name]).abs().max()) for name in state) < most
 

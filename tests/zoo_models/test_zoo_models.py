@@ -6,12 +6,13 @@ import math
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 import torch
 from covering import covering
-from layouts import make_engine, part_of
+from layouts import EngineFormat, make_engine, part_of
+from narrow import present
 from precisions import PLAIN, train, validate
 from small_models import ZOO, Case
 from torch import nn
@@ -28,7 +29,7 @@ STEPS, COUNT, SAMPLES, SEED = 5, 3, 8, 11
 SCALING = LossScaling(initial_scale=2.0**10, samples=SAMPLES)
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
-ENGINE: dict[str, dict[str, object]] = {
+ENGINE: dict[str, EngineFormat] = {
     "fp32": {},
     "bf16": {"dtype": torch.bfloat16},
     "bf16_master": {"dtype": torch.bfloat16, "masters": True},
@@ -41,8 +42,15 @@ CASES = [
     *covering({"precision": ["fp32"], **LAYOUTS}, strength=1, seed=0),
     *covering({"precision": [name for name in ENGINE if name != "fp32"], **LAYOUTS}, strength=1, seed=1),
 ]
+
+
+class Tolerance(TypedDict):
+    rtol: float
+    atol: float
+
+
 # What the order of a weight's gradients, in two stages apart, may change: steps of the format it is summed in.
-TOLERANCE = {
+TOLERANCE: dict[str, Tolerance] = {
     "fp32": {"rtol": 1e-4, "atol": 1e-6},
     "bf16_mixed": {"rtol": 1e-2, "atol": 2e-3},
     "fp16_mixed": {"rtol": 1e-2, "atol": 2e-3},
@@ -88,11 +96,12 @@ def traced(case: Case, dtype: torch.dtype, pipeline: int) -> list[LayerSource]:
 
 def copied(chain: list[LayerSource]) -> list[LayerSource]:
     """A rank's own copy of all layers; what is tied in the one is tied in the other."""
-    modules = deepcopy([layer.given for layer in chain])
-    return [
-        replace(layer, build=lambda module=module: module, given=module)
-        for layer, module in zip(chain, modules, strict=True)
-    ]
+    modules = deepcopy([present(layer.given) for layer in chain])
+    return [holding(layer, module) for layer, module in zip(chain, modules, strict=True)]
+
+
+def holding(layer: LayerSource, module: nn.Module) -> LayerSource:
+    return replace(layer, build=lambda: module, given=module)
 
 
 def in_a_pipeline(
@@ -153,7 +162,7 @@ def check(
     loss_tolerance = 1e-6 if precision == "fp32" else tolerance["rtol"]
     assert losses[0] == pytest.approx(expected, rel=loss_tolerance)
     for name, value in state.items():
-        torch.testing.assert_close(weights[name], value, **tolerance, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(weights[name], value, **tolerance, msg=f"{name}: {{}}".format)
     assert found_validation == pytest.approx(expected_validation, rel=loss_tolerance)
 
 
