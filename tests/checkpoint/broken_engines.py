@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -22,8 +23,8 @@ from runner.training.verify.recording_rank import run_recording_rank
 def wrong_scale(config: RunConfig, run_dir: Path) -> None:
     """Twice the mean gradient; Adam's weights hardly show it."""
     right = StageGradients.divide
-    StageGradients.divide = lambda self, weight: right(self, weight / 2)
-    run_recording_rank(config, run_dir)
+    with patch.object(StageGradients, "divide", lambda self, weight: right(self, weight / 2)):
+        run_recording_rank(config, run_dir)
 
 
 def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
@@ -35,8 +36,8 @@ def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
         made: torch.Tensor = total * 0.0 if place.number == 1 else total
         return made
 
-    Compute._lose = lose
-    run_recording_rank(config, run_dir)
+    with patch.object(Compute, "_lose", lose):
+        run_recording_rank(config, run_dir)
 
 
 def stale_weight(config: RunConfig, run_dir: Path) -> None:
@@ -63,8 +64,8 @@ def stale_weight(config: RunConfig, run_dir: Path) -> None:
         put(self.stages, held[1])
         update(self, window, stage)
 
-    Executor.run, Engine._stage_is_due = run, is_due
-    run_recording_rank(config, run_dir)
+    with patch.object(Executor, "run", run), patch.object(Engine, "_stage_is_due", is_due):
+        run_recording_rank(config, run_dir)
 
 
 def missing_reduce(config: RunConfig, run_dir: Path) -> None:
@@ -73,8 +74,8 @@ def missing_reduce(config: RunConfig, run_dir: Path) -> None:
     def reduce(self: Executor, action: Action) -> None:
         pass
 
-    Executor._reduce = reduce
-    run_recording_rank(config, run_dir)
+    with patch.object(Executor, "_reduce", reduce):
+        run_recording_rank(config, run_dir)
 
 
 def swapped_target(config: RunConfig, run_dir: Path) -> None:
@@ -88,16 +89,14 @@ def swapped_target(config: RunConfig, run_dir: Path) -> None:
             window.targets = list(torch.cat(list(window.targets)).roll(1, dims=0).split(sizes))  # type: ignore[no-untyped-call]  # the library's
         return window
 
-    Engine._open = opened
-    run_recording_rank(config, run_dir)
+    with patch.object(Engine, "_open", opened):
+        run_recording_rank(config, run_dir)
 
 
 def no_clip(config: RunConfig, run_dir: Path) -> None:
     """The norm is reported and nothing is clipped."""
-    right = StageGradients.scale
-    assert callable(right)
-    StageGradients.scale = lambda self, factor: None
-    run_recording_rank(config, run_dir)
+    with patch.object(StageGradients, "scale", lambda self, factor: None):
+        run_recording_rank(config, run_dir)
 
 
 def untied_weight(config: RunConfig, run_dir: Path) -> None:
@@ -108,5 +107,5 @@ def untied_weight(config: RunConfig, run_dir: Path) -> None:
     def reduce(self: StageGradients, transport: Any) -> list[Any]:
         return [] if self.tag is not None and self.tag.spans_stages else right(self, transport)
 
-    StageGradients.reduce = reduce
-    run_recording_rank(config, run_dir)
+    with patch.object(StageGradients, "reduce", reduce):
+        run_recording_rank(config, run_dir)

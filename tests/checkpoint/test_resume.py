@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from resume_runs import assert_same_run, record_of, run_here
+from safetensors.torch import save_file
 
 from runner.checkpoint.file import read_checkpoint
 from runner.cli.main import main
@@ -105,10 +106,8 @@ def test_a_save_in_the_background_that_fails_ends_the_run(tmp_path: Path, monkey
     from runner.checkpoint import parts as part_files
     from runner.errors import RunFailedError
 
-    save = part_files.save_file
-
     def fill_up(tensors: Any, path: Path, header: Any) -> None:
-        save(tensors, path, header)
+        save_file(tensors, path, header)
         if "step-3.ckpt" in str(path):
             raise OSError(28, "No space left on device")
 

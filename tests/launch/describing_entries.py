@@ -20,10 +20,11 @@ from runner.config.schema import RunConfig
 
 def describe(config: RunConfig, run_dir: Path) -> None:
     """What a rank finds where it begins, as JSON."""
+    known_ranks = [vars(function)["rank"] for function in (rank_zero_only, prints.rank_zero_only)]
     found = {
         "origin": sys.orig_argv[2],
         "name": Path("/proc/self/comm").read_text().strip(),
-        "rank": [os.environ["RANK"], os.environ["LOCAL_RANK"], rank_zero_only.rank, prints.rank_zero_only.rank],
+        "rank": [os.environ["RANK"], os.environ["LOCAL_RANK"], *known_ranks],
         "store": os.environ.get("RUNNER_STORE_FD") is not None,
         "leads": os.getsid(0) == os.getpid(),
         "files": [os.readlink(f"/proc/self/fd/{number}").rpartition("/")[2] for number in range(2)],

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -170,8 +171,10 @@ def test_a_sweep_grows_by_further_jobs(light: Path) -> None:
 @pytest.mark.slow
 def test_a_study_by_optuna_is_a_sweep_that_goes_on(light: Path) -> None:
     """A light job's loss is its rate: the sampler is told, and a second start runs no trial again."""
-    words = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler.seed=3")
-    words += ("hydra.sweeper.n_jobs=2", "optimizer.lr=interval(0.1,0.9)", "seed=choice(0,1)")
+    words = (
+        "hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler.seed=3",
+        "hydra.sweeper.n_jobs=2", "optimizer.lr=interval(0.1,0.9)", "seed=choice(0,1)",
+    )  # fmt: skip
     for _ in range(2):
         assert start(*words) == 0
         assert statuses(light) == ["ok"] * 4
@@ -225,7 +228,7 @@ def test_a_terminal_shows_the_table_while_the_sweep_runs(tmp_path: Path) -> None
 def test_the_ledger_and_a_steps_line_cost_next_to_nothing(tmp_path: Path) -> None:
     """Less than 1 % of a step of 50 ms: the line of a step is all that is written per step."""
 
-    def seconds(act: object, times: int) -> float:
+    def seconds(act: Callable[[], object], times: int) -> float:
         start = time.process_time()
         for _ in range(times):
             act()

@@ -11,8 +11,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -31,7 +32,7 @@ class Model(pl.LightningModule):
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output, target)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=10.0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
@@ -58,8 +59,9 @@ def data(samples: int, seed: int) -> TensorDataset:
 
 def main(folder: Path) -> None:
     watch, average = Watch(), WeightAveraging(0.5)
+    strategy = PipelineStrategy(stages=2, schedule="1f1b", microbatches=4)
     trainer = pl.Trainer(
-        strategy=PipelineStrategy(stages=2, schedule="1f1b", microbatches=4),
+        strategy=strategy,
         devices=2,
         accelerator="cpu",
         max_epochs=3,
@@ -74,17 +76,18 @@ def main(folder: Path) -> None:
     model = Model()
     training, validation = DataLoader(data(29, 1), batch_size=8, shuffle=True), DataLoader(data(10, 2), batch_size=8)
     trainer.fit(model, training, validation)
-    found = {
+    saver = trainer.checkpoint_callback
+    assert isinstance(saver, ModelCheckpoint)
+    found: dict[str, Any] = {
         "losses": watch.losses,
         "rates": watch.rates,
         "val_loss": float(trainer.callback_metrics["val_loss"]),
         "validate": trainer.validate(model, validation, verbose=False),
         "test": trainer.test(model, validation, verbose=False),
-        "checkpoint": trainer.checkpoint_callback.best_model_path,
+        "checkpoint": saver.best_model_path,
     }
     predictions = trainer.predict(model, validation)
-    found["predictions"] = [None if part is None else part.tolist() for part in predictions or []]
-    strategy = trainer.strategy
+    found["predictions"] = [part.tolist() if isinstance(part, torch.Tensor) else part for part in predictions or []]
     weights = strategy.lightning_module_state_dict()
     averages = average.whole(strategy)
     if trainer.is_global_zero:

@@ -9,6 +9,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from own_script import Model, data
 from torch.utils.data import DataLoader
 
@@ -18,7 +20,7 @@ BOTH = OffloadConfig(optimizer="cpu", parameters="cpu")
 
 
 class PlainRate(Model):
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
@@ -42,6 +44,7 @@ def fit(folder: Path, name: str, strategy: ZeroStrategy, epochs: int, start: Pat
     found["val_loss"] = float(trainer.callback_metrics["val_loss"])
     if trainer.is_global_zero:
         torch.save(found, folder / f"{name}.pt")
+    assert isinstance(trainer.checkpoint_callback, ModelCheckpoint)
     return Path(trainer.checkpoint_callback.best_model_path)
 
 

@@ -18,6 +18,7 @@ import user_code
 import user_lightning
 import warm
 from covering import sampled
+from narrow import present
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from user_project import assert_same_weights, environment, record
@@ -196,12 +197,12 @@ def test_what_it_cannot_have_is_refused(
 def test_two_ranks_are_the_plain_loop_too(tmp_path: Path, layout: str) -> None:
     """Replicas by its training step, a pipeline by its layers and loss; its optimizer in both."""
     for source in (user_lightning, user_code):
-        shutil.copy(source.__file__, tmp_path)
-    layout = (f"parallelism.{layout}=2", "schedule.microbatches=3", "partition=uniform", "logger=none", "run_dir=run")
-    command = [sys.executable, "-m", "runner", "train", *BASE, *layout]
+        shutil.copy(present(source.__file__), tmp_path)
+    options = (f"parallelism.{layout}=2", "schedule.microbatches=3", "partition=uniform", "logger=none", "run_dir=run")
+    command = [sys.executable, "-m", "runner", "train", *BASE, *options]
     done = warm.run(command, cwd=tmp_path, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
-    losses, state = plain_loop(3, replicas=2 if "data" in layout[0] else 1)
+    losses, state = plain_loop(3, replicas=2 if layout == "data" else 1)
     made = record(tmp_path / "run")
     assert made["loss"] == losses
     found = load_file(tmp_path / "run" / "weights.safetensors")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import gradient
 from own_script import Model, data
 from torch import nn
 from torch.utils.data import DistributedSampler
@@ -40,7 +41,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.
                 loss.backward()  # type: ignore[no-untyped-call]  # the library's
                 total += float(loss.detach().double())
             for parameter in model.parameters():
-                parameter.grad /= len(x)
+                gradient(parameter).div_(len(x))
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             losses.append(total / len(x))

@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from narrow import gradient
 from own_script import Model, data
 from torch import nn
 from torch.utils.data import DistributedSampler
@@ -41,7 +42,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], float]:
                     loss.backward()  # type: ignore[no-untyped-call]  # the library's
                     total += float(loss.detach())
             for parameter in model.parameters():
-                parameter.grad /= 8
+                gradient(parameter).div_(8)
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             losses.append(total / 8)

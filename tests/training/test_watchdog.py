@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
+import lightning.pytorch as pl
 import pytest
 from user_project import make_directory, record, train
 
 from runner.config.compose.resolve import resolve
+from runner.engine.engine import Engine
 from runner.launch.run.memory_advice import smaller
 from runner.plan.make import make_plan
 from runner.profiling.model import profile_model
@@ -42,16 +43,22 @@ def test_a_hang_ends_the_run_with_every_ranks_place_and_stacks(tmp_path: Path) -
     assert "time.sleep(600)" in said
 
 
-def _watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **times: float) -> tuple[Watchdog, list[int], Any]:
+def _watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **times: float) -> tuple[Watchdog, list[int], Mock]:
     (tmp_path / "logs").mkdir()
     RunRecord().save(tmp_path)
     ends: list[int] = []
-    monkeypatch.setattr(os, "_exit", lambda status: (ends.append(status), watchdog.stop()))
-    engine = SimpleNamespace(actions_begun=0, place=lambda: ("in step 1, last at 0F0 (stage 0, layers 0..1)", "a grid"))
+    watchdog = Watchdog(tmp_path, 0, 1, **times)
+
+    def end(status: int) -> None:
+        ends.append(status)
+        watchdog.stop()
+
+    monkeypatch.setattr(os, "_exit", end)
+    engine = Mock(spec=Engine, actions_begun=0)
+    engine.place.return_value = ("in step 1, last at 0F0 (stage 0, layers 0..1)", "a grid")
     strategy = EngineStrategy.__new__(EngineStrategy)
     strategy.engine = engine
-    watchdog = Watchdog(tmp_path, 0, 1, **times)
-    watchdog.on_train_start(SimpleNamespace(strategy=strategy), None)
+    watchdog.on_train_start(Mock(spec=pl.Trainer, strategy=strategy), pl.LightningModule())
     return watchdog, ends, engine
 
 
