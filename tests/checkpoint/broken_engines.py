@@ -13,6 +13,7 @@ from runner.config.schema import RunConfig
 from runner.engine.actions.compute import Compute
 from runner.engine.engine import Engine
 from runner.engine.executor import Executor
+from runner.engine.step_ends import StepEnds
 from runner.engine.update.gradients import StageGradients
 from runner.engine.window import Window
 from runner.engine.works.work import Place
@@ -42,7 +43,7 @@ def dropped_microbatch(config: RunConfig, run_dir: Path) -> None:
 
 def stale_weight(config: RunConfig, run_dir: Path) -> None:
     """Stage 1 computes with the weights of the step before, and updates the newest."""
-    right, update = Executor.run, Engine._stage_is_due
+    right, update = Executor.run, StepEnds.step
     held: dict[int, list[torch.Tensor]] = {}
 
     def parameters(stages: Any) -> list[torch.nn.Parameter]:
@@ -60,11 +61,11 @@ def stale_weight(config: RunConfig, run_dir: Path) -> None:
         held[0], held[1] = newest, newest
         right(self, actions, failed, training=training)
 
-    def is_due(self: Engine, window: Window, stage: int) -> None:
-        put(self.stages, held[1])
+    def step(self: StepEnds, window: Window, stage: int) -> None:
+        put(self._rank.stages, held[1])
         update(self, window, stage)
 
-    with patch.object(Executor, "run", run), patch.object(Engine, "_stage_is_due", is_due):
+    with patch.object(Executor, "run", run), patch.object(StepEnds, "step", step):
         run_recording_rank(config, run_dir)
 
 
