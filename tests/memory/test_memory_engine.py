@@ -86,7 +86,7 @@ def make_convolutions() -> nn.Sequential:
     )
 
 
-def pictures(batch: int = 9, steps: int = 2) -> Any:
+def pictures(batch: int = 9, steps: int = 2) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(6)
     return [
         (torch.randn(batch, 3, 8, 8, generator=generator), torch.randint(0, 5, (batch,), generator=generator))

@@ -113,7 +113,7 @@ class Plain:
     def adam(self, step: int) -> None:
         self.weights = self.weights - LR * (self.m / (self.v.sqrt() + EPS) + DECAY * self.weights)
 
-    def lamb(self, step: Any) -> None:
+    def lamb(self, step: int) -> None:
         moved = []
         parts = [value.split(SIZES) for value in (self.weights, self.m, self.v, self.fresh)]  # type: ignore[no-untyped-call]  # the library's
         for number, (w, m, v, fresh) in enumerate(zip(*parts, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,9 +22,10 @@ from runner.optim.learning_rate import build_scheduler
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1}
 STEPS = 20
+Maker = Callable[[Sequence[torch.Tensor]], Any]  # of an optimizer, or of what stands for one
 
 
-def trained(make: Callable[..., Any], steps: int = STEPS) -> tuple[list[torch.Tensor], Any]:
+def trained(make: Maker, steps: int = STEPS) -> tuple[list[torch.Tensor], Any]:
     """Weights after training a small model; the largest of its tensors has 8192 elements, the smallest 64."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
@@ -37,12 +38,12 @@ def trained(make: Callable[..., Any], steps: int = STEPS) -> tuple[list[torch.Te
     return [parameter.detach().clone() for parameter in model.parameters()], optimizer
 
 
-def ours(name: str, **more: Any) -> Callable[..., Any]:
+def ours(name: str, **more: Any) -> Maker:
     config = OptimizerConfig(name=name, **(SETTINGS | more))
     return lambda parameters: build_optimizer(config, parameters)
 
 
-def torchs(kind: type[Any], **more: Any) -> Callable[..., Any]:
+def torchs(kind: Callable[..., torch.optim.Optimizer], **more: Any) -> Maker:
     settings: dict[str, Any] = {**SETTINGS, "betas": tuple(SETTINGS["betas"])}
     return lambda parameters: kind(parameters, **settings, **more)
 
@@ -87,7 +88,7 @@ def test_few_bits_are_torchaos_and_near_adamw(
         assert found == present(OPTIMIZERS[name].state_bytes)(parameter.numel())
 
 
-def adam_without_bias_correction(parameters: list[nn.Parameter]) -> Any:
+def adam_without_bias_correction(parameters: Sequence[torch.Tensor]) -> Any:
     """The textbook's, in the plainest form."""
 
     class Plain:
@@ -196,7 +197,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 
 def lars_in_ten_lines(
-    parameters: list[nn.Parameter], momentum: float = 0.9, decay: float = 0.1, lr: float = 0.5
+    parameters: Sequence[torch.Tensor], momentum: float = 0.9, decay: float = 0.1, lr: float = 0.5
 ) -> Any:
     held = [torch.zeros_like(p) for p in parameters]
 
@@ -214,7 +215,7 @@ def lars_in_ten_lines(
     return Plain()
 
 
-def lamb_in_ten_lines(parameters: list[nn.Parameter]) -> Any:
+def lamb_in_ten_lines(parameters: Sequence[torch.Tensor]) -> Any:
     beta1, beta2 = SETTINGS["betas"]
     first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
 

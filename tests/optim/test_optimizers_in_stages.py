@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 from unittest.mock import Mock
@@ -39,7 +39,7 @@ COMPILED = [pytest.param(name, marks=pytest.mark.full) for name in ("cpu_adam", 
 NAMES = [name for name in OPTIMIZERS if name not in ("auto", "cpu_adam", "fused_adam", "kfac")]  # kfac: of one process
 
 
-def half_sgd(parameters: Any, lr: Any, momentum: Any) -> Any:
+def half_sgd(parameters: Iterable[torch.Tensor], lr: float, momentum: float) -> torch.optim.Optimizer:
     """A user's own."""
     return torch.optim.SGD(parameters, lr=lr / 2, momentum=momentum)
 
@@ -88,7 +88,7 @@ def test_two_stages_of_two_replicas_are_one_process(name: str) -> None:
 def replicas_by_hand(name: str) -> dict[str, torch.Tensor]:
     """Of two replicas, whole models whose stages have an optimizer each, which is given gradients by hand."""
 
-    def run(transport: ThreadTransport) -> Any:
+    def run(transport: ThreadTransport) -> dict[str, torch.Tensor]:
         model = models[transport.rank]
         halves = [list(model[:2].parameters()), list(model[2:].parameters())]
         optimizers = [present(compressing(made_by(name)(half))) for half in halves]
@@ -107,15 +107,14 @@ def replicas_by_hand(name: str) -> dict[str, torch.Tensor]:
         return model.state_dict()
 
     models = [make_model() for _ in range(2)]  # here, because threads share the random generator
-    made: dict[str, torch.Tensor] = run_ranks(2, run)[0]
-    return made
+    return run_ranks(2, run)[0]
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_replicas_of_a_stage_exchange_bits_among_themselves(name: str) -> None:
     models = [make_model() for _ in range(4)]
 
-    def run(transport: ThreadTransport) -> Any:
+    def run(transport: ThreadTransport) -> tuple[dict[str, torch.Tensor], int]:
         kept: list[torch.optim.Optimizer] = []
 
         def keep(parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:

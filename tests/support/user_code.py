@@ -6,12 +6,16 @@ Its text is also what the tests write into a user's own directory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningDataModule
 
 
 def model(width: int = 12, dropout: float = 0.0, inplace: bool = False) -> nn.Sequential:
@@ -72,18 +76,18 @@ def breaking(what: str, calls: int = 30) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 12), Breaks(what, calls), nn.Tanh(), nn.Linear(12, 5))
 
 
-def points(samples: int = 24, validation: int = 10) -> tuple[Any, Any]:
+def points(samples: int = 24, validation: int = 10) -> tuple[TensorDataset, TensorDataset]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(samples + validation, 6, generator=generator)
     y = torch.randint(0, 5, (samples + validation,), generator=generator)
     return TensorDataset(x[:samples], y[:samples]), TensorDataset(x[samples:], y[samples:])
 
 
-class Raising(Dataset[Any]):
-    def __len__(self) -> Any:
+class Raising(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __len__(self) -> int:
         return 40
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if index == 33:
             raise ValueError("sample 33 is broken")
         return torch.zeros(6), torch.tensor(1)
@@ -93,29 +97,29 @@ def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target)
 
 
-def counted(output: Any, target: Any) -> Any:
+def counted(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Class 0 does not count."""
     counts = (target > 0).float()
     return (F.cross_entropy(output, target, reduction="none") * counts).sum(), counts.sum()
 
 
-def per_sample(output: Any, target: Any) -> Any:
+def per_sample(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target, reduction="none")
 
 
-def lightning_data() -> Any:
+def lightning_data() -> LightningDataModule:
     """A LightningDataModule around the same samples; its own batch size does not count."""
     from lightning.pytorch import LightningDataModule
     from torch.utils.data import DataLoader
 
     class Points(LightningDataModule):
-        def setup(self, stage: Any) -> None:
+        def setup(self, stage: str) -> None:
             self.train, self.validation = points()
 
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self) -> DataLoader[Any]:
             return DataLoader(self.train, batch_size=3)
 
-        def val_dataloader(self) -> Any:
+        def val_dataloader(self) -> DataLoader[Any]:
             return DataLoader(self.validation, batch_size=3)
 
     return Points()
@@ -132,15 +136,16 @@ class Passing(IterableDataset[Any]):
         yield from self.items if info is None else self.items[info.id :: info.num_workers]
 
 
-def passing(samples: int = 29, validation: int = 10) -> Any:
-    return tuple(Passing([data[i] for i in range(len(data))]) for data in points(samples, validation))
+def passing(samples: int = 29, validation: int = 10) -> tuple[Passing, Passing]:
+    first, second = (Passing([data[i] for i in range(len(data))]) for data in points(samples, validation))
+    return first, second
 
 
-class PassingOnce(IterableDataset[Any]):
-    def __iter__(self) -> Any:
+class PassingOnce(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __iter__(self) -> PassingOnce:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.zeros(6), torch.tensor(1)
 
 
@@ -152,7 +157,7 @@ def sentences(count: int = 29) -> list[dict[str, list[int]]]:
     return [{"words": line[:-1], "next": line[1:]} for line in words]
 
 
-def passing_sentences() -> Any:
+def passing_sentences() -> Passing:
     return Passing(sentences())
 
 
@@ -164,11 +169,11 @@ def padded(samples: list[dict[str, list[int]]]) -> tuple[torch.Tensor, torch.Ten
     return words, following
 
 
-def reader() -> Any:
+def reader() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(20, 12), nn.LayerNorm(12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 20))
 
 
-def each_word(output: Any, target: Any) -> Any:
+def each_word(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Over the words that are there."""
     total = F.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=-100, reduction="sum")
     return total, (target != -100).sum()
@@ -185,46 +190,46 @@ def leaving() -> None:
     raise SystemExit(3)
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_: object) -> None:
     return None
 
 
-def number() -> Any:
+def number() -> int:
     return 3
 
 
-def empty_sequential() -> Any:
+def empty_sequential() -> nn.Sequential:
     return nn.Sequential()
 
 
-def without_parameters() -> Any:
+def without_parameters() -> nn.Sequential:
     return nn.Sequential(nn.Tanh(), nn.Flatten())
 
 
-def frozen() -> Any:
+def frozen() -> nn.Sequential:
     return model().requires_grad_(False)
 
 
 class Gives(nn.Module):
     """Its output is what it was given, whatever its input."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, output: object) -> None:
         super().__init__()
         self.output = output
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> object:
         return self.output
 
 
-def giving_none() -> Any:
+def giving_none() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 12), Gives(None))
 
 
-def giving_text() -> Any:
+def giving_text() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 12), Gives("hello"), nn.Linear(12, 5))
 
 
-def giving_an_object() -> Any:
+def giving_an_object() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 12), Gives(object()), nn.Linear(12, 5))
 
 
@@ -241,13 +246,13 @@ class ListsNothing(nn.Module):
 class Items(Dataset[Any]):
     """``count`` samples, all alike but for the one that is not."""
 
-    def __init__(self, count: int = 40, wrong_at: Any = -1, wrong: Any = None) -> None:
+    def __init__(self, count: int = 40, wrong_at: int = -1, wrong: str = "none") -> None:
         self.count, self.wrong_at, self.wrong = count, wrong_at, wrong
 
-    def __len__(self) -> Any:
+    def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int) -> object:
         if index != self.wrong_at:
             return torch.zeros(6), torch.tensor(1)
         if self.wrong == "raises":
@@ -259,81 +264,81 @@ class Items(Dataset[Any]):
         return {"text": "hello", "none": None, "short": (torch.zeros(5), torch.tensor(1))}[self.wrong]
 
 
-def triples() -> Any:
+def triples() -> TensorDataset:
     return TensorDataset(torch.randn(24, 6), torch.randn(24, 6), torch.randn(24))
 
 
-def dicts() -> Any:
+def dicts() -> list[dict[str, torch.Tensor | int]]:
     return [{"x": torch.zeros(6), "y": 1}] * 24
 
 
-def empty_stream() -> Any:
+def empty_stream() -> Passing:
     return Passing([])
 
 
-def texts() -> Any:
+def texts() -> list[tuple[str, int]]:
     return [("hello", 1)] * 24
 
 
-def loss_text(output: Any, target: Any) -> Any:
+def loss_text(output: torch.Tensor, target: torch.Tensor) -> str:
     return "hello"
 
 
-def loss_number(output: Any, target: Any) -> Any:
+def loss_number(output: torch.Tensor, target: torch.Tensor) -> float:
     return 1.0
 
 
-def loss_raising(output: Any, target: Any) -> None:
+def loss_raising(output: torch.Tensor, target: torch.Tensor) -> None:
     raise ValueError("the loss is broken")
 
 
-def loss_detached(output: Any, target: Any) -> Any:
+def loss_detached(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target).detach()
 
 
-def loss_triple(output: Any, target: Any) -> Any:
+def loss_triple(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, float, float]:
     return output.sum(), 1.0, 2.0
 
 
-def loss_nan(output: Any, target: Any) -> Any:
+def loss_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target) * float("nan")
 
 
-def collate_one(samples: Any) -> Any:
+def collate_one(samples: list[object]) -> torch.Tensor:
     return torch.zeros(len(samples), 6)
 
 
-def collate_short(samples: Any) -> Any:
+def collate_short(samples: list[object]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(1, 6), torch.zeros(1)
 
 
-def collate_raising(samples: Any) -> None:
+def collate_raising(samples: list[object]) -> None:
     raise KeyError("words")
 
 
-def report_raising(run_dir: Any, weights: Any, config: Any) -> None:
+def report_raising(run_dir: Path, weights: dict[str, torch.Tensor], config: object) -> None:
     raise ValueError("the report is broken")
 
 
-def sampled_data() -> Any:
+def sampled_data() -> LightningDataModule:
     """A LightningDataModule whose loader draws its samples by weights."""
     from lightning.pytorch import LightningDataModule
     from torch.utils.data import DataLoader, WeightedRandomSampler
 
     class Sampled(LightningDataModule):
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self) -> DataLoader[Any]:
             return DataLoader(points()[0], sampler=WeightedRandomSampler([1.0] * 24, 24))
 
     return Sampled()
 
 
-def collated_data() -> Any:
+def collated_data() -> LightningDataModule:
     """A LightningDataModule without validation whose loader has a collate function."""
     from lightning.pytorch import LightningDataModule
     from torch.utils.data import DataLoader
 
     class Collated(LightningDataModule):
-        def train_dataloader(self) -> Any:
+        def train_dataloader(self) -> DataLoader[Any]:
             return DataLoader(sentences(), collate_fn=padded)  # type: ignore[arg-type]  # a list is a dataset to it too
 
     return Collated()
@@ -342,7 +347,7 @@ def collated_data() -> Any:
 class Waits(nn.Module):
     """On rank 1 it leaves a file ``waiting`` and stays where it is, once the run has come to a phase of its life."""
 
-    def __init__(self, phase: Any) -> None:
+    def __init__(self, phase: str) -> None:
         super().__init__()
         self.linear = nn.Linear(12, 12)
         self.phase, self.passes = phase, 0
@@ -369,7 +374,7 @@ class Waits(nn.Module):
             time.sleep(600)
 
 
-def waiting(phase: Any) -> Any:
+def waiting(phase: str) -> nn.Sequential:
     layer = Waits(phase)
     if phase == "import":
         layer.wait()

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.types import STEP_OUTPUT, OptimizerLRScheduler, OptimizerLRSchedulerConfig
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,22 +21,22 @@ class Whole(pl.LightningModule):
         )
         self.unused = nn.Parameter(torch.ones(3), requires_grad=False)
         self.epochs = epochs
-        self.called: list[Any] = []
+        self.called: list[int | str] = []
 
-    def layers(self) -> Any:
+    def layers(self) -> list[nn.Module]:
         return list(self.net)
 
-    def loss(self, output: Any, target: Any) -> Any:
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output, target)
 
-    def training_step(self, batch: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> Any:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> STEP_OUTPUT:
         x, y = batch
         loss = F.cross_entropy(self.net(x), y)
         self.called.append(batch_idx)
         self.log("own_loss", loss, on_step=False, on_epoch=True)
         return {"loss": loss, "more": 3}
 
-    def validation_step(self, batch: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         x, y = batch
         self.log("val_loss", F.cross_entropy(self.net(x), y))
         self.log("accuracy", (self.net(x).argmax(-1) == y).float().mean())
@@ -43,10 +44,10 @@ class Whole(pl.LightningModule):
     def on_train_start(self) -> None:
         self.called.clear()
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: STEP_OUTPUT, batch: Any, batch_idx: int) -> None:
         self.called.append("end")
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         decayed = [p for p in self.parameters() if p.ndim > 1]
         others = [p for p in self.parameters() if p.ndim < 2 and p.requires_grad]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.02, "weight_decay": 0.0}]
@@ -63,10 +64,10 @@ class Bare(pl.LightningModule):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 5))
 
-    def training_step(self, batch: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]) -> Any:
+    def training_step(self, batch: list[torch.Tensor]) -> STEP_OUTPUT:
         return F.cross_entropy(self.net(batch[0]), batch[1])
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
@@ -78,21 +79,24 @@ class Manual(Bare):
 
 class Clips(Bare):
     def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         pass
 
 
 class ReturnsNothing(Bare):
-    def training_step(self, batch: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor]) -> None:
+    def training_step(self, batch: list[torch.Tensor]) -> None:
         super().training_step(batch)
 
 
 class LineSearch(Bare):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         return torch.optim.LBFGS(self.parameters())
 
 
 class TwoOptimizers(Bare):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         return [torch.optim.SGD(part.parameters(), lr=0.05) for part in (self.net[0], self.net[2])]

@@ -59,7 +59,10 @@ def plain_loop(count: int, replicas: int = 1, *, epochs: bool = False) -> tuple[
     torch.manual_seed(0)
     model = user_lightning.Whole(epochs=epochs)
     made = model.configure_optimizers()
-    optimizer, scheduler = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    optimizer, rates = made["optimizer"], made["lr_scheduler"]
+    assert isinstance(rates, dict)
+    scheduler = rates["scheduler"]
+    assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
     trained = [p for p in model.parameters() if p.requires_grad]
     losses = []
     for number, step in enumerate(batches(replicas), 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import torch
 import user_code
 from narrow import present
 from reference import accumulate
+from torch import nn
 from user_project import assert_same_weights, make_directory, result, train
+
+from runner.model.data import Collate, LossFunction
 
 pytestmark = pytest.mark.slow
 STEPS = 8  # two epochs of 29 samples in batches of 8
@@ -26,7 +30,10 @@ WORDS = (
 SENTENCES = {"map": "data.target=mine:sentences", "iterable": "data.target=mine:passing_sentences"}
 
 
-def plain(model: Any, loss: Any, samples: Any, collate: Any, *, replicas: int = 1, count: int = 3) -> Any:
+def plain(
+    model: Callable[[], nn.Module], loss: LossFunction, samples: list[Any], collate: Collate, *,
+    replicas: int = 1, count: int = 3,
+) -> tuple[list[float], dict[str, torch.Tensor]]:  # fmt: skip
     """Two epochs of a plain loop: each replica's samples of a step are collated on their own, then cut in ``count``."""
     torch.manual_seed(0)
     made = model()

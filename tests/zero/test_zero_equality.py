@@ -14,6 +14,7 @@ import pytest
 import torch
 import user_code
 from covering import covering
+from narrow import gradient
 from user_project import plain_result
 from zero_ranks import Result, train_all
 
@@ -26,7 +27,7 @@ TOLERANCE = {
     "bf16": 4e-2,
     "bf16_master": 4e-2,
 }  # the format's rounding, over four steps
-PLACES = {
+PLACES: dict[str, tuple[str, ...]] = {
     "device": (),
     "optimizer_cpu": ("offload.optimizer=cpu",),
     "parameters_cpu": ("offload.parameters=cpu",),
@@ -38,7 +39,7 @@ PLACES = {
 class Masters:
     """AdamW over fp32 copies of 16-bit weights."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = parameters
         self.masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in parameters]
         self.optimizer = torch.optim.AdamW(self.masters, lr=1e-3, weight_decay=0.0)
@@ -46,13 +47,15 @@ class Masters:
     @torch.no_grad()
     def step(self) -> None:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
-            master.grad = parameter.grad.float()
+            master.grad = gradient(parameter).float()
         self.optimizer.step()
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             parameter.copy_(master)
 
 
-def overrides(stage: Any, place: Any, precision: Any, count: Any, samples: int = 21, clip: Any = None) -> Any:
+def overrides(
+    stage: int, place: str, precision: str, count: int, samples: int = 21, clip: float | None = None
+) -> list[str]:
     adam = ["optimizer=cpu_adam"] if has_16_bit_states_elsewhere(place, precision) else []
     made = [
         "parallelism.data=2", f"zero.stage={stage}", *PLACES[place], f"precision={precision}", *adam,
@@ -80,15 +83,15 @@ def assert_close(result: Result, losses: list[float], state: dict[str, torch.Ten
         )
 
 
-def has_16_bit_states_elsewhere(place: Any, precision: Any) -> Any:
+def has_16_bit_states_elsewhere(place: str, precision: str) -> bool:
     return precision == "bf16" and place in ("optimizer_cpu", "both_cpu", "optimizer_nvme")
 
 
-def is_there(stage: Any, place: Any) -> Any:
+def is_there(stage: int, place: str) -> bool:
     return stage == 3 or place == "device" or (stage > 0 and place == "optimizer_cpu")
 
 
-def is_allowed(stage: Any, place: Any, precision: Any, count: Any) -> Any:
+def is_allowed(stage: int, place: str, precision: str, count: int) -> bool:
     """Of those that need no operator compiled."""
     return is_there(stage, place) and not has_16_bit_states_elsewhere(place, precision)
 

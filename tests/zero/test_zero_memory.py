@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ RUNS = {
 }
 
 
-def predicted(overrides: Any) -> Any:
+def predicted(overrides: Sequence[str]) -> tuple[int, int]:
     """Of one rank: between steps, and when gradients are there."""
     asked = ("data.target=user_code:points", "loss.target=user_code:mean")
     config = resolve([*asked, "data.batch_size=8", "device=cpu", *WIDE, *overrides])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import user_code
 import zero_model
 from narrow import present
 from reference import accumulate, microbatches
+from torch import Tensor, nn
 from user_project import plain_batches, plain_result
 from zero_ranks import Result, train_all
 
@@ -20,7 +22,7 @@ KEPT = ("checkpoint.every=2", "checkpoint.keep=2")
 BETAS, EPS, LR, FREEZE = (0.9, 0.98), 1e-3, 1e-3, 2
 
 
-def parts_of_step(model: Any, batch: Any) -> Any:
+def parts_of_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[list[Tensor], float]:
     """Of each replica: its gradients, as parts of the mean over all samples."""
     inputs, targets = (microbatches(each, 2, 2) for each in batch)
     found = [
@@ -36,7 +38,7 @@ def parts_of_step(model: Any, batch: Any) -> Any:
 class PlainOneBit:
     """Two replicas' 1-bit Adam over one flat vector, whose chunks are its halves; scales are of 1024 elements."""
 
-    def __init__(self, sizes: Any) -> None:
+    def __init__(self, sizes: list[int]) -> None:
         total = sum(sizes)
         self.half = -(-total // 16) * 8
         self.m, self.v = torch.zeros(total), torch.zeros(total)
@@ -45,14 +47,14 @@ class PlainOneBit:
         parts = sorted({*ends, self.half})
         self.cuts = sorted({*parts, *(at for a, b in zip(parts, parts[1:], strict=False) for at in range(a, b, 1024))})
 
-    def signs(self, z: Any) -> Any:
+    def signs(self, z: Tensor) -> Tensor:
         made = torch.zeros_like(z)
         for a, b in zip(self.cuts, self.cuts[1:], strict=False):
             counted = (self.v[a:b] > 0).sum().clamp(min=1)
             made[a:b] = torch.where(z[a:b] >= 0, 1.0, -1.0) * (z[a:b].abs().sum() / counted)
         return made * (self.v > 0)
 
-    def update(self, parts: Any, step: Any) -> Any:
+    def update(self, parts: list[Tensor], step: int) -> Tensor:
         beta1, beta2 = BETAS
         if step < FREEZE:
             mean = parts[0] + parts[1]
@@ -74,7 +76,7 @@ ZERO_ONE = ("optimizer=zero_one_adam", "optimizer.freeze_step=4", "optimizer.var
 LAMB = ("optimizer=onebit_lamb", "optimizer.freeze_step=10", ONEBIT[-1], "trainer.max_steps=14")
 
 
-def plain_onebit() -> tuple[list[float], dict[str, torch.Tensor]]:
+def plain_onebit() -> tuple[list[float], dict[str, Tensor]]:
     torch.manual_seed(0)
     model = zero_model.model()
     parameters = list(model.parameters())
@@ -84,24 +86,25 @@ def plain_onebit() -> tuple[list[float], dict[str, torch.Tensor]]:
         parts, loss = parts_of_step(model, batch)
         change = plain.update(parts, step)
         with torch.no_grad():
-            for p, one in zip(parameters, change.split([p.numel() for p in parameters]), strict=True):
-                p -= one.view_as(p)
+            for p, one in zip(parameters, torch.split(change, [p.numel() for p in parameters]), strict=True):
+                p.sub_(one.view_as(p))
         losses.append(loss)
     return losses, model.state_dict()
 
 
-def adam8bit(parameters: Any) -> Any:
+def adam8bit(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     from bitsandbytes.optim.adamw import AdamW8bit
 
-    return AdamW8bit(parameters, lr=LR, betas=BETAS, weight_decay=0.0)  # type: ignore[no-untyped-call]  # the library's
+    made: torch.optim.Optimizer = AdamW8bit(parameters, lr=LR, betas=BETAS, weight_decay=0.0)  # type: ignore[no-untyped-call]  # the library's
+    return made
 
 
-def assert_close(result: Result, losses: list[float], state: dict[str, torch.Tensor], most: float) -> None:
+def assert_close(result: Result, losses: list[float], state: dict[str, Tensor], most: float) -> None:
     assert result.loss == pytest.approx(losses, rel=1e-5)
     assert max(float((result.weights[name] - state[name]).abs().max()) for name in state) < most
 
 
-def assert_states_as_predicted(result: Any) -> None:
+def assert_states_as_predicted(result: Result) -> None:
     told = result.record["state_bytes"]
     for predicted, measured in zip(told["predicted"], told["measured"], strict=True):
         for part in predicted:
@@ -128,13 +131,13 @@ def test_kinds_of_few_bits_go_on_bit_by_bit_and_their_bytes_are_counted(tmp_path
         assert 0 < sent["optimizer_states"] < gradients * compressed / steps / 2 / 15
 
 
-def assert_goes_on(found: Any, name: Any) -> None:
+def assert_goes_on(found: Mapping[str, Result], name: str) -> None:
     whole, resumed = found[name], found[f"{name}_resumed"]
     assert whole.loss == resumed.loss
     assert [key for key in whole.weights if not torch.equal(whole.weights[key], resumed.weights[key])] == []
 
 
-def with_resumed(directory: Any, runs: Any) -> Any:
+def with_resumed(directory: Path, runs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Each run, and after it the same from its checkpoint of step 2 on."""
     return {
         key: value
@@ -182,7 +185,7 @@ def test_deepspeeds_adam_equals_the_plain_loop_and_goes_on_to_rounding(tmp_path:
     runs |= {f"host_{stage}": ("optimizer=cpu_adam", f"zero.stage={stage}") for stage in (2, 3)}
     found = train_all(tmp_path, with_resumed(tmp_path, runs))
 
-    def adamw(parameters: Any) -> Any:
+    def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=LR, betas=BETAS, weight_decay=0.0)
 
     plain = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=adamw)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from user_project import plain_result
-from zero_ranks import train_all
+from zero_ranks import Result, train_all
 
 GRID = (
     "parallelism.pipeline=2", "parallelism.data=2", "schedule.microbatches=4", "data.kwargs.samples=17",
@@ -18,9 +17,9 @@ GRID = (
 CPU = "offload.optimizer=cpu"
 
 
-def state_elements(run_dir: Any) -> Any:
+def state_elements(run_dir: Path) -> int:
     """Elements of optimizer state on rank 0."""
-    return json.loads((run_dir / "live.json").read_text(encoding="utf-8"))["state elements"]
+    return int(json.loads((run_dir / "live.json").read_text(encoding="utf-8"))["state elements"])
 
 
 @pytest.mark.slow
@@ -81,12 +80,12 @@ def test_states_shared_out_by_the_runner_are_halved_and_the_run_is_the_same(tmp_
     assert resumed.loss == shared.loss
     assert [key for key in shared.weights if not torch.equal(shared.weights[key], resumed.weights[key])] == []
     for kind in KINDS:
-        all_states, shared = state_elements(tmp_path / f"bytes_{kind}"), state_elements(tmp_path / f"bytes_{kind}_1")
-        assert all_states / 2 <= shared <= all_states / 2 + 2
+        every, own = state_elements(tmp_path / f"bytes_{kind}"), state_elements(tmp_path / f"bytes_{kind}_1")
+        assert every / 2 <= own <= every / 2 + 2
         assert_as_predicted(found[f"bytes_{kind}_1"])
 
 
-def assert_as_predicted(result: Any) -> None:
+def assert_as_predicted(result: Result) -> None:
     """States within 2 %, peaks within 5 %; weights are gathered once, from one replica to the other."""
     for told in zip(*result.record["state_bytes"].values(), strict=True):
         predicted, measured = told
@@ -104,7 +103,7 @@ def test_a_run_goes_on_under_another_stage_bit_by_bit(tmp_path: Path) -> None:
     start = ("parallelism.data=2", "data.kwargs.samples=24", "trainer.max_steps=2", "optimizer.weight_decay=0.1")
     go_on = ("parallelism.data=2", "data.kwargs.samples=24", "trainer.max_steps=4", "optimizer.weight_decay=0.1")
 
-    def after(name: Any) -> Any:
+    def after(name: str) -> str:
         return f"resume={tmp_path / name / 'checkpoints' / 'step-2.ckpt'}"
 
     masters = ("precision=bf16_master",)
