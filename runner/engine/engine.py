@@ -49,7 +49,7 @@ from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.tags import ParameterTag, named_parameters
 from runner.schedule.lowering.speculate import speculation
-from runner.schedule.values import Action, Payload, Program
+from runner.schedule.values import Action, Payload, Program, Schedule
 
 __all__ = ["Engine", "EngineOptions", "FinishedStep"]
 
@@ -96,7 +96,7 @@ class Engine:
         self._sharding = sharding
         self.tags = dict(tags)
         self._stream = RankStream(view, training, forward_only, options.microbatches)
-        self.stores = _stores(self.stages, schedule.delays)
+        self.stores = _stores(self.stages, schedule)
         self._step = 0
         self._since = 0  # the first step since the pipeline was last empty
         self._begin_step: Callable[[], None] | None = None
@@ -488,9 +488,13 @@ class Engine:
         return first_over(watcher.found, self.transport, (self.view.pipeline, self.view.replicas))
 
 
-def _stores(stages: Mapping[int, StageModule], delays: Sequence[int]) -> dict[int, WeightStore]:
-    """Make a store for each stage whose windows do not all read its newest weights."""
-    return {stage: WeightStore(module, delays[stage]) for stage, module in stages.items() if delays and delays[stage]}
+def _stores(stages: Mapping[int, StageModule], schedule: Schedule) -> dict[int, WeightStore]:
+    """Make a store for each stage whose weights change between a forward and its backward."""
+    return {
+        stage: WeightStore(module, lag, schedule.window_size, reads_newest=schedule.reads_newest)
+        for stage, module in stages.items()
+        if schedule.is_asynchronous and (lag := schedule.lags[stage])
+    }
 
 
 def _named_buffers(module: StageModule) -> list[tuple[str, Tensor]]:

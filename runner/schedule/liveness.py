@@ -286,8 +286,8 @@ def _versions(view: Schedule | Program, rank: int) -> Iterator[Lifetime]:
     position: dict[Action | None, int] = {action: index for index, action in enumerate(view.actions[rank])}
     last_reader: dict[tuple[int, int], Action] = {}  # stage, version -> the last action that reads it
     for action in view.actions[rank]:
-        if action.op in COMPUTE - {Op.FILL}:
-            version = schedule.version_read(action.stage, schedule.window_at(action))
+        if action.op in COMPUTE - {Op.FILL} and action.microbatch is not None:
+            version = schedule.version_read(action.stage, action.microbatch, action.op)
             last_reader[action.stage, version] = action
     steps = _steps(view, rank)
     for stage in schedule.stages_of(rank):

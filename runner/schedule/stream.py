@@ -199,5 +199,5 @@ def _held_at_steps(schedule: Schedule, rank: int, steps: Iterable[tuple[int, int
     held = dict.fromkeys(schedule.stages_of(rank), 1)
     for stage, window, _ in steps:
         newest = window + 1
-        held[stage] = newest - schedule.version_read(stage, newest) + 1
+        held[stage] = min(newest, schedule.older_versions(stage)) + 1
         yield tuple(held.values())

@@ -25,6 +25,7 @@ class ScheduleTraits:
         moves_activations: whether another rank keeps some of a stage's saved tensors for a while.
         filling: the work that fills its bubbles; None if there is none.
         is_asynchronous: whether windows overlap, so that some forwards read weights without all earlier updates.
+        reads_newest: whether a backward may read newer weights than its forward.
         leaves_its_order: whether a rank may take a forward before its turn; see ``Schedule.ahead``.
     """
 
@@ -38,6 +39,7 @@ class ScheduleTraits:
     moves_activations: bool
     filling: Filling | None
     is_asynchronous: bool
+    reads_newest: bool
     leaves_its_order: bool
 
 
@@ -55,5 +57,6 @@ def traits_of(schedule: Schedule) -> ScheduleTraits:
         moves_activations=bool(schedule.moves),
         filling=schedule.filling,
         is_asynchronous=schedule.is_asynchronous,
+        reads_newest=schedule.reads_newest,
         leaves_its_order=schedule.ahead > 0,
     )

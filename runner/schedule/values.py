@@ -43,6 +43,9 @@ class Payload(StrEnum):
     STASH = "S"  # the tensors that a stage keeps of a micro-batch for its backward
 
 
+BACKWARDS = frozenset({Op.B, Op.I, Op.W})
+"""The ops that compute gradients."""
+
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W, Op.R, Op.FILL})
 """The ops that generators emit and that occupy a rank."""
 
@@ -159,10 +162,12 @@ class Schedule:
         ahead: 0 means that ranks keep their order. Otherwise a rank takes its next forward instead of a backward whose
             gradient is late, as long as it holds fewer than ``ahead`` micro-batches between F and B; see
             :mod:`runner.schedule.simulation.opportunistic`.
-        delays: for each stage, a number of optimizer steps: forwards and backwards of window w read the weights of
-            version max(0, w - delay), where version v is the result of v optimizer steps. Empty means that every
+        lags: for each stage, a number of micro-batches: the forward of micro-batch m reads the newest weights that the
+            micro-batches before m - lag have made. This is version max(0, (m - lag) // T), where T is the number of
+            micro-batches of an optimizer step, and version v is the result of v optimizer steps. Empty means that every
             window waits for the step before it. Otherwise windows overlap, and each stage is updated by itself as soon
             as its gradients are complete.
+        reads_newest: whether backwards read the weights that are the newest when they run, not those of their forward.
         joined: number of neighbouring micro-batches that share one forward. It begins when all of their inputs are
             there, and hands on all of its outputs together. Each micro-batch has its own backward.
         parts: number of neighbouring micro-batches that are parts of one requested micro-batch.
@@ -177,7 +182,8 @@ class Schedule:
     window_of_microbatch: tuple[int, ...] = ()
     backward: bool = True
     backward_placement: tuple[int, ...] = ()
-    delays: tuple[int, ...] = ()
+    lags: tuple[int, ...] = ()
+    reads_newest: bool = False
     joined: int = 1
     parts: int = 1
     ahead: int = 0
@@ -206,16 +212,27 @@ class Schedule:
     @property
     def is_asynchronous(self) -> bool:
         """Whether windows overlap, so that some forwards read weights without the updates of all earlier windows."""
-        return bool(self.delays)
+        return bool(self.lags)
 
     @property
     def interval(self) -> int:
         """The number of optimizer steps after which the stream repeats itself."""
         return 1 if self.is_asynchronous else self.windows
 
-    def version_read(self, stage: int, window: int) -> int:
-        """The version of the weights of ``stage`` that forwards and backwards of ``window`` read."""
-        return max(0, window - self.delays[stage]) if self.delays else window
+    @property
+    def window_size(self) -> int:
+        """The number of micro-batches of one optimizer step."""
+        return self.microbatches // self.windows
+
+    def version_read(self, stage: int, microbatch: int, op: Op = Op.F) -> int:
+        """The version of the weights of ``stage`` that ``op`` of a micro-batch reads."""
+        if not self.lags or (self.reads_newest and op in BACKWARDS):
+            return self.window_of(microbatch)
+        return max(0, (microbatch - self.lags[stage]) // self.window_size)
+
+    def older_versions(self, stage: int) -> int:
+        """How many versions of a stage's weights besides the newest are kept, because actions will still read them."""
+        return 0 if not self.lags or self.reads_newest else -(-self.lags[stage] // self.window_size)
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:

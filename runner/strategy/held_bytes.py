@@ -26,6 +26,8 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
     seen: set[int] = set()
     modules = list(engine.stages.values())
     weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    for store in engine.stores.values():
+        weights += [value for values in store.older().values() for value in values.values()]
     shards: list[Tensor] = []
     if sharding is not None:
         shards = [shard for parameter in sharding.module.parameters() if (shard := _shard(parameter)) is not None]

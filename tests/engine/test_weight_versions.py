@@ -230,7 +230,7 @@ def test_a_run_goes_on_with_the_versions_that_it_had() -> None:
 
 def test_a_store_holds_what_is_still_to_be_read() -> None:
     (stage,) = [build_stage(layers_of(make_model(1), 0), 0, 0)]
-    store = WeightStore(stage, delay=2)
+    store = WeightStore(stage, lag=2, microbatches=1)
     first = [parameter.detach().clone() for parameter in stage.parameters()]
     for step in range(4):
         with store.leased(step), torch.no_grad():

@@ -41,7 +41,7 @@ ALL: dict[str, Any] = {  # what schedules of several kinds refuse
 REQUESTS = [
     *(
         request(name, **ALL)
-        for name in ("zb_h1", "chimera", "bpipe", "pipefb", "varuna", "pipefisher", "pipedream_2bw")
+        for name in ("zb_h1", "chimera", "bpipe", "pipefb", "varuna", "pipefisher", "pipedream_2bw", "ampnet")
     ),
     request("varuna", schedule__opportunistic=True, schedule__post_validation=True),
     request("pipefisher", optimizer__name="adamw"),
@@ -109,7 +109,8 @@ def test_steps_are_drawn_where_they_run_into_each_other() -> None:
 TRAITS = {  # has_copies, several stages per rank, splits_backward, recomputes, moves, is filled
     "gpipe": "", "1f1b": "", "interleaved_1f1b": "several", "zb_h1": "split", "zb_v": "several split",
     "chimera": "copies several", "varuna": "recomputes", "pipefb": "copies several recomputes", "bpipe": "moves",
-    "pipefisher": "filled", "pipedream_2bw": "asynchronous",
+    "pipefisher": "filled", "pipedream_2bw": "asynchronous", "wpipe": "several asynchronous",
+    "ampnet": "asynchronous newest",
 }  # fmt: skip
 
 
@@ -124,6 +125,7 @@ def test_the_traits_of_schedules(name: str, expected: str) -> None:
         "moves": traits.moves_activations,
         "filled": traits.filling is not None,
         "asynchronous": traits.is_asynchronous,
+        "newest": traits.reads_newest,
         "leaves": traits.leaves_its_order,
     }
     assert " ".join(word for word, holds in found.items() if holds) == expected
@@ -135,7 +137,8 @@ def test_traits_are_values_of_the_actions() -> None:
     split = Schedule(name="own", actions=(actions,), placement=((0,),), pipeline_of_microbatch=(0,))
     whole = ScheduleTraits(
         name="own", ranks=1, stages=1, has_copies=False, one_stage_per_rank=True, splits_backward=False,
-        recomputes=False, moves_activations=False, filling=None, is_asynchronous=False, leaves_its_order=False,
+        recomputes=False, moves_activations=False, filling=None, is_asynchronous=False, reads_newest=False,
+        leaves_its_order=False,
     )  # fmt: skip
     assert traits_of(split) == replace(whole, splits_backward=True)
     assert traits_of(registry.build("varuna", ranks=2, microbatches=2, opportunistic=True)).leaves_its_order

@@ -76,7 +76,7 @@ def test_sums_keep_what_autograd_lets_go() -> None:
 
 def test_versions_of_weights() -> None:
     row = "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3"
-    schedule = schedule_of(row, stages=(0,), window_of_microbatch=(0, 1, 2, 3), delays=(1,))
+    schedule = schedule_of(row, stages=(0,), window_of_microbatch=(0, 1, 2, 3), lags=(1,))
 
     def versions(view: Schedule | Program) -> list[str]:
         return [f"{each.version}: {each.begins}..{each.ends}" for each in weight_lifetimes(view)[0]]

@@ -219,8 +219,10 @@ def test_catalogue_says_what_a_script_needs() -> None:
     assert entries["zb_h2"]["formulas"]["when"] == "W <= F and W <= I"
     assert entries["gpipe"]["formulas"]["when"] is None
     assert entries["hanayo"]["formulas"] is None
-    assert {entry["data_unit"] for entry in entries.values()} == {"micro-batch"}
-    assert {name for name, entry in entries.items() if entry["kind"] == "asynchronous"} == {"pipedream_2bw"}
+    assert {entry["data_unit"] for entry in entries.values()} == {"micro-batch", "mini-batch"}
+    assert {name for name, entry in entries.items() if entry["kind"] == "asynchronous"} == {
+        "ampnet", "pipedream", "pipedream_vsync", "pipedream_2bw", "wpipe"
+    }  # fmt: skip
     text = catalogue_text()
     for entry in entries.values():
         assert f"{entry['source']}\n" in text

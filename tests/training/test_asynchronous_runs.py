@@ -11,16 +11,32 @@ import torch
 import warm
 from user_project import OVERRIDES, environment, make_directory, record, result, train
 
-ASYNCHRONOUS = ("parallelism.pipeline=2", "schedule=pipedream_2bw", "schedule.microbatches=4", "optimizer=sgd",
-                "optimizer.momentum=0.9", "lr_scheduler=linear")  # fmt: skip
+OPTIONS = ("optimizer=sgd", "optimizer.momentum=0.9", "lr_scheduler=linear")
+ASYNCHRONOUS = ("parallelism.pipeline=2", "schedule=pipedream_2bw", "schedule.microbatches=4", *OPTIONS)
+
+
+def layout(schedule: str, ranks: int, microbatches: int) -> tuple[str, ...]:
+    shape = (f"parallelism.pipeline={ranks}", f"schedule.microbatches={microbatches}")
+    return (f"schedule={schedule}", *shape, *OPTIONS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_verify_finds_it_equal_to_the_delayed_loop(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        layout("pipedream_2bw", 2, 4),
+        layout("pipedream_2bw", 4, 4),
+        layout("pipedream", 4, 1),
+        layout("pipedream_vsync", 3, 2),
+        layout("wpipe", 2, 2),
+        layout("ampnet", 3, 1),
+        (*layout("pipedream", 2, 1), "parallelism.data=2"),
+    ],
+    ids=" ".join,
+)
+def test_verify_finds_it_equal_to_the_delayed_loop(tmp_path: Path, asked: tuple[str, ...]) -> None:
     directory = make_directory(tmp_path / "project")
-    layout = f"parallelism.pipeline={ranks}"
-    words = [sys.executable, "-m", "runner", "verify", *OVERRIDES[:-1], *ASYNCHRONOUS, layout, "--json"]
+    words = [sys.executable, "-m", "runner", "verify", *OVERRIDES[:-1], *asked, "--json"]
     done = warm.run(words, cwd=directory, env=environment(directory))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -28,10 +44,11 @@ def test_verify_finds_it_equal_to_the_delayed_loop(tmp_path: Path, ranks: int) -
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_bit_for_bit_whatever_was_drained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [ASYNCHRONOUS, layout("pipedream", 3, 1)], ids=["pipedream_2bw", "pipedream"])
+def test_a_run_goes_on_bit_for_bit_whatever_was_drained(tmp_path: Path, asked: tuple[str, ...]) -> None:
     """Validations and checkpoints, whole and in parts, drain the pipeline: no bit of the losses and weights moves."""
     directory = make_directory(tmp_path / "project")
-    longer = (*ASYNCHRONOUS, "trainer.max_steps=9")
+    longer = (*asked, "trainer.max_steps=9")
     losses, weights = result(directory, *longer, run="whole")
     drained, other = result(
         directory, *longer, "trainer.val_every=2", "checkpoint.every=4", "checkpoint.keep=9", run="drained"
@@ -51,10 +68,23 @@ def test_a_run_goes_on_bit_for_bit_whatever_was_drained(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_predicted_with_both_versions(tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_one_that_went_on_where_no_older_weights_are_kept(tmp_path: Path) -> None:
+    """Both drain the pipeline at the checkpoint, and fill it again with the newest weights."""
     directory = make_directory(tmp_path / "project")
-    done = train(directory, *ASYNCHRONOUS, "trainer.max_steps=8")
+    longer = (*layout("ampnet", 3, 1), "trainer.max_steps=9", "checkpoint.every=4", "checkpoint.keep=9")
+    whole, weights = result(directory, *longer, run="whole")
+    resumed, again = result(directory, *longer, "resume=whole/checkpoints/step-4.ckpt", run="resumed")
+    assert resumed["loss"] == whole["loss"]
+    assert [name for name, value in weights.items() if not torch.equal(again[name], value)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [ASYNCHRONOUS, layout("pipedream", 3, 1)], ids=["pipedream_2bw", "pipedream"])
+def test_memory_is_predicted_with_all_versions(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    directory = make_directory(tmp_path / "project")
+    done = train(directory, *asked, "trainer.max_steps=8", "+model.kwargs.width=96")
     assert done.returncode == 0, done.stderr
-    peaks = record(directory / "run")["peak_memory_bytes"]
+    peaks, states = (record(directory / "run")[key] for key in ("peak_memory_bytes", "state_bytes"))
+    assert [part["weights"] for part in states["predicted"]] == [part["weights"] for part in states["measured"]]
     for predicted, measured in zip(peaks["predicted"], peaks["measured"], strict=True):
-        assert predicted == pytest.approx(measured, rel=0.05)
+        assert predicted == pytest.approx(measured, rel=0.07)  # a few buffers of a tiny model

@@ -1,15 +1,19 @@
 """Keeps the versions of one stage's weights that will still be read.
 
 Version v is the result of v optimizer steps. The optimizer always updates the stage's own parameters, which are the
-newest version. A window that reads another version gets a *leaf set*: separate parameters that share the memory of the
-stage's parameters as long as these have that version. Before a step changes a version that a later window reads, the
-stage's parameters move to other memory, and the leaf set keeps the old memory. So no tensor that autograd saved in a
-forward changes before its backward, and no more memory is held than there are versions.
+newest version. A micro-batch that reads another version gets a *leaf set*: separate parameters that share the memory of
+the stage's parameters as long as these have that version. Before a step changes a version that a later micro-batch
+reads, the stage's parameters move to other memory, and the leaf set keeps the old memory. So no tensor that autograd
+saved in a forward changes before its backward, and no more memory is held than there are versions.
+
+Where backwards read the newest weights, there is one leaf set, which always shares the memory of the stage's
+parameters. Autograd does not see that an optimizer step changes this memory between a forward and its backward, so that
+the backward computes with the new weights, and with the activations of the old ones.
 
 Gradients of all versions are added to the same buffers: the gradients of one window are complete, and used, before
 those of the next window begin.
 
-A stage whose windows all read the newest version needs no store.
+A stage whose forwards all read the weights that their backwards read needs no store.
 """
 
 from __future__ import annotations
@@ -34,13 +38,18 @@ class WeightStore:
 
     Args:
         module: the stage, which owns the newest version.
-        delay: number of optimizer steps: window w reads version w - delay, or the first version if that is later.
+        lag, microbatches: micro-batch n of window w reads version w + (n - lag) // microbatches, or the first version
+            if that is later; see :class:`runner.schedule.values.Schedule`.
+        reads_newest: whether backwards read the weights that are the newest when they run, as forwards do.
         newest: the version that the stage's parameters have.
     """
 
-    def __init__(self, module: StageModule, delay: int, newest: int = 0) -> None:
+    def __init__(
+        self, module: StageModule, lag: int, microbatches: int, *, reads_newest: bool = False, newest: int = 0
+    ) -> None:
         self._module = module
-        self._delay = delay
+        self._lag, self._microbatches = lag, microbatches
+        self._reads_newest = reads_newest
         self._places = [
             (owner, name, parameter)
             for owner in module.modules()
@@ -61,14 +70,16 @@ class WeightStore:
         self.newest = self._first = version
         self._leaves.clear()
 
-    def version_of(self, window: int) -> int:
-        """The version that a window reads."""
-        return max(self._first, window - self._delay)
+    def version_of(self, window: int, number: int = 0) -> int:
+        """The version that the micro-batch ``number`` of a window reads; numbers begin at 0."""
+        if self._reads_newest:
+            return self.newest
+        return max(self._first, window + (number - self._lag) // self._microbatches)
 
     @contextmanager
-    def leased(self, window: int) -> Iterator[None]:
-        """Within the context, the parameters of the stage's modules are the weights that ``window`` reads."""
-        leaves = self._leaf_set(self.version_of(window))
+    def leased(self, window: int, number: int = 0) -> Iterator[None]:
+        """Within the context, the parameters of the stage's modules are the weights that a micro-batch reads."""
+        leaves = self._leaf_set(self.version_of(window, number))
         for owner, name, parameter in self._places:
             _put(owner, name, leaves.get(parameter, parameter))
         try:
@@ -83,6 +94,8 @@ class WeightStore:
         Versions that no later window reads are dropped. If a later window reads the newest version, it is kept separate
         from the memory that the step changes.
         """
+        if self._reads_newest:
+            return
         needed = self.version_of(window + 1)
         spare = [self._leaves.pop(version) for version in sorted(self._leaves) if version < needed]
         if self.newest < needed:
@@ -94,6 +107,8 @@ class WeightStore:
 
     def after_step(self) -> None:
         """Count the version after a step, which may have been skipped: the parameters have the next version."""
+        if self._reads_newest and self.newest in self._leaves:
+            self._leaves = {self.newest + 1: self._leaves[self.newest]}
         self.newest += 1
 
     def older(self) -> dict[int, dict[str, Tensor]]:
@@ -107,16 +122,18 @@ class WeightStore:
     def load_older(self, newest: int, versions: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Load the result of :meth:`older`; the stage's parameters have version ``newest``.
 
-        Raises:
-            KeyError: a weight of this stage is missing.
+        Stages hold different numbers of versions, so that a version may lack weights of this stage. Then it is left
+        out, and the next version is read instead.
         """
         self.start_at(newest)
-        for version, values in versions.items():
-            leaves = self._leaf_set(version)
-            for name, parameter in self._module.named_parameters():
-                if parameter in leaves:
-                    leaves[parameter].data = values[self._module.global_name(name)].to(parameter).clone()
-        self._first = min([newest, *versions])
+        if self._reads_newest:
+            return
+        names = {own: self._module.global_name(name) for name, own in self._module.named_parameters()}
+        needed = {names[own] for own in self._trained}
+        for version in sorted(version for version, values in versions.items() if needed <= values.keys()):
+            for own, leaf in self._leaf_set(version).items():
+                leaf.data = versions[version][names[own]].to(own).clone()
+            self._first = min(self._first, version)
 
     def _leaf_set(self, version: int) -> LeafSet:
         """The leaf set of a version; a new one shares the memory of the stage's parameters."""

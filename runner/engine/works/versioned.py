@@ -1,4 +1,4 @@
-"""Runs forwards and backwards with the version of the weights that their window reads."""
+"""Runs forwards and backwards with the version of the weights that their micro-batch reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Versioned:
     """A :class:`runner.engine.works.work.Work` for stages with several versions of their weights.
 
     Args:
-        stores: the weight stores of the stages whose windows do not all read the newest weights.
+        stores: the weight stores of the stages whose weights change between a forward and its backward.
     """
 
     def __init__(self, stores: Mapping[int, WeightStore]) -> None:
@@ -28,4 +28,4 @@ class Versioned:
     def backward(self, place: Place) -> AbstractContextManager[Any]:
         """Use the forward's weights in its backward too, which may run layers again (activation checkpoints)."""
         store = self._stores.get(place.stage) if place.window.training else None
-        return NOTHING if store is None else store.leased(place.window.step)
+        return NOTHING if store is None else store.leased(place.window.step, place.number)

@@ -182,7 +182,7 @@ class StageMemoryLimit:
     states_over: int = 1
     flattened: int = 0
     accelerated: bool = True
-    delays: tuple[int, ...] = ()
+    older: tuple[int, ...] = ()
 
     @cached_property
     def _figures(self) -> Callable[[int, int], StageFigures]:
@@ -212,7 +212,12 @@ class StageMemoryLimit:
                 limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
                 parts[stage] = max(parts[stage], held // len(stages))
         kept = (tuple(limits), tuple(parts), temporaries, sharing, states_over, flattened, accelerated)
-        return cls(profile, held_microbatches(schedule), *kept, delays=schedule.delays)
+        return cls(
+            profile,
+            held_microbatches(schedule),
+            *kept,
+            older=tuple(map(schedule.older_versions, range(schedule.stages))),
+        )
 
     def fits(self, first: int, last: int, stage: int) -> bool:
         """Whether the stage's states and its micro-batches in flight are within its part of the limit."""
@@ -260,7 +265,7 @@ class StageMemoryLimit:
     def _states(self, figures: StageFigures, stage: int) -> int:
         if self.sharing is not None:
             return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
-        older = self.delays[stage] * figures.gradient_bytes if self.delays else 0
+        older = self.older[stage] * figures.gradient_bytes if self.older else 0
         return older + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
 
 
@@ -276,7 +281,7 @@ def _older_versions(schedule: Schedule, figures: Sequence[StageFigures], stages:
     """The bytes of older versions of trained weights that are held; a gradient is as large as its weight."""
     if not schedule.is_asynchronous:
         return 0
-    return sum(schedule.delays[stage] * figures[stage].gradient_bytes for stage in stages)
+    return sum(schedule.older_versions(stage) * figures[stage].gradient_bytes for stage in stages)
 
 
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:

@@ -18,6 +18,7 @@ __all__ = [
     "COMPRESSION",
     "FILLED",
     "LENT",
+    "NEWEST",
     "OPTIMIZERS_ON_ORDERS",
     "POST_VALIDATION",
     "SPLIT",
@@ -79,6 +80,22 @@ ASYNCHRONOUS: Table[OrderFacts] = Table(
         ),
     ),
     applies=lambda f: f.order.is_asynchronous,
+)
+
+
+NEWEST: Table[OrderFacts] = Table(
+    "Schedules whose backwards read newer weights than their forwards",
+    (
+        Row(
+            "activation_checkpoint",
+            lambda f: f.config.activation_checkpoint.name != "none",
+            "must be none with schedule={order.name}",
+            "A forward that runs again in a backward would read the weights of the backward",
+            fix="activation_checkpoint=none",
+            value=lambda f: f.config.activation_checkpoint.name,
+        ),
+    ),
+    applies=lambda f: f.order.reads_newest,
 )
 
 

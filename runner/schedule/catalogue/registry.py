@@ -54,19 +54,7 @@ SEARCHED: tuple[ScheduleSpec, ...] = tuple(
 ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 """Other names of schedules: alias -> name."""
 
-NOT_AVAILABLE = frozenset(
-    {
-        "ampnet",
-        "pipedream",
-        "pipedream_vsync",
-        "wpipe",
-        "spectrain",
-        "xpipe",
-        "pipemare",
-        "avgpipe",
-        "hetpipe",
-    }
-)
+NOT_AVAILABLE = frozenset({"spectrain", "xpipe", "pipemare", "avgpipe", "hetpipe"} - SPECS.keys())
 """Names of published schedules that are reserved, but do not exist in this version."""
 
 NAMES: tuple[str, ...] = (*SPECS, *ALIASES)

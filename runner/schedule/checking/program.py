@@ -134,7 +134,8 @@ def _update_order(schedule: Schedule, rank: int, row: tuple[Action, ...]) -> Ite
             elif (action.stage, window) in reduced:
                 yield f"{cell(rank, index, action)}: comes after the REDUCE of its stage and window"
                 continue
-            version = schedule.version_read(action.stage, window)
+            assert action.microbatch is not None  # only fills have none
+            version = schedule.version_read(action.stage, action.microbatch, action.op)
             if version and schedule.backward and (action.stage, version - 1) not in stepped:
                 yield f"{cell(rank, index, action)}: comes before the STEP of window {version - 1}"
 

@@ -201,6 +201,7 @@ def _windows(schedule: Schedule) -> Iterator[str]:
 
 
 def _overlapping_windows(schedule: Schedule) -> Iterator[str]:
+    """Each stage's gradients come window by window, and what is read has been made; see :class:`Schedule`."""
     for rank, row in enumerate(schedule.actions):
         left: dict[tuple[int, int], int] = defaultdict(int)  # stage, window -> weight gradients to come
         for action in row:
@@ -208,9 +209,13 @@ def _overlapping_windows(schedule: Schedule) -> Iterator[str]:
                 left[action.stage, schedule.window_at(action)] += 1
         for index, action in enumerate(row):
             stage, window = action.stage, schedule.window_at(action)
-            version = schedule.version_read(stage, window)
+            version = 0
+            if action.microbatch is not None:
+                version = schedule.version_read(stage, action.microbatch, action.op)
             if version and left[stage, version - 1]:
                 yield f"{cell(rank, index, action)}: reads version {version} of its weights before it is made"
+            if schedule.reads_newest and (stage, version) in left and not left[stage, version]:
+                yield f"{cell(rank, index, action)}: reads version {version} of its weights, which is not the newest"
             if action.op in (Op.B, Op.W):
                 left[stage, window] -= 1
                 if window and left[stage, window - 1]:

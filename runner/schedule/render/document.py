@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from runner.schedule.render.table import cells
 from runner.schedule.simulation.clock import Costs, simulate
 from runner.schedule.stream import updates, versions_held
-from runner.schedule.values import Schedule
+from runner.schedule.values import Op, Schedule
 
 __all__ = ["filling_document", "to_json"]
 
@@ -30,7 +31,6 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
     times = simulate(schedule, costs)
     busy = sum(times.busy) / schedule.windows
     asked = range(0, schedule.microbatches, schedule.parts)  # the first part of each micro-batch
-    seen = [[schedule.version_read(stage, schedule.window_of(m)) for stage in range(schedule.stages)] for m in asked]
     return {
         "schedule": schedule.name,
         "ranks": schedule.ranks,
@@ -52,8 +52,15 @@ def to_json(schedule: Schedule, costs: Costs, *, period: float | None = None) ->
         "peak_activations": list(times.peak_activations),
         "weight_versions": list(versions_held(schedule)),
         "updates": [[list(update) for update in row] for row in updates(schedule)],
-        "versions": {"F": seen, "B": [list(row) for row in seen] if schedule.backward else []},
+        "versions": {op.name: _versions(schedule, asked, op) for op in (Op.F, Op.B)},
     }
+
+
+def _versions(schedule: Schedule, microbatches: Iterable[int], op: Op) -> list[list[int]]:
+    """Per micro-batch and stage, the version of the weights that ``op`` reads; empty without backwards."""
+    if op is Op.B and not schedule.backward:
+        return []
+    return [[schedule.version_read(stage, m, op) for stage in range(schedule.stages)] for m in microbatches]
 
 
 def _costs(schedule: Schedule, costs: Costs) -> dict[str, float]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runner.config.schema import RunConfig
 from runner.model.layers import StageModule
+from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
 from runner.profile import ModelProfile
 
 __all__ = ["gradients_of", "read_tensors", "recorded_steps", "weights_of", "write_tensors"]
@@ -26,11 +27,20 @@ _MOST_BYTES = 4 << 30
 
 
 def recorded_steps(config: RunConfig, profile: ModelProfile) -> range:
-    """The steps that are recorded: all, or for a large model only the last one."""
+    """The steps that are recorded: all, or only the last one.
+
+    It is the last one for a large model, and for a schedule whose result depends on when the pipeline is drained:
+    steps are recorded while the pipeline is drained.
+    """
     weights = sum(layer.weight_bytes + layer.gradient_bytes for layer in profile.layers)
     last = config.trainer.max_steps
     copies = 1 + config.parallelism.data  # one copy per replica, and one for the single process
-    return range(1, last + 1) if weights * copies * last <= _MOST_BYTES else range(last, last + 1)
+    are_all = weights * copies * last <= _MOST_BYTES and not _depends_on_drains(config)
+    return range(1, last + 1) if are_all else range(last, last + 1)
+
+
+def _depends_on_drains(config: RunConfig) -> bool:
+    return not is_chosen_by_plan(config) and executed_schedule(config).reads_newest
 
 
 def weights_of(module: StageModule) -> dict[str, Tensor]:

@@ -39,7 +39,8 @@ class _Recorder(Callback):
     ) -> None:
         """Copy the gradients now, because the engine clears them after the update."""
         found = [pair for stage in _stages(trainer) for pair in gradients_of(stage).items()]
-        self._gradients = {name: gradient.detach().clone() for name, gradient in found}
+        # Where windows overlap, each stage is updated by itself, and only its own gradients are there.
+        self._gradients |= {name: gradient.detach().clone() for name, gradient in found}
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         if trainer.global_step in self._steps:

@@ -68,10 +68,9 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
             batches = _microbatches(config, batch)
             fills.begin(step)
-            with versions.read():
-                total, weight = _accumulate(
-                    config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, fills
-                )
+            total, weight = _accumulate(
+                config, model, buffers, loaded.loss, trained, batches, step, scale.of_sum, fills, versions
+            )
             finite = _all_finite(total, trained)
             if finite:
                 _scale_and_clip(config, optimizer, trained, weight * scale.of_sum)
@@ -167,6 +166,7 @@ def _accumulate(
     step: int,
     loss_scale: float,
     fills: ReferenceFills,
+    versions: ReferenceVersions,
 ) -> tuple[float, float]:
     """Return ``(loss sum, weight)`` of a step; its summed gradients, scaled like the loss, are in the parameters."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
@@ -178,14 +178,17 @@ def _accumulate(
             parameter.grad = None
         totals.append([0.0, 0.0])
         buffers.use(replica)
-        for number, (inputs, targets, samples) in enumerate(microbatches, replica * len(microbatches)):
+        for own_number, (inputs, targets, samples) in enumerate(microbatches):
             if not samples:
                 continue
-            with torch.autocast(device, autocast, enabled=autocast is not None), fills.seeing(number):
-                given = (inputs, targets) if model.takes_targets else inputs
-                output = model(to_precision(given, dtype), _seeding(config.seed, step, number))
-            total, weight = loss_sum(loss(to_precision(output, torch.float32), targets), samples)
-            (total * loss_scale).backward()  # type: ignore[no-untyped-call]
+            number = replica * len(microbatches) + own_number
+            with versions.read(own_number) as before_backward:
+                with torch.autocast(device, autocast, enabled=autocast is not None), fills.seeing(number):
+                    given = (inputs, targets) if model.takes_targets else inputs
+                    output = model(to_precision(given, dtype), _seeding(config.seed, step, number))
+                total, weight = loss_sum(loss(to_precision(output, torch.float32), targets), samples)
+                before_backward()
+                (total * loss_scale).backward()  # type: ignore[no-untyped-call]
             totals[-1][0] += float(total.detach().double())
             totals[-1][1] += float(weight)
         gradients.append([parameter.grad for parameter in trained])

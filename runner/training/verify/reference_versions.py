@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from runner.model.layers import StageModule
 from runner.plan.make import make_plan
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
 from runner.profile import read_profile
+from runner.schedule.values import Schedule
 
 __all__ = ["ReferenceVersions"]
 
@@ -24,42 +25,62 @@ class ReferenceVersions:
     """The weights of one process's model by optimizer step, as far back as the schedule reads them.
 
     Args:
-        config: names the schedule, whose delays count; flushed schedules have none.
+        config: names the schedule; a flushed one reads the newest weights alone.
         run_dir: holds the layer profile that stages were cut by.
         model: all layers.
     """
 
     def __init__(self, config: RunConfig, run_dir: Path, model: StageModule) -> None:
-        self._delay: dict[Parameter, int] = {}
+        self._stage: dict[Parameter, int] = {}
         self._kept: dict[Parameter, list[Tensor]] = {}
         self._steps = 0
+        self._schedule: Schedule | None = None
         if is_chosen_by_plan(config) or not executed_schedule(config).is_asynchronous:
             return
         plan = make_plan(config, read_profile(run_dir), device_memory_bytes=device_memory_bytes(config))
-        for (first, last), delay in zip(plan.partition, plan.schedule.delays, strict=True):
+        self._schedule = plan.schedule
+        for stage, (first, last) in enumerate(plan.partition):
             for layer in model.layers_between(first, last):
-                self._delay |= dict.fromkeys((each for each in layer.parameters() if each.requires_grad), delay)
+                self._stage |= dict.fromkeys((each for each in layer.parameters() if each.requires_grad), stage)
         self._remember()
 
     @contextmanager
-    def read(self) -> Iterator[None]:
-        """Within it, the model has the weights that this step's forwards and backwards read."""
-        newest = {parameter: parameter.data for parameter in self._delay}
-        for parameter, versions in self._kept.items():
-            parameter.data = versions[max(0, len(versions) - 1 - self._delay[parameter])]
+    def read(self, number: int) -> Iterator[Callable[[], None]]:
+        """Within it, the model has the weights that the forward of this step's micro-batch ``number`` reads.
+
+        Yields:
+            a function to call between the forward and the backward: afterwards, the model has the weights that the
+            backward reads.
+        """
+        newest = {parameter: parameter.data for parameter in self._stage}
+        schedule = self._schedule
+        for parameter, stage in self._stage.items():
+            assert schedule is not None  # without one, no parameter has a stage
+            index = self._steps * schedule.window_size + number
+            values = self._kept[parameter][schedule.version_read(stage, index) - self._steps - 1]
+            parameter.data = values.clone() if schedule.reads_newest else values
+
+        @torch.no_grad()
+        def before_backward() -> None:
+            if schedule is not None and schedule.reads_newest:
+                for parameter, values in newest.items():
+                    parameter.data.copy_(values)  # autograd keeps the memory, and does not see that it changes
+
         try:
-            yield
+            yield before_backward
         finally:
             for parameter, values in newest.items():
                 parameter.data = values
 
     def stepped(self) -> None:
-        """The optimizer step of these gradients has been taken."""
+        """Keep the weights that an optimizer step has made."""
+        self._steps += 1
         self._remember()
 
     @torch.no_grad()
     def _remember(self) -> None:
-        for parameter, delay in self._delay.items():
+        for parameter, stage in self._stage.items():
+            assert self._schedule is not None
             versions = self._kept.setdefault(parameter, [])
             versions.append(parameter.detach().clone())
-            del versions[: -(delay + 1)]
+            del versions[: -1 - self._schedule.lags[stage]]

@@ -10,35 +10,21 @@ micro-batches are enough for every version to exist when it is read.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from runner.schedule.catalogue.kinds import Legal, ScheduleSpec
-from runner.schedule.generators.layout import backward, forward, looping, of_one_pipeline
-from runner.schedule.generators.one_directional.one_f_one_b import in_turn
+from runner.schedule.generators.asynchronous.streamed import streamed
 from runner.schedule.values import Schedule
 
 __all__ = ["SPEC", "pipedream_2bw"]
 
-_WINDOWS = 6  # the pipeline fills in the first windows, then repeats itself, and drains in the last one
-
 
 def pipedream_2bw(ranks: int, microbatches: int) -> Schedule:
-    """Generate the first windows of the stream.
+    """Generate the stream: every forward reads the weights that the window before its own has read last.
 
     Args:
         ranks: D, at least 2.
         microbatches: T, the number of each optimizer step, at least D - 1.
     """
-    numbers = range(_WINDOWS * microbatches)
-    rows = [
-        in_turn([forward(rank, m) for m in numbers], [backward(rank, m) for m in numbers], ranks - 1 - rank)
-        for rank in range(ranks)
-    ]
-    return replace(
-        of_one_pipeline("pipedream_2bw", looping(ranks, 1), rows, len(numbers)),
-        window_of_microbatch=tuple(m // microbatches for m in numbers),
-        delays=(1,) * ranks,
-    )
+    return streamed("pipedream_2bw", ranks, microbatches, (microbatches,) * ranks)
 
 
 SPEC = ScheduleSpec(
