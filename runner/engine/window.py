@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,55 +114,99 @@ class Window:
         return self.training, self.signature, self.size(number)
 
 
+class TensorSpec(NamedTuple):
+    """What the receiver of a tensor must know before.
+
+    Args:
+        shape, dtype, requires_grad: of the tensor.
+        axes: its axes in the order in which they lie in memory, outermost first. Sums over a tensor depend on it in
+            their last bits. Memory with gaps is closed up.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    axes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, _axes_in_memory(tensor))
+
+    def describes(self, tensor: Tensor) -> bool:
+        """Whether a tensor has this shape; its memory may have another order."""
+        return (tensor.shape, tensor.dtype, tensor.requires_grad) == self[:3]
+
+    def allocate(self, device: torch.device) -> Tensor:
+        """An empty tensor."""
+        made = torch.empty([self.shape[axis] for axis in self.axes], dtype=self.dtype, device=device)
+        return made.permute([self.axes.index(axis) for axis in range(len(self.axes))])
+
+    def in_memory(self, tensor: Tensor) -> Tensor:
+        """The elements of a tensor in the order of ``axes``, contiguous: what a message consists of."""
+        return tensor.permute(self.axes).contiguous()
+
+
+def _axes_in_memory(tensor: Tensor) -> tuple[int, ...]:
+    """The axes by descending stride; in their own order if the tensor is contiguous, or a part of other memory."""
+    own = tuple(range(tensor.dim()))
+    if tensor.is_contiguous():
+        return own
+    axes = tuple(sorted(own, key=tensor.stride, reverse=True))
+    return axes if tensor.permute(axes).is_contiguous() else own
+
+
 @dataclass(frozen=True)
 class BoundarySpec:
     """The shapes of the values that cross a boundary; they are announced once and then known to both ends.
 
     Args:
         structure: the structure that the tensors are put into.
-        tensors: shape, dtype and requires_grad of each.
+        tensors: one entry for each.
     """
 
     structure: Structure
-    tensors: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+    tensors: tuple[TensorSpec, ...]
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], structure: Structure) -> BoundarySpec:
         """Describe a boundary whose tensors are listed in order."""
-        return cls(structure, tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors))
+        return cls(structure, tuple(map(TensorSpec.of, tensors)))
 
     def describes(self, tensors: Sequence[Tensor], structure: Structure) -> bool:
         """Whether a boundary whose tensors are listed has these shapes; it builds no second description."""
         return (
             len(tensors) == len(self.tensors)
-            and all(
-                tensor.shape == shape and tensor.dtype == dtype and tensor.requires_grad == grad
-                for tensor, (shape, dtype, grad) in zip(tensors, self.tensors, strict=True)
-            )
+            and all(spec.describes(tensor) for tensor, spec in zip(tensors, self.tensors, strict=True))
             and structure == self.structure
         )
 
     def to_bytes(self) -> bytes:
-        tensors = [(shape, str(dtype).removeprefix("torch."), grad) for shape, dtype, grad in self.tensors]
+        tensors = [(s.shape, str(s.dtype).removeprefix("torch."), s.requires_grad, s.axes) for s in self.tensors]
         return json.dumps([self.structure, tensors]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BoundarySpec:
         structure, tensors = json.loads(data)
-        return cls(structure, tuple((tuple(shape), getattr(torch, dtype), grad) for shape, dtype, grad in tensors))
+        return cls(
+            structure,
+            tuple(
+                TensorSpec(tuple(shape), getattr(torch, dtype), grad, tuple(axes))
+                for shape, dtype, grad, axes in tensors
+            ),
+        )
 
     def allocate(self, device: torch.device) -> list[Tensor]:
         """Empty tensors of these shapes, for a receive."""
-        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in self.tensors]
+        return [spec.allocate(device) for spec in self.tensors]
 
-    def allocate_gradients(self, device: torch.device) -> list[Tensor]:
-        """Empty tensors for the gradients of those tensors that require them."""
-        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, grad in self.tensors if grad]
+    def in_memory(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The messages of the tensors, which share the memory of those whose layout was announced."""
+        return [spec.in_memory(tensor) for tensor, spec in zip(tensors, self.tensors, strict=True)]
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
         """Build the boundary's value from received tensors, which require gradients if those of the sender do."""
-        for tensor, (_, _, grad) in zip(tensors, self.tensors, strict=True):
-            tensor.requires_grad_(grad)
+        for tensor, spec in zip(tensors, self.tensors, strict=True):
+            tensor.requires_grad_(spec.requires_grad)
         return unflatten(tensors, self.structure)
 
 

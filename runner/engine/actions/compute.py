@@ -20,7 +20,7 @@ from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import mix_seed
 from runner.model.precision import to_precision
-from runner.model.split.backward import backward_input, backward_weight
+from runner.model.split.backward import backward_input, backward_weight, capturing
 from runner.schedule.values import Action, Op
 
 __all__ = ["Compute"]
@@ -205,11 +205,12 @@ class Compute:
         """Accumulate gradients of the stage's weights, and keep the gradient of its input for the stage before."""
 
         def run(leaves: list[Tensor], roots: list[Tensor], gradients: list[Tensor] | None) -> list[Tensor | None]:
-            if self._rank.sharding is not None:
-                self._rank.sharding.backward(roots, gradients)
-            elif roots:
-                torch.autograd.backward(roots, gradients)
-            return [leaf.grad for leaf in leaves]
+            with capturing(leaves) as produced:
+                if self._rank.sharding is not None:
+                    self._rank.sharding.backward(roots, gradients)
+                elif roots:
+                    torch.autograd.backward(roots, gradients)
+            return produced
 
         self._backward("B", action, run)
 

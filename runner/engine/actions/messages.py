@@ -69,7 +69,8 @@ class Messages:
         self._rank = rank
         self._specs: dict[_Boundary, BoundarySpec] = {}  # for each stage's input
         self._announced: dict[_Boundary, BoundarySpec] = {}  # for each stage's output
-        self._gradients: dict[_Boundary, BoundarySpec] = {}  # sent and received, without an activation before them
+        self._gradient_specs: dict[_Boundary, BoundarySpec] = {}  # for the gradient of each stage's output
+        self._announced_gradients: dict[_Boundary, BoundarySpec] = {}  # for the gradient of each stage's input
         self._sends: deque[tuple[Handle, Tensor]] = deque()
         self._posted: set[Action] = set()  # receives that were posted before their turn
 
@@ -99,9 +100,7 @@ class Messages:
             return True
         if action.payload is Payload.STASH and stage in self._rank.stages:
             return False  # another micro-batch leaves before this one is back
-        known = self._announced if action.payload is Payload.GRADIENT else self._specs
-        if action.payload is Payload.GRADIENT and self._rank.recomputes_elsewhere(window, stage):
-            known = self._gradients
+        known = self._gradient_specs if action.payload is Payload.GRADIENT else self._specs
         return (stage, self._peer(action), *window.key(microbatch)) in known
 
     def was_posted(self, action: Action) -> bool:
@@ -134,17 +133,16 @@ class Messages:
         peer = self._peer(action)
         key = (stage, peer, *window.key(microbatch))
         if payload is Payload.STASH:
-            tensors = self._leaving(window, action, peer)
+            messages = self._leaving(window, action, peer)
         elif payload is Payload.GRADIENT:
-            tensors = self._rank.buffers.take("input_gradient", stage, microbatch)
-            if self._rank.recomputes_elsewhere(window, stage - 1):  # no activation has announced this shape
-                tensors = self._announce(self._gradients, key, tensors)
+            messages = self._announce(
+                self._announced_gradients, key, self._rank.buffers.take("input_gradient", stage, microbatch)
+            )
         else:
-            tensors = self._announce(self._announced, key, self._output(action))
+            messages = self._announce(self._announced, key, self._output(action))
         assert payload is not None
         sent = Outgoing()
-        for tensor in tensors:
-            message = tensor.contiguous()
+        for message in messages:
             if window.training:
                 self.bytes_sent[payload] += message.numel() * message.element_size()
             sent.append((self._rank.transport.send(message, peer, _CHANNELS[payload]), message))
@@ -194,7 +192,7 @@ class Messages:
         self._sends += sent
 
     def _announce(self, announced: dict[_Boundary, BoundarySpec], key: _Boundary, value: Any) -> list[Tensor]:
-        """Tell the receiver the shapes of a boundary the first time; later they must be the same.
+        """Tell the receiver the shapes and layouts of a boundary the first time; later the shapes must be the same.
 
         Args:
             announced: the shapes that were announced before, by key.
@@ -202,7 +200,7 @@ class Messages:
             value: the boundary's value.
 
         Returns:
-            the boundary's tensors, without their history.
+            the boundary's tensors as messages, without their history.
 
         Raises:
             RuntimeError: inputs of the same shapes gave another output shape.
@@ -218,7 +216,7 @@ class Messages:
                 f"stage {key[0]} gave {BoundarySpec.of(tensors, structure).tensors} where inputs of the same shape "
                 f"gave {known.tensors} before: shapes between stages may depend on the input's shape only"
             )
-        return [tensor.detach() for tensor in tensors]
+        return known.in_memory([tensor.detach() for tensor in tensors])
 
     def receive(self, action: Action) -> None:
         """Post the receive of a stage's input, or of the gradient of its output."""
@@ -230,16 +228,15 @@ class Messages:
         key = (stage, peer, *window.key(microbatch))
         returns = payload is Payload.STASH and stage in self._rank.stages
         if returns:
-            tensors = self._announced[key].allocate(self._rank.transport.device)
-        elif payload is not Payload.GRADIENT:
-            spec = self._told(self._specs, key)
-            tensors = spec.allocate(self._rank.transport.device)
-        elif self._rank.recomputes_elsewhere(window, stage):
-            tensors = self._told(self._gradients, key).allocate(self._rank.transport.device)
+            known = self._announced[key]
+        elif payload is Payload.GRADIENT:
+            known = self._told(self._gradient_specs, key)
         else:
-            tensors = self._announced[key].allocate_gradients(self._rank.transport.device)
+            known = spec = self._told(self._specs, key)
         assert payload is not None
-        handles = [self._rank.transport.receive(tensor, peer, _CHANNELS[payload]) for tensor in tensors]
+        tensors = known.allocate(self._rank.transport.device)
+        channel = _CHANNELS[payload]
+        handles = [self._rank.transport.receive(message, peer, channel) for message in known.in_memory(tensors)]
         kinds = {Payload.GRADIENT: "gradient", Payload.STASH: "hosted"}
         kind = "returned" if returns else kinds.get(payload, "input")
         self._rank.buffers.put(kind, stage, microbatch, Incoming(handles, tensors, spec))

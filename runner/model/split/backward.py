@@ -1,90 +1,48 @@
 """The backward of a stage in two parts: I computes the gradient of its input, W later the gradients of its weights.
 
-The autograd graph of the stage is walked from its outputs. The gradient of a weight is left to W if only products use
-the weight (matrix products, convolutions, embeddings: :mod:`runner.model.split.weight_formulas`), directly or through
-views: I captures the gradients of these products' outputs, and W needs only them and the products' other operands. I
-computes everything else: the gradients for which the stages before wait, and the gradients of biases, norms and
-operators without a known formula, which cost little or could be left to W only by computing something twice.
+The autograd graph of the stage is cut (:mod:`runner.model.split.cut`). W has the products of weights with activations
+(matrix products, convolutions, embeddings: :mod:`runner.model.split.weight_formulas`) and whatever lies between these
+products and the weights: parametrizations, functions of the user's. I computes everything else: the gradients for which
+the stages before wait, and the gradients of biases, norms and operators without a known formula, which cost little or
+could be left to W only by computing something twice.
 
-Both parts together compute each product once and give the same bits as one full backward, because I is one run of
-torch's engine without some edges, and the contributions to a weight are summed in the engine's order, which is the
-reverse order of the forward. After I the graph is gone, and what only I needed is freed.
-
-A stage whose input requires no gradients (the first one) is split at the same places: its I goes back to the output of
-its first product with a weight.
+Both parts together compute each gradient once and give the same bits as one full backward. I is one run of torch's
+engine without some edges. W runs the other nodes in the engine's order, which is the reverse order of the forward, and
+adds what arrives at a node in the order of those who made it. After I, what only I needed is freed.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from runner.model.split.weight_formulas import WEIGHT_OPERANDS, Formula
+from runner.model.split.cut import Cut, cut
+from runner.model.split.graph import Edge, Graph, Node
+from runner.model.split.weight_work import Part, Parts, Task, accumulate, note_made, tasks_of
 
-__all__ = ["PendingWeights", "backward_input", "backward_weight"]
-
-_Node: TypeAlias = Any  # an autograd node; torch has a class for each operator
-
-_ACCUMULATE = "AccumulateGrad"
-_REENTRANT_CHECKPOINT = "CheckpointFunctionBackward"
-_TRANSPOSE = "TBackward0"
-_VIEWS = frozenset(
-    {
-        "AliasBackward0", "CloneBackward0", "ExpandBackward0", "PermuteBackward0", "ReshapeAliasBackward0",
-        "SelectBackward0", "SliceBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "TBackward0",
-        "ToCopyBackward0", "TransposeBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0",
-    }
-)  # fmt: skip
-"""Nodes through which a weight may reach its product: they move or convert elements and save no tensors."""
-
-
-@dataclass(slots=True)
-class _Contribution:
-    """The part of a weight's gradient that comes from one product.
-
-    Args:
-        formula: computes the gradient of the operand from that of the product's output.
-        views: nodes from the operand to the weight, without the node of the weight itself.
-        place: sort key; ascending order is the order in which autograd would add the parts.
-        gradient: gradient of the product's output, once I has captured it; None if there is none.
-    """
-
-    formula: Formula
-    views: tuple[_Node, ...]
-    place: tuple[int, int]
-    gradient: Tensor | None = None
-
-    def compute(self, weight: Tensor) -> Tensor | None:
-        """The gradient of the weight."""
-        if self.gradient is None:
-            return None
-        made = self.formula(self.gradient)
-        if not self.views:
-            return made
-        if [type(node).__name__ for node in self.views] == [_TRANSPOSE]:
-            return made.t()
-        return torch.autograd.grad([GradientEdge(self.views[0], 0)], [weight], [made])[0]
+__all__ = ["PendingWeights", "backward_input", "backward_weight", "capturing"]
 
 
 class PendingWeights:
     """The gradients of weights that :func:`backward_input` has left to :func:`backward_weight`."""
 
-    def __init__(self, contributions: Sequence[tuple[Tensor, list[_Contribution]]] = ()) -> None:
-        self._left = list(contributions)[::-1]
+    def __init__(self, tasks: Sequence[Task] = ()) -> None:
+        self._left = list(tasks)[::-1]
 
     def __len__(self) -> int:
         """The number of weights that wait."""
-        return len(self._left)
+        return sum(len(task.weights) for task in self._left)
 
-    def pop(self) -> tuple[Tensor, list[_Contribution]]:
-        """Remove and return the next weight, with the parts of its gradient."""
-        return self._left.pop()
+    def run(self) -> None:
+        """Do the work, and free what each piece of it needed."""
+        while self._left:
+            self._left.pop().run()
 
 
 def backward_input(
@@ -105,151 +63,98 @@ def backward_input(
     """
     if not outputs:
         return [None] * len(inputs), PendingWeights()
-    graph = _Graph(outputs)
+    graph = Graph(outputs)
     if graph.is_reentrant:
         return _all_at_once(outputs, output_gradients, inputs), PendingWeights()
     given = {id(tensor) for tensor in inputs}
-    own = {leaf for leaf in graph.leaves if id(leaf.variable) in given}
-    deferred = _deferred(graph, own)
-    kept = [node.variable for node in graph.leaves if node not in own and node not in deferred]
-    products = list(dict.fromkeys(node for found in deferred.values() for node, _ in found))
-    captured = [GradientEdge(node, 0) for node in products]
-    wanted: list[Any] = [*inputs, *kept, *captured]
-    if not wanted:
-        return [], PendingWeights()
-    gradients = torch.autograd.grad(outputs, wanted, output_gradients, allow_unused=True)
+    made = cut(graph, [leaf for leaf in graph.leaves if id(leaf.variable) in given])
+    kept = [leaf.variable for leaf in graph.leaves if leaf in made.in_i and id(leaf.variable) not in given]
+    gradients, parts = _run_i(made, outputs, output_gradients, [*inputs, *kept])
     with torch.no_grad():
-        for leaf, gradient in zip(kept, gradients[len(inputs) :], strict=False):
-            _accumulate(leaf, gradient)
-    of_product = dict(zip(products, gradients[len(inputs) + len(kept) :], strict=True))
-    for found in deferred.values():
-        for node, contribution in found:
-            contribution.gradient = of_product[node]
-    pending = [(leaf.variable, [contribution for _, contribution in found]) for leaf, found in deferred.items()]
-    return list(gradients[: len(inputs)]), PendingWeights(pending)
+        for leaf, gradient in zip(kept, gradients[len(inputs) :], strict=True):
+            accumulate(leaf, gradient)
+    return list(gradients[: len(inputs)]), PendingWeights(tasks_of(made, parts))
 
 
 def backward_weight(pending: PendingWeights) -> None:
     """Run W: add the gradients that I has left to the weights' ``grad``, and free the tensors that they needed."""
     with torch.no_grad():
-        while pending:
-            weight, contributions = pending.pop()
-            total: Tensor | None = None
-            for contribution in contributions:
-                part = contribution.compute(weight)
-                if part is not None:
-                    total = part if total is None else total + part
-            _accumulate(weight, total)
+        pending.run()
 
 
-def _accumulate(leaf: Tensor, gradient: Tensor | None) -> None:
-    """Add a gradient as autograd does: in place, so that ``grad`` may be a view of a larger buffer."""
-    if gradient is None:
-        return
-    if leaf.grad is not None:
-        leaf.grad.add_(gradient)
-    elif gradient.is_sparse:
-        leaf.grad = gradient.clone()
-    else:
-        leaf.grad = torch.empty_like(leaf).copy_(gradient)  # a copy, because other leaves may share the gradient
+def _run_i(
+    made: Cut, outputs: Sequence[Tensor], output_gradients: Sequence[Tensor] | None, leaves: Sequence[Tensor]
+) -> tuple[Sequence[Tensor | None], Parts]:
+    """Run the nodes of I. Returns the gradients of ``leaves``, and what arrives at the nodes of W.
+
+    What a node of I makes is noted by a hook, edge by edge, because autograd only gives the sum of what arrives. The
+    edges are asked for nevertheless, so that autograd makes them.
+    """
+    parts: dict[Edge, list[Part]] = {}
+    products: dict[Node, list[Part]] = {}
+    makers: dict[Node, dict[int, Part]] = {}
+    for crossing in (each for found in made.crossings.values() for each in found):
+        above, index, below, formula = crossing
+        part = Part(crossing.place, formula)
+        parts.setdefault(below, []).append(part)
+        if formula is None:
+            makers.setdefault(above, {})[index] = part
+        else:
+            products.setdefault(above, []).append(part)
+    for node, noted in products.items():
+        node.register_prehook(partial(_note_arrived, noted))
+    for node, noted_by_edge in makers.items():
+        node.register_hook(partial(note_made, noted_by_edge))
+    edges = [(node, 0) for node in products]
+    asked = [edge for edge, found in parts.items() if any(part.formula is None for part in found)]
+    wanted: list[Any] = [*leaves, *(GradientEdge(*edge) for edge in (*edges, *asked))]
+    if not wanted:
+        return (), {}
+    gradients = torch.autograd.grad(outputs, wanted, output_gradients, allow_unused=True)
+    for (node, _), gradient in zip(edges, gradients[len(leaves) :], strict=False):
+        if all(part.gradient is None for part in products[node]):  # the product itself did not run
+            _note_arrived(products[node], [gradient])
+    return gradients[: len(leaves)], parts
+
+
+def _note_arrived(parts: Sequence[Part], gradients: Sequence[Tensor | None]) -> None:
+    """A hook before a product: note the gradient of its output, which hooks on the output may have changed."""
+    for part in parts:
+        part.gradient = gradients[0]
 
 
 def _all_at_once(
     outputs: Sequence[Tensor], output_gradients: Sequence[Tensor] | None, inputs: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """Run the whole backward, for re-entrant checkpoints: their inner backward cannot be limited to some tensors."""
-    before = [leaf.grad for leaf in inputs]
-    for leaf in inputs:
-        leaf.grad = None
-    torch.autograd.backward(outputs, output_gradients)
-    made = [leaf.grad for leaf in inputs]
-    for leaf, gradient in zip(inputs, before, strict=True):
-        leaf.grad = gradient
-    return made
+    with capturing(inputs) as gradients:
+        torch.autograd.backward(outputs, output_gradients)
+    return gradients
 
 
-class _Graph:
-    """The autograd graph of some outputs.
+@contextmanager
+def capturing(inputs: Sequence[Tensor]) -> Iterator[list[Tensor | None]]:
+    """Within the context, a full backward gives the gradients of some leaves, and does not add them to their ``grad``.
 
-    Attributes:
-        leaves: nodes that accumulate into leaves.
-        products: nodes for which formulas may be known.
-        uses: number of edges that lead to each node.
-        is_reentrant: whether it contains a re-entrant activation checkpoint.
+    A leaf's ``grad`` has the leaf's own layout in memory; what arrives may have another one. Sums over it depend on the
+    layout, so that a backward in two stages would not have the bits of one in a whole.
+
+    Args:
+        inputs: distinct leaves that require gradients.
+
+    Yields:
+        a list with a place for each leaf, which is None until the backward, and if no output depends on the leaf.
     """
-
-    def __init__(self, outputs: Sequence[Tensor]) -> None:
-        self.leaves: list[_Node] = []
-        self.products: list[_Node] = []
-        self.uses: dict[_Node, int] = {}
-        self.is_reentrant = False
-        todo: list[_Node] = []
-        self._enter([(get_gradient_edge(output).node, 0) for output in outputs], todo)
-        while todo:
-            self._enter(todo.pop().next_functions, todo)
-
-    def _enter(self, edges: Iterable[tuple[_Node | None, int]], todo: list[_Node]) -> None:
-        """Count the edges to each node; new inner nodes are added to ``todo``."""
-        for node, _ in edges:
-            if node is None:
-                continue
-            if node in self.uses:
-                self.uses[node] += 1
-                continue
-            self.uses[node] = 1
-            name = type(node).__name__
-            if name == _ACCUMULATE:
-                self.leaves.append(node)
-                continue
-            if name in WEIGHT_OPERANDS:
-                self.products.append(node)
-            elif name == _REENTRANT_CHECKPOINT:
-                self.is_reentrant = True
-            todo.append(node)
+    gradients: list[Tensor | None] = [None] * len(inputs)
+    nodes = [get_gradient_edge(leaf).node for leaf in inputs]
+    handles = [node.register_prehook(partial(_keep_one, gradients, at)) for at, node in enumerate(nodes)]
+    try:
+        yield gradients
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def _deferred(graph: _Graph, inputs: set[_Node]) -> dict[_Node, list[tuple[_Node, _Contribution]]]:
-    """The leaves that wait for W, each with its products in the order in which autograd would add their parts.
-
-    A leaf waits only if all of its uses can wait, because its gradient is one sum.
-    """
-    found: dict[_Node, list[tuple[_Node, _Contribution]]] = defaultdict(list)
-    for product in graph.products:
-        operands = product.next_functions
-        for operand, read_formula in WEIGHT_OPERANDS[type(product).__name__].items():
-            leaf, views = _weight_below(graph, operands[operand][0])
-            if leaf is None or leaf in inputs or leaf.variable._backward_hooks:
-                continue
-            formula = read_formula(product)
-            if formula is not None:
-                last = views[-1] if views else product
-                contribution = _Contribution(formula, views, (-last._sequence_nr(), operand))
-                found[leaf].append((product, contribution))
-    return {
-        leaf: sorted(uses, key=lambda use: use[1].place)
-        for leaf, uses in found.items()
-        if len(uses) == graph.uses[leaf]
-    }
-
-
-def _weight_below(graph: _Graph, node: _Node | None) -> tuple[_Node | None, tuple[_Node, ...]]:
-    """The leaf behind an operand, with the views between them, which nothing else may use; None if there is none."""
-    views: list[_Node] = []
-    while node is not None and type(node).__name__ != _ACCUMULATE:
-        if graph.uses[node] > 1 or not _is_passed(node):
-            return None, ()
-        views.append(node)
-        node = node.next_functions[0][0]
-    return node, tuple(views)
-
-
-def _is_passed(node: _Node) -> bool:
-    """Whether a weight reaches its product through ``node`` without being needed by anything else.
-
-    This holds for views, and for a :class:`torch.autograd.Function` that takes only the weight and saves no tensors,
-    whose backward can run in W.
-    """
-    if type(node).__name__ in _VIEWS:
-        return True
-    of_function = isinstance(node, torch.autograd.function.BackwardCFunction)
-    return of_function and not node._raw_saved_tensors and all(other is None for other, _ in node.next_functions[1:])
+def _keep_one(kept: list[Tensor | None], at: int, arrived: Sequence[Tensor | None]) -> tuple[None]:
+    kept[at] = arrived[0]
+    return (None,)
