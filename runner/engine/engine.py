@@ -302,7 +302,7 @@ class Engine:
         """Compare what several ranks hold; all ranks call it after the same step.
 
         Raises:
-            RunFailedError: on the ranks that hold a tensor whose copies differ.
+            RunFailedError: copies of a tensor differ; the ranks that hold it raise the error.
         """
         compare_copies(self.view, self.stages, self.tags, self.transport, self._step)
 

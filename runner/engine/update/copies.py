@@ -49,7 +49,7 @@ def compare_copies(
         step: the number of steps that have been taken.
 
     Raises:
-        RunFailedError: on every rank that holds a tensor whose copies differ.
+        RunFailedError: copies of a tensor differ; the ranks that hold it raise the error.
     """
     groups = _tensors_by_holders(view, stages, tags, with_buffers=view.has_twins or not step)
     for ranks in sorted(groups):  # on every rank in the same order, so that none waits for another in a circle

@@ -29,7 +29,7 @@ def require_same_samples(datasets: Datasets | None, target: str, seed: int) -> N
         seed: the run's seed.
 
     Raises:
-        RunFailedError: on every rank, if the samples differ between ranks.
+        RunFailedError: samples differ between ranks; every rank raises the error.
     """
     own = some_checksums(datasets, seed) if datasets is not None else None
     gathered: list[dict[int, int] | None] = [None] * torch.distributed.get_world_size()
@@ -67,7 +67,7 @@ def different_samples(checksums: list[dict[int, int] | None]) -> tuple[int, tupl
     """The first sample whose checksums differ, and two ranks that differ in it; None if all agree.
 
     Args:
-        checksums: of each rank, None for a rank that loads nothing; at least one rank loads.
+        checksums: what :func:`some_checksums` gave each rank; None for a rank that loads nothing. At least one loads.
     """
     loading = {rank: found for rank, found in enumerate(checksums) if found is not None}
     first, *others = loading
