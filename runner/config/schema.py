@@ -67,6 +67,7 @@ class DataConfig:
     shuffle: bool | None = None  # a new seeded order per epoch; null = true, or false for an iterable dataset
     collate: str | None = None  # package.module:function from a list of samples to a batch (input, target)
     workers: int = 0  # loader processes per rank that loads data
+    check_every: int = 100  # steps between two comparisons of all samples of a step over the ranks that load them
 
 
 @dataclass
@@ -97,7 +98,9 @@ class ScheduleConfig:
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
     variant: str | None = None  # chimera: concatenation, doubling, halving; null = concatenation
     pipes: int | None = None  # chimera: number of pipelines, half of them in each direction; null = 2
-    twin_check_every: int = 100  # bidirectional: steps between two comparisons of the copies of a stage
+    twin_check_every: int = (
+        100  # steps between two comparisons of the copies of a stage: replicas and, in both directions, twins
+    )
     file: str | None = None  # from_file: a schedule in torch's CSV form
     post_validation: bool = False  # update before the global norm and overflow check are known, and undo it if needed
     memory_limit: int | None = None  # zb_auto: micro-batches that a rank may keep between F and W; null = the ranks

@@ -32,12 +32,12 @@ from runner.engine.step_ends import StepEnds
 from runner.engine.stream import RankStream
 from runner.engine.transport.base import Transport
 from runner.engine.transport.watched import WatchedTransport
+from runner.engine.update.copies import compare_copies
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import Reducer
 from runner.engine.update.sets import Keep
 from runner.engine.update.sharding import Sharding
 from runner.engine.update.stage_update import Backup, NotFiniteError
-from runner.engine.update.twins import compare_twins
 from runner.engine.update.update import Update
 from runner.engine.weights.store import WeightStore
 from runner.engine.window import StepBatch, Window, join_microbatches
@@ -47,6 +47,7 @@ from runner.engine.works.work import Filler, Work, Works
 from runner.errors import RunFailedError
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
+from runner.model.seeds import mix_seed, seed_generators
 from runner.model.tags import ParameterTag, named_parameters
 from runner.schedule.lowering.speculate import speculation
 from runner.schedule.values import Action, Payload, Program, Schedule
@@ -278,7 +279,8 @@ class Engine:
             the steps that ended on this rank, in order; with a flushed schedule, the step of this batch.
 
         Raises:
-            RunFailedError: an action failed (with the schedule's picture), the loss is not finite, or twins differ.
+            RunFailedError: an action failed (with the schedule's picture), the loss is not finite, or copies of weights
+                on several ranks differ.
         """
         self.timeline.begin(self._step, time.perf_counter())
         if self._begin_step is not None:
@@ -292,9 +294,17 @@ class Engine:
         self._close_ended()
         self.timeline.finish(time.perf_counter())
         self._step += 1
-        if self.view.has_twins and self._step % self.options.twin_check_every == 0:
-            compare_twins(self.view, self.stages, self.transport, self._step)
+        if self._step % self.options.twin_check_every == 0:
+            self.compare_copies()
         return self._ends.take_finished()
+
+    def compare_copies(self) -> None:
+        """Compare what several ranks hold; all ranks call it after the same step.
+
+        Raises:
+            RunFailedError: copies of a tensor differ; the ranks that hold it raise the error.
+        """
+        compare_copies(self.view, self.stages, self.tags, self.transport, self._step)
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
         """Run one forward-only window; return this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
@@ -376,6 +386,7 @@ class Engine:
             random_state = torch.get_rng_state()
         self._executor.run(actions, failed, training=training)
         with self.transport.exclusive():  # ranks in threads share the generator: wait for other ranks' use of it
+            seed_generators(mix_seed(self.options.seed, self._step))  # of Python and NumPy, alike on all ranks
             torch.set_rng_state(random_state)
 
     def _open(self, batch: StepBatch, training: bool, place: int | None = None) -> Window:

@@ -14,6 +14,7 @@ from runner.engine.transport.base import Channel, Handle, Transport
 from runner.engine.window import StepBatch, Window
 from runner.errors import RunFailedError
 from runner.model.boundary import flatten, num_samples
+from runner.model.seeds import OWN_GENERATOR
 
 __all__ = ["Headers"]
 
@@ -63,8 +64,9 @@ class Headers:
             )
         if batch.checksum is not None and batch.checksum != values[5]:
             raise RunFailedError(
-                f"step {step}: rank {self._transport.rank} loaded other samples than the first stage: all ranks "
-                "of a pipeline must go through the data in one order"
+                f"step {step}: rank {self._transport.rank} loaded other samples than rank "
+                f"{self._view.pipeline[self._down[0]]}, so that inputs would meet other samples' targets: all ranks of "
+                f"a pipeline must get the same from the data function, the dataset and data.collate; {OWN_GENERATOR}"
             )
         if following is not None:
             self._pass_on(header, following, Channel.HEADER)

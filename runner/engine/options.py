@@ -28,7 +28,7 @@ class EngineOptions:
         compile: whether the layers are compiled.
         post_validation: whether ranks update without waiting for each other; see
             :mod:`runner.engine.update.stage_update`.
-        twin_check_every: steps between two comparisons of the twins of several pipelines.
+        twin_check_every: steps between two comparisons of the copies of weights on several ranks.
         link_delay_seconds: delay that is added to every message between ranks, for experiments.
         link_bytes_per_second: speed to which messages are slowed down, for experiments; None: they are not.
     """

@@ -24,7 +24,7 @@ class StepBatch:
         inputs: input of the first layer, samples on the first axis; None on a rank without the first stage.
         targets: targets for the loss; None on a rank without the last stage.
         samples: number of samples of this replica; None on a rank that loads no data (it gets it in the header).
-        checksum: checksum of the inputs, if several ranks load them and could differ; else None.
+        checksum: checksum of inputs and targets, which are the same on all ranks that load them; else None.
     """
 
     inputs: Any = None

@@ -14,6 +14,7 @@ from runner.config.schema import DataConfig, LossConfig
 from runner.errors import Problem, RequestError, RunFailedError, RunnerError, raise_problems
 from runner.model.boundary import flatten, shapes
 from runner.model.datamodule import Loaded, loaded
+from runner.model.seeds import seeded
 from runner.model.targets import call_target, explained
 from runner.targets import import_target
 
@@ -55,12 +56,21 @@ class Datasets:
         return isinstance(self.train, IterableDataset)
 
 
-def load_datasets(config: DataConfig) -> Datasets:
-    """Call the user's data function.
+def load_datasets(config: DataConfig, seed: int) -> Datasets:
+    """Call the user's data function, with random generators that are seeded alike on every rank.
+
+    Args:
+        config: names the function.
+        seed: the run's seed.
 
     Raises:
         RequestError: it returns neither a dataset, a pair of them, nor a LightningDataModule.
     """
+    with seeded(seed, "data"):
+        return _made_datasets(config)
+
+
+def _made_datasets(config: DataConfig) -> Datasets:
     made = call_target("data", config.target, config.kwargs)
     if hasattr(made, "train_dataloader") and hasattr(made, "setup"):
         (train, collate), validation = _loaded(made, config.target)
@@ -119,18 +129,23 @@ def first_sample(dataset: Any) -> Any:
     return next(iter(dataset)) if isinstance(dataset, IterableDataset) else dataset[0]
 
 
-def example_batch(config: DataConfig, samples: int) -> tuple[Any, Any]:
+def example_batch(config: DataConfig, samples: int, seed: int) -> tuple[Any, Any]:
     """One ``(input, target)`` batch with the right shapes, for profiles.
 
     A data function may carry an attribute ``spec``, called with the same arguments, that returns one sample without
-    preparing any data. Otherwise the first sample of the dataset is used.
+    preparing any data. Otherwise the first sample of the dataset is used. All of it draws random numbers by ``seed``.
     """
+    with seeded(seed, "example"):
+        return _one_batch(config, samples, seed)
+
+
+def _one_batch(config: DataConfig, samples: int, seed: int) -> tuple[Any, Any]:
     spec = getattr(import_target("data.target", config.target), "spec", None)
     if callable(spec):
         sample = spec(**config.kwargs)
         collate = import_target("data.collate", config.collate) if config.collate is not None else default_collate
     else:
-        datasets = load_datasets(config)
+        datasets = load_datasets(config, seed)
         sample, collate = _example(datasets.train, config), datasets.collate
     if collate is default_collate and (not isinstance(sample, tuple | list) or len(sample) != 2):
         why = f"The first one is a {type(sample).__name__}"

@@ -25,6 +25,7 @@ from torch import nn
 from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments
+from runner.model.seeds import mix_seed, seeded_with
 from runner.model.targets import call_target
 from runner.model.ties import find_ties, first_names
 
@@ -35,26 +36,14 @@ __all__ = [
     "StageModule",
     "build_stage",
     "call_whole",
+    "draws_from_torch_alone",
     "keeps_running_statistics",
     "layers_of",
     "load_layers",
     "make_model",
-    "mix_seed",
 ]
 
-_MASK = (1 << 63) - 1
-
 BeforeLayer = Callable[[int], None]
-
-
-def mix_seed(*parts: int) -> int:
-    """A 63-bit seed from integers; it depends on every part and on their order (splitmix64's finaliser)."""
-    state = 0x9E3779B97F4A7C15
-    for part in parts:
-        state = (state ^ (part & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state & _MASK
 
 
 @dataclass(frozen=True)
@@ -97,16 +86,16 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
     Raises:
         RequestError: the target cannot be imported, or does not return a model.
     """
-    return layers_of(make_model(config, seed), seed, config.target)
+    with seeded_with(seed):
+        return layers_of(make_model(config), seed, config.target)
 
 
-def make_model(config: ModelConfig, seed: int) -> Any:
-    """The return value of the user's model function.
+def make_model(config: ModelConfig) -> Any:
+    """The return value of the user's model function, which draws from generators that the caller has seeded.
 
     Raises:
         RequestError: the target cannot be imported, or raises.
     """
-    torch.manual_seed(seed)
     return call_target("model", config.target, config.kwargs)
 
 
@@ -153,11 +142,11 @@ def _given(index: int, name: str, module: nn.Module, *, spread: bool = False) ->
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
-    def seeded() -> nn.Module:
-        torch.manual_seed(seed)
-        return build()
+    def build_seeded() -> nn.Module:
+        with seeded_with(seed):
+            return build()
 
-    return seeded
+    return build_seeded
 
 
 class Around(Protocol):
@@ -287,6 +276,11 @@ class StageModule(nn.Module):
 def build_stage(sources: Sequence[LayerSource], first: int, last: int) -> StageModule:
     """Build the module of layers ``first`` to ``last``, both inclusive."""
     return StageModule(sources[first : last + 1], first_names(find_ties(sources)))
+
+
+def draws_from_torch_alone(layer: nn.Module) -> bool:
+    """Whether all modules of a layer are torch's own, which draw from no generator but torch's."""
+    return all(type(module).__module__.startswith("torch.nn.") for module in layer.modules())
 
 
 def keeps_running_statistics(layer: nn.Module) -> bool:

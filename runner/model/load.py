@@ -16,6 +16,7 @@ from runner.model.data import LossFunction, example_batch, load_loss
 from runner.model.layers import LayerSource, build_stage, layers_of, make_model
 from runner.model.lightning_module import OwnStep, brings, is_lightning_module, lightning_problems, loss_of_step
 from runner.model.precision import cast_module, dtype_of, to_precision
+from runner.model.seeds import seeded_with
 from runner.model.ties import sharing_problems
 from runner.model.traced.cuts import cut_before, good_cuts
 from runner.model.traced.operators import Program, trace
@@ -61,7 +62,12 @@ def load_model(config: RunConfig, *, cut: bool = True) -> LoadedModel:
     Raises:
         RequestError: the model cannot be loaded or traced, or layers share what stages cannot share.
     """
-    made = make_model(config.model, config.seed)
+    with seeded_with(config.seed):
+        return _load(config, cut=cut)
+
+
+def _load(config: RunConfig, *, cut: bool) -> LoadedModel:
+    made = make_model(config.model)
     if not is_lightning_module(made):
         return LoadedModel(_layers(made, config, cut), load_loss(config.loss))
     raise_problems(lightning_problems(made, config))
@@ -112,7 +118,7 @@ def trace_layers(model: nn.Module, config: RunConfig) -> list[LayerSource]:
     Raises:
         RequestError: it cannot be traced, or cannot be cut at ``model.split_points``.
     """
-    inputs, _ = example_batch(config.data, _TRACED_SAMPLES)
+    inputs, _ = example_batch(config.data, _TRACED_SAMPLES, config.seed)
     mode = detect_fake_mode(list(model.parameters()))
     if mode is not None:
         inputs = map_tensors(mode.from_tensor, inputs)

@@ -9,10 +9,32 @@ from typing import Any
 
 from torch._guards import detect_fake_mode
 
+from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, RunnerError, did_you_mean
+from runner.model.seeds import seeded
 from runner.targets import import_target
 
-__all__ = ["call_target", "explained"]
+__all__ = ["call_target", "explained", "import_users_code"]
+
+
+def import_users_code(config: RunConfig) -> None:
+    """Import what a request names of model, data and loss.
+
+    A module may draw random numbers when it is imported. It is imported here and not where it is first used, which may
+    be for the data on one rank and for the model on another.
+
+    Raises:
+        RequestError: a module cannot be imported, or lacks what is named.
+    """
+    with seeded(config.seed, "import"):
+        for section, target in (
+            ("model", config.model.target),
+            ("data", config.data.target),
+            ("loss", config.loss.target),
+        ):
+            import_target(f"{section}.target", target)
+        if config.data.collate is not None:
+            import_target("data.collate", config.data.collate)
 
 
 def call_target(section: str, target: str, kwargs: Mapping[str, Any]) -> Any:

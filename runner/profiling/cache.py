@@ -21,22 +21,19 @@ import torch
 import runner
 from runner.config.links import cache_root
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
+from runner.model.targets import import_users_code
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import num_stages
 from runner.profile import ModelProfile, profile_from_json
 from runner.record import write_atomically
-from runner.targets import import_target
 
 __all__ = ["cached_profile"]
 
 
 def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile]) -> ModelProfile:
     """The profile of a request, from the cache or newly made and then saved. Errors of the cache are ignored."""
-    for section, target in (("model", config.model.target), ("data", config.data.target), ("loss", config.loss.target)):
-        import_target(f"{section}.target", target)  # imported, so that their sources are part of the key
+    import_users_code(config)  # so that its sources are part of the key
     optimizer_of(config.optimizer)
-    if config.data.collate is not None:
-        import_target("data.collate", config.data.collate)
     path = _folder() / f"{_key(config)}.json"
     try:
         return profile_from_json(path.read_text(encoding="utf-8"))

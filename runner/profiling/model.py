@@ -69,7 +69,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         rule = "must name the machine that the ranks run on"
         raise RequestError([Problem("hardware", config.hardware.name, rule, why, "hardware=a100_80gb")])
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
-    inputs, targets = example_batch(config.data, samples)
+    inputs, targets = example_batch(config.data, samples, config.seed)
     try:
         profile = _on_fake_tensors(config, inputs, targets)
     except RequestError:

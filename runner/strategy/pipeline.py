@@ -30,11 +30,11 @@ from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.transport.processes import destroy_process_groups
+from runner.engine.update.copies import running_statistics_problems
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import Reducer
 from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.update.sharding import Sharding
-from runner.engine.update.twins import running_statistics_problems
 from runner.engine.window import StepBatch
 from runner.engine.works.watch import watch_of
 from runner.engine.works.work import Filler
@@ -42,6 +42,7 @@ from runner.errors import raise_problems
 from runner.memory.apply.install import install
 from runner.model.compiled import compile_layers
 from runner.model.layers import StageModule
+from runner.model.seeds import mix_seed, seed_generators
 from runner.model.tags import ParameterTag, tags_of
 from runner.model.ties import crossing_ties
 from runner.optim.states.backup import OptimizerBackup
@@ -312,8 +313,13 @@ class EngineStrategy(NamedCheckpointStrategy):
             self._finished += self.engine.drain()
 
     def _apply_update(self) -> None:
-        """Call Lightning's hooks and then the optimizer; the engine's gradients are final."""
+        """Call Lightning's hooks and then the optimizer; the engine's gradients are final.
+
+        An optimizer that draws random numbers draws the same on every replica.
+        """
         assert self.lightning_module is not None
+        assert self.engine is not None
+        seed_generators(mix_seed(self.options.seed, self.engine.updating, "update"))
         optimizer = self.optimizers[0]
         trainer = self.lightning_module.trainer
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # it is the Trainer's list
@@ -382,10 +388,14 @@ class EngineStrategy(NamedCheckpointStrategy):
 
     @override
     def on_train_start(self) -> None:
-        """Let the engine count steps from the restored progress, which was not known in :meth:`setup`."""
+        """Let the engine count steps from the restored progress, which was not known in :meth:`setup`.
+
+        Weights are what they are at the first step, so their copies are compared.
+        """
         assert self.engine is not None
         assert self.lightning_module is not None
         self.engine.start_at(self.lightning_module.trainer.global_step)
+        self.engine.compare_copies()
         assert self.meter is not None
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from runner.model.layers import mix_seed
-
-__all__ = ["random_state", "seeded", "set_random_state"]
-
-_NUMPY_SEEDS = 1 << 32
+__all__ = ["random_state", "set_random_state"]
 
 
 def random_state() -> dict[str, Any]:
@@ -40,19 +34,3 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].clone())
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].clone())
-
-
-@contextlib.contextmanager
-def seeded(*parts: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's CPU generators from ``parts`` within the block, and restore them after it."""
-    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    seed = mix_seed(*parts)
-    random.seed(seed)
-    np.random.seed(seed % _NUMPY_SEEDS)
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.default_generator.set_state(before[2])

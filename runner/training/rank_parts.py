@@ -17,6 +17,8 @@ from runner.model.data import Datasets, load_datasets
 from runner.model.device import device_type
 from runner.model.load import LoadedModel, load_model
 from runner.model.precision import autocast_of, dtype_of
+from runner.model.seeds import seeded
+from runner.model.targets import import_users_code
 from runner.optim.catalogue.registry import compression_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.values import RunPlan
@@ -24,6 +26,7 @@ from runner.profile import ModelProfile, read_profile
 from runner.strategy.pipeline import EngineStrategy
 from runner.strategy.shared import SharedStatesStrategy
 from runner.strategy.zero.strategy import ZeroEngineStrategy
+from runner.training.data.agreement import require_same_samples
 from runner.training.data.loading import make_loader
 from runner.training.data.streams import count_samples
 from runner.training.lightning_module import trainable, validates
@@ -56,6 +59,7 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
         RequestError: the user's model, data or loss does not meet its contract.
         RunFailedError: the model is not the one that was planned.
     """
+    import_users_code(config)
     plan = planned(config, run_dir)
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
@@ -117,14 +121,20 @@ _Lengths = tuple[int | None, int]
 
 
 def _load_data(config: RunConfig, plan: RunPlan, rank: int) -> tuple[Datasets | None, _Lengths]:
-    """The datasets on ranks that need them, and on every rank their lengths; None for iterable training data."""
-    datasets = load_datasets(config.data) if any(_ends(plan, rank)) else None
+    """The datasets on ranks that need them, and on every rank their lengths; None for iterable training data.
+
+    Raises:
+        RunFailedError: ranks that load the data got different data.
+    """
+    datasets = load_datasets(config.data, config.seed) if any(_ends(plan, rank)) else None
     lengths: list[_Lengths] = [(0, 0)]
     if datasets is not None and rank == 0:
-        validation = count_samples(datasets.validation) if datasets.validation is not None else 0
+        with seeded(config.seed, "count"):
+            validation = count_samples(datasets.validation) if datasets.validation is not None else 0
         lengths = [(None if datasets.streams else len(datasets.train), validation)]
     if plan.topology.world_size > 1:
         torch.distributed.broadcast_object_list(lengths, plan.topology.rank_of(0))
+        require_same_samples(datasets, config.data.target, config.seed)
     return datasets, lengths[0]
 
 
@@ -140,6 +150,7 @@ def _loaders(
         "targets": last,
         "seed": config.seed,
         "workers": config.data.workers,
+        "check_every": config.data.check_every,
     }
     data = datasets or Datasets(None, None)
     shuffle = config.data.shuffle is not False

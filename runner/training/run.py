@@ -19,6 +19,7 @@ from runner.checkpoint.file import CheckpointError, admitted
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.lightning_module import brings
+from runner.model.seeds import seed_process
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.record import RunRecord, StepLog
@@ -75,6 +76,7 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
 def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, validate: bool) -> bool:
     rank = int(os.environ.get("RANK", "0"))
     _set_up_logging(rank)
+    seed_process(config.seed)
     parts = load_parts(config, run_dir, rank, validate=validate)
     strategy, module, loaders = parts.strategy, parts.module, parts.loaders
     resumed = _resumed(config, loaders[0])

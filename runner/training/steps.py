@@ -11,12 +11,14 @@ from torch import Tensor
 
 from runner.engine.window import StepBatch
 from runner.model.boundary import num_samples
-from runner.training.data.batches import input_checksum
+from runner.training.data.batches import batch_checksum
 
 if TYPE_CHECKING:
     from runner.strategy.pipeline import EngineStrategy
 
 __all__ = ["ModuleSteps"]
+
+_CHECK_EVERY = 100  # batches between two comparisons of all samples of a batch over the ranks of a pipeline
 
 
 def _leave_gradients(epoch: int, batch_idx: int, optimizer: Any) -> None:
@@ -50,17 +52,22 @@ class ModuleSteps:
         self._model.__dict__.update(own)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self._strategy.hand_over(self._part(batch))
+        return self._strategy.hand_over(self._part(batch, batch_idx))
 
     def evaluation_step(self, batch: Any, batch_idx: int) -> None:
-        self._sums.append(self._strategy.evaluate(self._part(batch)))
+        self._sums.append(self._strategy.evaluate(self._part(batch, batch_idx)))
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
-        return self._strategy.predict(self._part((inputs, None)))
+        return self._strategy.predict(self._part((inputs, None), batch_idx))
 
-    def _part(self, batch: Any) -> StepBatch:
-        """The part of a batch that this rank's stages need; every rank has loaded the whole batch."""
+    def _part(self, batch: Any, number: int) -> StepBatch:
+        """The part of a batch that this rank's stages need; every rank has loaded the whole batch.
+
+        Args:
+            batch: ``(input, target)``.
+            number: its number in the epoch.
+        """
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise TypeError(f"a batch must be (input, target), not a {type(batch).__name__}")
         inputs, targets = batch
@@ -69,7 +76,7 @@ class ModuleSteps:
             inputs=inputs if 0 in stages else None,
             targets=targets if last in stages else None,
             samples=num_samples(inputs),
-            checksum=input_checksum(inputs),
+            checksum=batch_checksum(inputs, targets, whole=number % _CHECK_EVERY == 0),
         )
 
     def _ending(self, name: str, own: Callable[[], None]) -> Callable[[], None]:

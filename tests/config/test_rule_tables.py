@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 NEGATIVE = [
     "parallelism.pipeline", "parallelism.data", "parallelism.tensor", "data.batch_size", "data.workers",
-    "schedule.microbatches", "schedule.chunks", "schedule.memory_limit", "schedule.pipes", "schedule.twin_check_every",
-    "schedule.steps", "optimizer.lr", "optimizer.eps", "optimizer.weight_decay",
+    "data.check_every", "schedule.microbatches", "schedule.chunks", "schedule.memory_limit", "schedule.pipes",
+    "schedule.twin_check_every", "schedule.steps", "optimizer.lr", "optimizer.eps", "optimizer.weight_decay",
     "optimizer.momentum", "optimizer.variance_refreshes", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps",
     "lr_scheduler.min_lr", "lr_scheduler.base_batch", "trainer.max_steps", "trainer.val_every", "trainer.log_every",
     "trainer.threads", "trainer.grad_clip_norm", "trainer.grad_clip_value", "trainer.ema_decay", "checkpoint.every",

@@ -18,7 +18,7 @@ from torch.nn import functional
 from runner.engine.context import RankView
 from runner.engine.options import FinishedStep
 from runner.engine.transport.threads import ThreadTransport, run_ranks
-from runner.engine.update.twins import running_statistics_problems
+from runner.engine.update.copies import running_statistics_problems
 from runner.errors import RunFailedError
 from runner.model.layers import build_stage, layers_of
 from runner.model.ties import find_ties, with_all_names
@@ -203,7 +203,7 @@ def test_twins_that_differ_end_the_run() -> None:
         engine = make_engine(models[transport.rank], functional.cross_entropy, transport, **layout)
         first, second = make_batches(4, steps=2)
         engine.submit(part_of(first, transport, 2, 1, schedule))
-        with pytest.raises(RunFailedError, match="step 2: the copies of stage 0 on ranks 0, 1 differ"):
+        with pytest.raises(RunFailedError, match="step 2: the copies of 0.bias on ranks 0 and 1 differ"):
             engine.submit(part_of(second, transport, 2, 1, schedule))
 
     run_ranks(2, run)

@@ -21,7 +21,7 @@ VOCABULARY, LENGTH, WIDTH, HEADS, SAMPLES = 512, 64, 128, 4, 4
 
 def profiled(*overrides: str, fake: bool, dtype: torch.dtype = torch.float32, samples: int = SAMPLES) -> ModelProfile:
     config = resolve([*overrides, "device=cpu"])
-    inputs, targets = example_batch(config.data, samples)
+    inputs, targets = example_batch(config.data, samples, config.seed)
     loss = load_loss(config.loss)
     if not fake:
         return profile_layers(load_layers(config.model, 0), inputs, targets, loss, dtype)

@@ -25,7 +25,7 @@ def cell(optimizer: Any, stage: Any) -> Any:
 @pytest.fixture(scope="module")
 def trace() -> Any:
     config = cell("adam", 0)
-    return trace_of(config, *example_batch(config.data, 3))
+    return trace_of(config, *example_batch(config.data, 3, config.seed))
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def fit(
         clip_norm=config.trainer.grad_clip_norm,
     )
     strategy = EngineStrategy(plan, options)
-    data = load_datasets(config.data)
+    data = load_datasets(config.data, config.seed)
     common: dict[str, Any] = {"batch_size": 8, "data": 1, "replica": 0, "inputs": True, "targets": True, "seed": 0}
     training, validation = (
         make_loader(each, len(each), shuffle=False, **common) for each in (data.train, present(data.validation))

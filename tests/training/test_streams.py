@@ -107,8 +107,8 @@ def test_a_set_is_counted_where_it_does_not_say_its_length() -> None:
 
 def test_a_datamodule_without_validation_gives_its_collate_function() -> None:
     config = DataConfig(target="user_code:collated_data")
-    found = load_datasets(config)
+    found = load_datasets(config, 0)
     assert found.validation is None
     words, following = found.collate(sentences()[:3])
     assert words.shape == following.shape
-    assert example_batch(config, 2)[0].shape == (2, len(sentences()[0]["words"]))
+    assert example_batch(config, 2, 0)[0].shape == (2, len(sentences()[0]["words"]))

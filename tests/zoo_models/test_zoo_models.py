@@ -19,9 +19,10 @@ from torch import nn
 
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.loss_scale import LossScaling
-from runner.model.layers import LayerSource, mix_seed
+from runner.model.layers import LayerSource
 from runner.model.load import segments_of
 from runner.model.precision import cast_module, to_precision
+from runner.model.seeds import mix_seed
 from runner.model.ties import find_ties, with_all_names
 from runner.model.traced.operators import trace
 

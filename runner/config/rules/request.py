@@ -102,7 +102,13 @@ _FUNCTIONS: Table[RunConfig] = Table(
 )
 
 _DATA: Table[RunConfig] = Table(
-    "Data", (at_least("data.batch_size", 1), at_least("data.workers", 0), *optional_target("data.collate"))
+    "Data",
+    (
+        at_least("data.batch_size", 1),
+        at_least("data.workers", 0),
+        at_least("data.check_every", 1),
+        *optional_target("data.collate"),
+    ),
 )
 
 _PARALLELISM: Table[RunConfig] = Table(

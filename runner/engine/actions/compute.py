@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -18,8 +18,9 @@ from runner.engine.works.work import NOTHING, Place, Works
 from runner.memory.apply.recompute import ChangedBuffers
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
-from runner.model.layers import mix_seed
+from runner.model.layers import StageModule, draws_from_torch_alone
 from runner.model.precision import to_precision
+from runner.model.seeds import mix_seed, seed_generators, seed_torch
 from runner.model.split.backward import backward_input, backward_weight, capturing
 from runner.schedule.values import Action, Op
 
@@ -61,6 +62,7 @@ class Compute:
         self._autocast = autocast
         self._seed = seed
         self._on_losses = on_losses
+        self._simple_layers = _simple_layers(rank.stages.values(), rank.stages.get(rank.view.num_stages - 1))
         self._changed = {stage: ChangedBuffers([module]) for stage, module in rank.stages.items()}
 
     @contextmanager
@@ -287,11 +289,15 @@ class Compute:
         self._rank.buffers.put(kind, stage - 1 if kind == "gradient" else stage, microbatch, made)
 
     def _seed_layers(self, place: Place) -> Callable[[int], None]:
-        """Return a function that seeds a layer from (step, micro-batch over all replicas, layer), so layouts agree."""
+        """Return a function that seeds a layer from (step, micro-batch over all replicas, layer), so layouts agree.
+
+        The loss draws what comes after the last layer's numbers.
+        """
         number = self._rank.view.first_microbatch + place.number
 
         def seed(layer: int) -> None:
-            _seed_generator(mix_seed(self._seed, place.window.step, number, layer), self._rank.transport.device)
+            mixed = mix_seed(self._seed, place.window.step, number, layer)
+            seed_torch(mixed) if layer in self._simple_layers else seed_generators(mixed)
 
         return seed
 
@@ -307,21 +313,22 @@ def _in_evaluation(module: torch.nn.Module) -> Iterator[None]:
         module.train(training)
 
 
+def _simple_layers(stages: Iterable[StageModule], last: StageModule | None) -> frozenset[int]:
+    """The layers for which Python's and NumPy's generators need no seed, which takes longer than a small layer.
+
+    The model's last layer is none of them, because the loss draws after it.
+    """
+    return frozenset(
+        index
+        for stage in stages
+        for index, layer in enumerate(stage.layers, stage.first_layer)
+        if draws_from_torch_alone(layer) and not (stage is last and index == stage.last_layer)
+    )
+
+
 def _as_leaf(tensor: Tensor) -> Tensor:
     """The tensor for the next stage of the same rank: it needs no message, but its graph begins anew."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _seed_generator(seed: int, device: torch.device) -> None:
-    """Seed the generators that a layer on ``device`` can draw from.
-
-    ``torch.manual_seed`` would also seed every accelerator, and record a stack trace for each that is not in use. This
-    takes up to milliseconds per call, before every layer.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(seed)
 
 
 def _drop(tensor: Tensor) -> None:

@@ -166,7 +166,7 @@ def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outc
     if not ending.failed:
         return Outcome(EXIT_OK, "ok")
     reports = {rank: RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed}
-    ordered = _first_cause_first(ending, reports)
+    ordered = _without_repetitions(_first_cause_first(ending, reports), reports)
     first = reports[ordered[0]]
     if first is not None and first.exit_status == EXIT_WRONG_REQUEST:  # the rank that found it does not matter
         return Outcome(EXIT_WRONG_REQUEST, "unsupported", tuple(first.message.splitlines()))
@@ -211,6 +211,15 @@ def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -
         return (report is not None, report.time if report is not None else ending.failed.index(rank))
 
     return sorted(ending.failed, key=order)
+
+
+def _without_repetitions(ordered: Sequence[int], reports: dict[int, RankFailure | None]) -> Sequence[int]:
+    """The ranks without those that say what a rank before them says: some checks fail on all ranks together."""
+    said: dict[object, int] = {}
+    for rank in ordered:
+        report = reports[rank]
+        said.setdefault(report.message if report is not None and report.explained else rank, rank)
+    return list(said.values())
 
 
 def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | None) -> str:

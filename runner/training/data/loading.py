@@ -2,7 +2,8 @@
 
 Each sample is drawn under random generators seeded from (seed, epoch, sample number). A dataset with random
 augmentation therefore gives the same sample to the first and to the last stage, for any number of workers and after a
-resume.
+resume. For data that draws from a generator of its own this is not so: every batch carries a checksum, which the ranks
+of a pipeline compare.
 
 Only ranks with the first or the last stage load data. The other ranks get batches that hold nothing but their number;
 sizes reach them with the pipeline's header.
@@ -11,7 +12,9 @@ sizes reach them with the pipeline's header.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,19 +22,32 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from runner.engine.window import StepBatch
 from runner.model.data import Collate
-from runner.model.layers import mix_seed
+from runner.model.seeds import keep_generators, mix_seed, seed_generators
 from runner.plan.layout.batches import replica_slice
 from runner.training.data.batches import Batches
 from runner.training.data.streams import EmptySteps, Share, SizedStream, StepStream
-from runner.training.random_state import seeded
 
-__all__ = ["SampleNumber", "StepSampler", "close_loader", "first_batch", "make_loader", "resume_at", "steps_per_epoch"]
-
-SampleNumber = tuple[int, int]
-"""A sample, identified by the epoch and its number in the dataset."""
+__all__ = ["StepNumbers", "StepSampler", "close_loader", "first_batch", "make_loader", "resume_at", "steps_per_epoch"]
 
 
-class StepSampler(Sampler[list[SampleNumber]]):
+@dataclass(frozen=True)
+class StepNumbers:
+    """The samples of one replica's step.
+
+    Args:
+        epoch: the epoch.
+        step: the step's number in the epoch.
+        samples: their numbers in the dataset.
+        whole: whether the ranks that load the step compare all of its samples.
+    """
+
+    epoch: int
+    step: int
+    samples: tuple[int, ...]
+    whole: bool
+
+
+class StepSampler(Sampler[Any]):  # torch's own annotations want lists of numbers
     """The sample numbers of one replica, step by step; every epoch has its own seeded order.
 
     The last step of an epoch may be short, and a replica may get no sample of it.
@@ -42,17 +58,30 @@ class StepSampler(Sampler[list[SampleNumber]]):
         data, replica: data-parallel degree, and the number of this replica.
         shuffle: whether to shuffle; else samples come in the order of the dataset.
         seed: determines the order, together with the epoch.
+        check_every: steps between two comparisons of all samples of a step; the first one after a start is always
+            compared.
 
     Attributes:
         epoch: the epoch of the next iteration.
     """
 
-    def __init__(self, length: int, batch_size: int, *, data: int, replica: int, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        data: int,
+        replica: int,
+        shuffle: bool,
+        seed: int,
+        check_every: int = 100,
+    ) -> None:
         self.length = length
         self.batch_size = batch_size
         self.epoch = 0
         self._resumed = (0, 0)
         self._data, self._replica, self._shuffle, self._seed = data, replica, shuffle, seed
+        self._check_every = check_every
 
     @property
     def sampler(self) -> StepSampler:
@@ -71,12 +100,17 @@ class StepSampler(Sampler[list[SampleNumber]]):
         """Number of steps in a complete epoch."""
         return -(-self.length // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[SampleNumber]]:
+    def __iter__(self) -> Iterator[StepNumbers]:
         epoch, order = self.epoch, self._order()
         first = self._resumed[1] if epoch == self._resumed[0] else 0
-        for start in range(first * self.batch_size, self.length, self.batch_size):
-            step = order[start : start + self.batch_size]
-            yield [(epoch, number) for number in step[replica_slice(len(step), self._data, self._replica)]]
+        for number in range(first, len(self)):
+            step = order[number * self.batch_size : (number + 1) * self.batch_size]
+            own = tuple(step[replica_slice(len(step), self._data, self._replica)])
+            yield StepNumbers(epoch, number, own, self._is_compared(epoch, number))
+
+    def _is_compared(self, epoch: int, step: int) -> bool:
+        number, first = (each[0] * len(self) + each[1] for each in ((epoch, step), self._resumed))
+        return number == first or number % self._check_every == 0
 
     def _order(self) -> list[int]:
         if not self._shuffle:
@@ -86,32 +120,34 @@ class StepSampler(Sampler[list[SampleNumber]]):
         return order
 
 
-class _SeededSamples(Dataset[Any]):
-    """A dataset indexed by :data:`SampleNumber` that draws each sample under its own random generators."""
+class _Steps(Dataset[StepBatch]):
+    """The steps of a map-style dataset, each sample drawn under its own random generators.
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset, self._seed = dataset, seed
+    A loader calls ``__getitems__`` with what its sampler yields; it does not call ``__getitem__``.
+    """
+
+    def __init__(self, dataset: Any, batches: Batches, seed: int) -> None:
+        self._dataset, self._batches, self._seed = dataset, batches, seed
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, number: SampleNumber) -> Any:
-        with seeded(self._seed, *number):
-            return self._dataset[number[1]]
+    def __getitems__(self, step: StepNumbers) -> StepBatch:
+        restore = keep_generators()  # once, because it takes longer than to seed them
+        try:
+            samples = [self._sample(step.epoch, number) for number in step.samples]
+        finally:
+            restore()
+        place = (step.epoch, step.step)
+        return self._batches.of(samples, lambda: self._sample(0, 0), step=place, whole=step.whole)
+
+    def _sample(self, epoch: int, number: int) -> Any:
+        seed_generators(mix_seed(self._seed, epoch, number))
+        return self._dataset[number]
 
 
-class _Numbered:
-    """The ``collate_fn`` of the loader of a map-style dataset."""
-
-    def __init__(self, dataset: _SeededSamples, batches: Batches) -> None:
-        self._dataset, self._batches = dataset, batches
-
-    def __call__(self, samples: Sequence[Any]) -> StepBatch:
-        return self._batches.of(samples, lambda: self._dataset[0, 0])
-
-
-class _NumbersOnly(Dataset[Any]):
-    """A dataset of sample numbers, for a rank that needs no data."""
+class _NoSteps(Dataset[StepBatch]):
+    """The steps of a rank that needs no data."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -119,12 +155,8 @@ class _NumbersOnly(Dataset[Any]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, number: SampleNumber) -> int:
-        return number[1]
-
-
-def _know_nothing(samples: Sequence[int]) -> StepBatch:
-    return StepBatch()
+    def __getitems__(self, step: StepNumbers) -> StepBatch:
+        return StepBatch()
 
 
 def make_loader(
@@ -139,6 +171,7 @@ def make_loader(
     shuffle: bool,
     seed: int,
     workers: int = 0,
+    check_every: int = 100,
     collate: Collate = default_collate,
 ) -> DataLoader[Any]:
     """Make the data loader of one rank.
@@ -148,39 +181,46 @@ def make_loader(
         length: number of samples, known to every rank; None for an iterable dataset, which restarts when it ends.
         batch_size: samples of a step over all replicas.
         inputs, targets: whether this rank has the first or the last stage.
+        check_every: steps between two comparisons of all samples of a step; the first and the last one of a step are
+            always compared.
         collate: samples to a batch ``(input, target)``.
     """
     generator = torch.Generator().manual_seed(mix_seed(seed, 0x10AD))  # separate from the model's random numbers
-    batches = Batches(collate, inputs=inputs, targets=targets, checked=isinstance(dataset, IterableDataset))
+    batches = Batches(collate, inputs=inputs, targets=targets, seed=mix_seed(seed, "collate"))
     sample_seed = mix_seed(seed, 0x5A3B)
     common: dict[str, Any] = {
         "num_workers": workers,
         "persistent_workers": workers > 0,
         "generator": generator,
-        "worker_init_fn": _leave_signals_to_rank if workers else None,
+        "worker_init_fn": partial(_begin_worker, seed) if workers else None,
     }
     if isinstance(dataset, IterableDataset):
         share = Share(batch_size, data, replica)
+        checked: dict[str, Any] = {"seed": sample_seed, "check_every": check_every}
         stream = (
-            StepStream(dataset, batches, share, seed=sample_seed, endless=True)
+            StepStream(dataset, batches, share, endless=True, **checked)
             if length is None
-            else SizedStream(dataset, batches, share, seed=sample_seed, length=length)
+            else SizedStream(dataset, batches, share, length=length, **checked)
         )
         return DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **common)
     if length is None:
         return DataLoader(EmptySteps(), batch_size=None, collate_fn=_as_it_is)
-    sampler = StepSampler(length, batch_size, data=data, replica=replica, shuffle=shuffle, seed=seed)
+    sampler = StepSampler(
+        length, batch_size, data=data, replica=replica, shuffle=shuffle, seed=seed, check_every=check_every
+    )
     if dataset is None:
-        return DataLoader(_NumbersOnly(length), batch_sampler=sampler, collate_fn=_know_nothing)
-    samples = _SeededSamples(dataset, sample_seed)
-    return DataLoader(samples, batch_sampler=sampler, collate_fn=_Numbered(samples, batches), **common)
+        return DataLoader(_NoSteps(length), batch_sampler=sampler, collate_fn=_as_it_is)
+    steps = _Steps(dataset, batches, sample_seed)
+    return DataLoader(steps, batch_sampler=sampler, collate_fn=_as_it_is, **common)
 
 
-def _leave_signals_to_rank(worker: int) -> None:
-    """Ignore the signals that a scheduler sends to every process of a job.
+def _begin_worker(seed: int, worker: int) -> None:
+    """Seed a worker's generators, and ignore the signals that a scheduler sends to every process of a job.
 
+    Samples and batches are seeded one by one; this seed is for what the user's code draws besides, such as in a thread.
     A worker that a signal killed would break the step that is to be saved.
     """
+    seed_generators(mix_seed(seed, "worker", worker))
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
@@ -220,6 +260,6 @@ def first_batch(loader: DataLoader[Any]) -> StepBatch:
     if loader.batch_sampler is None:
         made: StepBatch = next(iter(loader.dataset))
         return made
-    numbers: Any = next(iter(loader.batch_sampler))
-    batch: StepBatch = loader.collate_fn([loader.dataset[number] for number in numbers])
+    steps: Any = loader.dataset
+    batch: StepBatch = steps.__getitems__(next(iter(loader.batch_sampler)))
     return batch

@@ -17,9 +17,9 @@ from torch.utils.data._utils import worker as torch_worker
 
 from runner.engine.window import StepBatch
 from runner.errors import RunFailedError
+from runner.model.seeds import seeded
 from runner.plan.layout.batches import replica_slice
 from runner.training.data.batches import Batches
-from runner.training.random_state import seeded
 
 __all__ = ["EmptySteps", "Share", "SizedStream", "StepStream", "count_samples"]
 
@@ -44,14 +44,22 @@ class StepStream(IterableDataset[StepBatch]):
         batches: makes batches from samples.
         share: which samples this replica takes.
         seed: seeds the random generators of a sample, together with the epoch and the sample's position in it.
+        check_every: steps between two comparisons of whole batches.
         endless: whether to start again when the dataset ends.
     """
 
     def __init__(
-        self, dataset: IterableDataset[Any], batches: Batches, share: Share, *, seed: int, endless: bool
+        self,
+        dataset: IterableDataset[Any],
+        batches: Batches,
+        share: Share,
+        *,
+        seed: int,
+        check_every: int,
+        endless: bool,
     ) -> None:
         self._dataset, self._batches, self._share = dataset, batches, share
-        self._seed, self._endless = seed, endless
+        self._seed, self._check_every, self._endless = seed, check_every, endless
         self._first = 0
         self._worker = (0, 1)
 
@@ -66,7 +74,8 @@ class StepStream(IterableDataset[StepBatch]):
             if step < self._first or (step - self._first) % workers != number:
                 continue
             own = samples[replica_slice(len(samples), share.data, share.replica)]
-            yield self._batches.of(own, lambda first=samples[0]: first)  # type: ignore[misc]
+            whole = step == self._first or step % self._check_every == 0
+            yield self._batches.of(own, lambda first=samples[0]: first, step=(0, step), whole=whole)  # type: ignore[misc]
 
     def _own_worker(self) -> tuple[int, int]:
         """This worker's number and the number of workers.
@@ -97,9 +106,10 @@ class StepStream(IterableDataset[StepBatch]):
 
     def _epoch(self, epoch: int) -> Iterator[Any]:
         set_epoch = getattr(self._dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-        samples, number = iter(self._dataset), 0
+        with seeded(self._seed, epoch, "order"):  # the dataset may shuffle before its first sample
+            if callable(set_epoch):
+                set_epoch(epoch)
+            samples, number = iter(self._dataset), 0
         while True:
             with seeded(self._seed, epoch, number):
                 try:

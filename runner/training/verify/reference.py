@@ -25,9 +25,11 @@ from runner.errors import RunFailedError
 from runner.model.boundary import map_tensors
 from runner.model.data import LossFunction, load_datasets, loss_sum
 from runner.model.device import device_type
-from runner.model.layers import StageModule, build_stage, mix_seed
+from runner.model.layers import StageModule, build_stage
 from runner.model.load import load_model
 from runner.model.precision import autocast_of, dtype_of, to_precision
+from runner.model.seeds import mix_seed, seed_generators, seed_process
+from runner.model.targets import import_users_code
 from runner.model.ties import find_ties
 from runner.optim.kinds.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
@@ -47,6 +49,8 @@ __all__ = ["run_reference"]
 
 def run_reference(config: RunConfig, run_dir: Path) -> None:
     """Train in this process as ``config`` says, whatever its degrees, and record the tensors of every step."""
+    seed_process(config.seed)
+    import_users_code(config)
     device = torch.device(device_type(config))
     dtype = dtype_of(config.precision.name)
     loaded = load_model(config, cut=False)
@@ -77,6 +81,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
             gradients = {name: value.clone() for name, value in gradients_of(model).items() if step + 1 in recorded}
             fills.end()
             if finite:
+                seed_generators(mix_seed(config.seed, step, "update"))
                 optimizer.step()
                 scale.succeeded()
             elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
@@ -111,7 +116,7 @@ class _ReplicaBuffers:
 
 def _batches(config: RunConfig, device: torch.device) -> Iterator[StepBatch]:
     """Every step's whole batch, epoch after epoch."""
-    datasets = load_datasets(config.data)
+    datasets = load_datasets(config.data, config.seed)
     loader = make_loader(
         datasets.train,
         None if datasets.streams else len(datasets.train),
@@ -203,7 +208,7 @@ def _seeding(seed: int, step: int, microbatch: int) -> Callable[[int], None]:
     """Return a function that seeds each layer by (step, micro-batch over all replicas, layer)."""
 
     def before(layer: int) -> None:
-        torch.manual_seed(mix_seed(seed, step, microbatch, layer))
+        seed_generators(mix_seed(seed, step, microbatch, layer))
 
     return before
 
