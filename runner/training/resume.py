@@ -7,7 +7,7 @@ which hook a checkpoint was saved.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from runner.checkpoint.file import CheckpointError, read_checkpoint
 from runner.config.compose.resolve import fingerprint, to_container
 from runner.config.schema import RunConfig
+from runner.optim.states.settings import apply_settings
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -176,11 +177,15 @@ def _count(tracker: dict[str, Any], total: dict[str, int], current: dict[str, in
         tracker[name] = {key: counts[key] for key in tracker[name]}
 
 
-def follow_config(trainer: pl.Trainer) -> None:
-    """Apply the settings of the request (learning rate, betas, decay, …), and keep only the optimizer's state."""
-    for optimizer in trainer.optimizers:
-        for group in optimizer.param_groups:
-            group.update({**optimizer.defaults, "initial_lr": optimizer.defaults["lr"]})
+def follow_config(trainer: pl.Trainer, requested: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Apply the settings of the request (learning rate, betas, decay, …), and keep only the optimizer's state.
+
+    Args:
+        requested: per optimizer, the settings of its parameter groups before the checkpoint was loaded. Each group
+            gets its own again, because a custom optimizer may have groups that differ.
+    """
+    for optimizer, settings in zip(trainer.optimizers, requested, strict=True):
+        apply_settings(optimizer, settings)
     for each in trainer.lr_scheduler_configs:
         scheduler = each.scheduler
         if isinstance(scheduler, LambdaLR):
