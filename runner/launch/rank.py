@@ -89,10 +89,16 @@ def report_failure(error: Exception, run_dir: Path, rank: int) -> RankFailure:
 
 
 def prepare_process(config: RunConfig) -> None:
-    """Set the number of threads of this process, before anything computes."""
+    """Set what torch computes with in this process, before anything computes.
+
+    TensorFloat-32, which rounds fp32 operands to 10 bits of mantissa on GPUs, is off: torch allows it for cuDNN's
+    convolutions by default, and no ``precision`` asks for it. A user's own module, imported later, may allow it.
+    """
     import torch
 
     torch.set_num_threads(config.trainer.threads)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def load_entry(entry: str) -> RankEntry:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from runner.checkpoint.file import CheckpointError, read_checkpoint
 from runner.config.compose.resolve import fingerprint, to_container
 from runner.config.schema import RunConfig
+from runner.environment import arithmetic
 from runner.optim.states.settings import apply_settings
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Progress:
         batches: batches taken, over all epochs.
         batches_per_epoch: number of batches in the training data; None for an iterable dataset, which is one endless
             epoch.
+        samples: number of training samples; None for an iterable dataset, and in checkpoints of earlier versions.
+        arithmetic: see :func:`runner.environment.arithmetic`; empty in checkpoints of earlier versions.
         history: for the record.
         random: the random state of every rank, or of this rank only in a checkpoint in parts; see
             :mod:`runner.training.random_state`.
@@ -68,6 +71,8 @@ class Progress:
     random: Mapping[int, dict[str, Any]]
     config: dict[str, Any]
     fingerprint: str
+    samples: int | None = None
+    arithmetic: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -76,6 +81,7 @@ class Progress:
         config: RunConfig,
         *,
         batches_per_epoch: int | None,
+        samples: int | None,
         history: History,
         random: Mapping[int, dict[str, Any]],
     ) -> Progress:
@@ -88,6 +94,8 @@ class Progress:
             random=random,
             config=to_container(config),
             fingerprint=fingerprint(config),
+            samples=samples,
+            arithmetic=arithmetic(),
         )
 
     @property
@@ -115,6 +123,8 @@ class Progress:
             "random": dict(self.random),
             "config": json.dumps(self.config),
             "fingerprint": self.fingerprint,
+            "samples": self.samples,
+            "arithmetic": dict(self.arithmetic),
         }
 
     @classmethod
@@ -133,6 +143,8 @@ class Progress:
             random=entry["random"],
             config=json.loads(entry["config"]),
             fingerprint=entry["fingerprint"],
+            samples=entry.get("samples"),
+            arithmetic=entry.get("arithmetic", {}),
         )
 
 

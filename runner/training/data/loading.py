@@ -25,7 +25,16 @@ from runner.training.data.batches import Batches
 from runner.training.data.streams import EmptySteps, Share, SizedStream, StepStream
 from runner.training.random_state import seeded
 
-__all__ = ["SampleNumber", "StepSampler", "close_loader", "first_batch", "make_loader", "resume_at", "steps_per_epoch"]
+__all__ = [
+    "SampleNumber",
+    "StepSampler",
+    "close_loader",
+    "first_batch",
+    "make_loader",
+    "resume_at",
+    "samples_per_epoch",
+    "steps_per_epoch",
+]
 
 SampleNumber = tuple[int, int]
 """A sample, identified by the epoch and its number in the dataset."""
@@ -205,6 +214,11 @@ def _as_it_is(batch: Any) -> Any:
 def steps_per_epoch(loader: DataLoader[Any]) -> int | None:
     """Steps per epoch of a training loader, or None if epochs have no known length."""
     return len(loader.batch_sampler) if isinstance(loader.batch_sampler, StepSampler) else None
+
+
+def samples_per_epoch(loader: DataLoader[Any]) -> int | None:
+    """Samples of the training dataset, or None if they have not been counted because it is iterable."""
+    return loader.batch_sampler.length if isinstance(loader.batch_sampler, StepSampler) else None
 
 
 def resume_at(loader: DataLoader[Any], epoch: int, step: int) -> None:
