@@ -13,7 +13,7 @@ from pathlib import Path
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_WRONG_REQUEST, RunnerError
 from runner.record import Status, write_atomically
 
-__all__ = ["RankFailure", "error_file", "log_file", "status_of"]
+__all__ = ["RankFailure", "error_file", "is_interrupt", "log_file", "status_of"]
 
 # torch has no exception type for exhausted CPU memory: it raises RuntimeError with one of these texts.
 _OUT_OF_MEMORY_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
@@ -86,6 +86,13 @@ def log_file(run_dir: Path, rank: int) -> Path:
 def error_file(run_dir: Path, rank: int) -> Path:
     """Path of the file in which rank ``rank`` leaves its :class:`RankFailure`."""
     return run_dir / "logs" / f"rank_{rank}.error.json"
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a signal ended the rank's work. Lightning calls ``sys.exit(1)`` where it catches a KeyboardInterrupt."""
+    return isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt)
+    )
 
 
 def status_of(exit_status: int) -> Status:

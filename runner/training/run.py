@@ -115,8 +115,9 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
             close_loader(loader)
         if log is not None:
             log.close()  # on_train_end is not called if the run fails or has no step left to take
-    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
-    return strategy.stopped
+    stopped = strategy.stopped and trainer.global_step < config.trainer.max_steps
+    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average, stopped=stopped)
+    return stopped
 
 
 def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> list[Callback]:

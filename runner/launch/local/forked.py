@@ -27,7 +27,8 @@ from io import FileIO
 from types import TracebackType
 from typing import Any, Self
 
-from runner.launch.local.supervise import POLL_SECONDS, ProcessSpec, end, name_of_signal, start
+from runner.launch.local.stops import name_of_signal
+from runner.launch.local.supervise import POLL_SECONDS, ProcessSpec, end, start
 
 __all__ = ["Forked", "Template"]
 

@@ -15,16 +15,17 @@ from pathlib import Path
 from runner.config.compose.resolve import load
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
+from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
 from runner.launch.local.allocator import allocator_variables
 from runner.launch.local.forked import Forked, Template
-from runner.launch.local.supervise import PREEMPTING_SIGNALS, Ending, ProcessSpec, name_of_signal, supervise
+from runner.launch.local.stops import exit_status_of, name_of_signal
+from runner.launch.local.supervise import Ending, ProcessSpec, supervise
 from runner.launch.local.template import Orders, imports_of
-from runner.launch.rank import TRAIN_ENTRY, rank_variables, uses_cuda
+from runner.launch.rank import ENDINGS, TRAIN_ENTRY, rank_variables, uses_cuda
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
-__all__ = ["Launch", "Outcome", "import_ahead", "preempted_reason", "run_ranks"]
+__all__ = ["Launch", "Outcome", "import_ahead", "run_ranks", "stopped_early", "stopped_reason"]
 
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
@@ -102,7 +103,7 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
             template.end()
         together = partial(_fork, launch, listener, template) if may_fork else None
         # Rank 0 has inherited the socket. If it stayed open here, ranks would wait for a dead rank 0, not be refused.
-        ending = supervise(specs, start_together=together, after_start=listener.close)
+        ending = supervise(specs, start_together=together, after_start=listener.close, endings=ENDINGS)
     outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
     if outcome.exit_status != EXIT_OK:
         try:
@@ -162,7 +163,7 @@ def _process_variables(threads: int) -> dict[str, str]:
 
 def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outcome:
     if ending.interrupted_by is not None and not ending.failed:
-        return _interrupted(launch.run_dir, ending.interrupted_by)
+        return stopped_early(launch.run_dir, ending.interrupted_by)
     if not ending.failed:
         return Outcome(EXIT_OK, "ok")
     reports = {rank: RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed}
@@ -180,23 +181,34 @@ def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outc
     return Outcome(exit_status, status_of(exit_status), tuple(messages))
 
 
-def _interrupted(run_dir: Path, number: int) -> Outcome:
-    """The outcome after a signal; the ranks may have reached the end of a step, saved and recorded it themselves."""
+def stopped_early(run_dir: Path, number: int) -> Outcome:
+    """The outcome of a run after a signal, unless the run was complete: then it is a success.
+
+    The ranks may have reached the end of a step, saved and recorded it themselves.
+    """
     try:
         record = RunRecord.load(run_dir)
     except (FileNotFoundError, ValueError):
         record = RunRecord()
     if record.status == "ok":
         return Outcome(EXIT_OK, "ok")
-    name = name_of_signal(number)
-    if record.status == "interrupted" and number in PREEMPTING_SIGNALS:
-        return Outcome(EXIT_PREEMPTED, "preempted", (preempted_reason(name, record.steps),))
-    return Outcome(EXIT_INTERRUPTED, "interrupted", (f"stopped by {name}",))
+    exit_status = exit_status_of(number)
+    if exit_status != EXIT_PREEMPTED:
+        return Outcome(exit_status, "interrupted", (f"stopped by {name_of_signal(number)}",))
+    saved = record.steps if record.status == "interrupted" else None
+    return Outcome(exit_status, "preempted", (stopped_reason(number, saved),))
 
 
-def preempted_reason(signal_name: str, steps: int) -> str:
-    """The reason in the record of a run that was saved and can be resumed."""
-    return f"stopped by {signal_name}, saved after step {steps}; resume=auto continues"
+def stopped_reason(number: int | None, saved: int | None) -> str:
+    """The reason in the record of a run that was preempted and can be resumed.
+
+    Args:
+        number: the signal, if it is known.
+        saved: the step after which the ranks saved; None if they could not, or had not begun.
+    """
+    name = name_of_signal(number) if number is not None else "a signal"
+    how = f"saved after step {saved}" if saved is not None else "before it could save"
+    return f"stopped by {name}, {how}; resume=auto continues"
 
 
 def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -> Sequence[int]:
@@ -223,7 +235,8 @@ def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | N
     log = log_file(launch.run_dir, rank)
     hint = f"; see {log}" if log.exists() else ""
     if report is None:
-        return f"{who} ended with status {returncode}{hint}"
+        early = " before its work was complete" if returncode == EXIT_OK else ""
+        return f"{who} ended with status {returncode}{early}{hint}"
     return f"{who} failed: {report.summary()}{'' if report.explained else hint}"
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from runner.config.schema import RunConfig
 from runner.launch.failure import log_file
-from runner.launch.local.supervise import die_with_parent, ignore_preemption
+from runner.launch.local.stops import ignore_preemption
+from runner.launch.local.supervise import die_with_parent
 from runner.launch.rank import rank_variables, run
 from runner.optim.catalogue.registry import optimizer_of
 
