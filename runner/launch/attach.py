@@ -134,7 +134,11 @@ def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, 
     message = f"rank {rank} failed: {failure.summary()}"
     logger.error("%s", message)
     status = status_of(failure.exit_status)
-    is_first = _finish(run_dir, status, message)
+    try:
+        is_first = _finish(run_dir, status, message)
+    except OSError as error:  # the cause has been reported all the same
+        logger.error("the record could not be written: %s", error)
+        return failure.exit_status
     if status == "out_of_memory" and is_first:
         advise(config, run_dir)
     failures = int(RunRecord.load(run_dir).extras.get(FAILURES, 0))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_PREEMPTED
 from runner.launch.failure import RankFailure, error_file, log_file
+from runner.launch.local.handed_over import REPORTS_VARIABLE, hand_over
 from runner.launch.local.meeting import MEETING_VARIABLE, meet
 from runner.launch.local.stops import ignore_preemption
 from runner.launch.local.supervise import Endings, die_with_parent
@@ -85,23 +86,30 @@ def _die(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def rank_variables(rank: int, store_fd: int) -> dict[str, str]:
+def rank_variables(rank: int, store_fd: int, reports_fd: int) -> dict[str, str]:
     """The environment variables in which the ranks of one machine differ.
 
     Args:
         store_fd: the listening socket of the store, which rank 0 inherits.
+        reports_fd: see :class:`runner.launch.local.handed_over.HandedOver`.
     """
-    own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), REPORTS_VARIABLE: str(reports_fd)}
     return own if rank else own | {STORE_FD_VARIABLE: str(store_fd)}
 
 
 def report_failure(error: BaseException, run_dir: Path, rank: int) -> RankFailure:
-    """Write the rank's error file, and write the traceback to its log unless the message explains all."""
-    failure = RankFailure.of(error)
-    failure.save(error_file(run_dir, rank))
-    if not failure.explained:
-        with log_file(run_dir, rank).open("a", encoding="utf-8") as log:
-            log.write(failure.traceback)
+    """Write the rank's error file, and write the traceback to its log unless the message explains all.
+
+    If the files cannot be written, the parent is told in another way.
+    """
+    failure = RankFailure.of(error, run_dir)
+    try:
+        failure.save(error_file(run_dir, rank))
+        if not failure.explained:
+            with log_file(run_dir, rank).open("a", encoding="utf-8") as log:
+                log.write(failure.traceback)
+    except OSError:
+        hand_over(rank, failure)
     return failure
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_OK
+from runner.launch.failure import unwritable
 from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, stopped_early
 from runner.launch.local.stops import end_undisturbed, signal_of
 from runner.launch.mpi import become_rank, num_ranks
@@ -101,7 +102,8 @@ def run_in(
         end_undisturbed()
         outcome = stopped_early(run_dir, signal_of(error))
         if outcome.exit_status != EXIT_OK:
-            finish_failed(run_dir, outcome.status, outcome.reason or outcome.status)
+            with contextlib.suppress(OSError):  # the exit status says the same
+                finish_failed(run_dir, outcome.status, outcome.reason or outcome.status)
     except OSError as error:  # a file of this process could not be written: the disk is full or missing
         return _without_space(run_dir, error)
     for message in outcome.messages:
@@ -135,7 +137,7 @@ def _run_with_restarts(
 
 def _without_space(run_dir: Path, error: OSError) -> int:
     """Report that a file could not be written, also in the record if that is possible."""
-    reason = f"the run directory {run_dir} cannot be written: {error}"
+    reason = unwritable(run_dir) or f"a file of the run could not be written: {error}"
     logger.error("%s", reason)
     with contextlib.suppress(OSError):
         finish_failed(run_dir, "failed", reason)
