@@ -55,13 +55,13 @@ class Progress:
         batches: batches taken, over all epochs.
         batches_per_epoch: number of batches in the training data; None for an iterable dataset, which is one endless
             epoch.
-        samples: number of training samples; None for an iterable dataset, and in checkpoints of earlier versions.
-        arithmetic: see :func:`runner.environment.arithmetic`; empty in checkpoints of earlier versions.
         history: for the record.
         random: the random state of every rank, or of this rank only in a checkpoint in parts; see
             :mod:`runner.training.random_state`.
         config: the resolved configuration as plain containers.
         fingerprint: hash of that configuration.
+        samples: number of training samples; None for an iterable dataset, and in checkpoints of earlier versions.
+        arithmetic: see :func:`runner.environment.arithmetic`; empty in checkpoints of earlier versions.
     """
 
     step: int
