@@ -12,14 +12,22 @@ from typing import Any
 
 from runner import __version__
 
-__all__ = ["environment"]
+__all__ = ["arithmetic", "environment"]
 
 _PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "deepspeed")
 
 
 def environment() -> dict[str, Any]:
-    """The record's ``versions``, ``hardware`` and ``commit``. GPUs are listed only if torch is already imported."""
+    """The record's ``versions``, ``hardware`` and ``commit``; what torch knows is there only if it is imported."""
     return {"versions": _versions(), "hardware": _hardware(), "commit": _commit()}
+
+
+def arithmetic() -> dict[str, str | None]:
+    """What decides the last bits of results on a CPU: its kind, the instructions that kernels use, torch's version.
+
+    ``ATEN_CPU_CAPABILITY`` limits the instructions. They are None where torch is not imported.
+    """
+    return {"cpu": _cpu_name(), "cpu_capability": _cpu_capability(), "torch": _versions()["torch"]}
 
 
 def _versions() -> dict[str, str | None]:
@@ -37,6 +45,7 @@ def _hardware() -> dict[str, Any]:
         "host": platform.node(),
         "system": platform.platform(),
         "cpu": _cpu_name(),
+        "cpu_capability": _cpu_capability(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _memory_bytes(),
         "gpus": _gpus(),
@@ -51,6 +60,12 @@ def _cpu_name() -> str:
     except OSError:
         pass  # not Linux: use what platform knows
     return platform.processor() or platform.machine()
+
+
+def _cpu_capability() -> str | None:
+    """The vector instructions of torch's kernels, e.g. ``AVX2``."""
+    torch = sys.modules.get("torch")
+    return torch.backends.cpu.get_cpu_capability() if torch is not None else None
 
 
 def _memory_bytes() -> int | None:

@@ -11,6 +11,7 @@ values: ``[[["loss", 3], "nan"], ...]``. Reading restores them.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -198,7 +199,13 @@ class StepLog:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, *, step: int, loss: float, seconds: float, **extra: Any) -> None:
-        """Append optimizer step ``step`` (from 1): its mean loss, its seconds, and further values."""
+        """Append optimizer step ``step`` (from 1): its mean loss, its seconds, and further values.
+
+        Raises:
+            OSError: the file cannot be written, or was removed: what is written to it is lost, without an error.
+        """
+        if not os.fstat(self._file.fileno()).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "it was removed during the run", self._file.name)
         self._file.write(_line({"step": step, "loss": loss, "seconds": seconds, **extra}))
         self._file.flush()
 

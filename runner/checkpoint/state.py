@@ -14,6 +14,7 @@ from runner.errors import Problem
 from runner.model.layers import StageModule
 from runner.model.tags import named_parameters
 from runner.optim.catalogue.registry import kind_of_class
+from runner.optim.states.settings import settings_of
 
 __all__ = [
     "as_counted",
@@ -44,8 +45,7 @@ def own_optimizer_state(
         if parameter in found:
             entries = found[parameter].items()
             state[name] = {key: value.cpu() if isinstance(value, Tensor) else value for key, value in entries}
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return {"state": state, "param_groups": groups}
+    return {"state": state, "param_groups": settings_of(optimizer)}
 
 
 def own_buffers(stages: Mapping[int, StageModule]) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,18 +14,19 @@ from runner.cli.arguments import Arguments, parse
 from runner.cli.commands import COMMANDS
 from runner.errors import (
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_OK,
     Problem,
     RequestError,
     RunnerError,
     did_you_mean,
 )
+from runner.launch.local.stops import end_undisturbed, exit_status_of, listen_for_stops, name_of_signal, signal_of
 
 __all__ = ["main"]
 
 _FULL_ERROR = "RUNNER_FULL_ERROR"
 _HELP = {"-h", "--help"}
+_TRAIN = "train"  # the command that a scheduler stops and starts again
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``runner``; by default those of this process.
     """
     line = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and line[:1] == [_TRAIN]:  # the process belongs to this command
+        listen_for_stops()
     try:
         status = _dispatch(line)
         sys.stdout.flush()
@@ -46,11 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has ended (`runner ... | head`): nothing may be printed any more, not even at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except KeyboardInterrupt:
-        if argv is None:  # the process belongs to this command; a second Ctrl-C must not change its status
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        if argv is None:  # the process belongs to this command; a second signal must not change its status
+            end_undisturbed()
+        number = signal_of(error)
+        print(f"stopped by {name_of_signal(number)}", file=sys.stderr)
+        return exit_status_of(number)
 
 
 def _dispatch(line: Sequence[str]) -> int:

@@ -26,9 +26,8 @@ from runner.errors import (
     RequestError,
     raise_problems,
 )
-from runner.launch.failure import RankFailure, status_of
-from runner.launch.local.ranks import preempted_reason
-from runner.launch.local.supervise import name_of_signal
+from runner.launch.failure import RankFailure, is_interrupt, status_of
+from runner.launch.local.ranks import stopped_reason
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
 from runner.launch.run.directory import OUTPUTS, create_run_directory
 from runner.launch.run.memory_advice import advise
@@ -115,10 +114,10 @@ def _run(
     try:
         with process_group(config, store):
             stopped = load_entry(entry)(config, run_dir)
-    except KeyboardInterrupt:
-        _finish(run_dir, "interrupted", "stopped by a signal")
-        return EXIT_INTERRUPTED
-    except Exception as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if is_interrupt(error):
+            _finish(run_dir, "interrupted", "stopped by a signal")
+            return EXIT_INTERRUPTED
         failure = report_failure(error, run_dir, rank)
     if failure is not None:  # the exception is released here, and with it the tensors that its frames held
         return _account(failure, config, run_dir, rank, step)
@@ -135,7 +134,11 @@ def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, 
     message = f"rank {rank} failed: {failure.summary()}"
     logger.error("%s", message)
     status = status_of(failure.exit_status)
-    is_first = _finish(run_dir, status, message)
+    try:
+        is_first = _finish(run_dir, status, message)
+    except OSError as error:  # the cause has been reported all the same
+        logger.error("the record could not be written: %s", error)
+        return failure.exit_status
     if status == "out_of_memory" and is_first:
         advise(config, run_dir)
     failures = int(RunRecord.load(run_dir).extras.get(FAILURES, 0))
@@ -245,11 +248,10 @@ def _hand_over(config: RunConfig, run_dir: Path, step: Step | None, signals: Sto
     All data must have been saved. Only the exit may follow, because SLURM ends the processes of a job that it queues
     again.
     """
-    number = signals.received if signals is not None else None
-    name = name_of_signal(number) if number is not None else "a signal"
     record = RunRecord.load(run_dir)
-    record.replace(status="preempted", reason=preempted_reason(name, record.steps)).save(run_dir)
-    logger.info("%s", preempted_reason(name, record.steps))
+    reason = stopped_reason(signals.received if signals is not None else None, record.steps)
+    record.replace(status="preempted", reason=reason).save(run_dir)
+    logger.info("%s", reason)
     if step is not None and config.launcher.requeue:
         requeue(step.job)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -13,12 +14,13 @@ from pathlib import Path
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_WRONG_REQUEST, RunnerError
 from runner.record import Status, write_atomically
 
-__all__ = ["RankFailure", "error_file", "log_file", "status_of"]
+__all__ = ["RankFailure", "error_file", "is_interrupt", "log_file", "status_of", "unwritable"]
 
 # torch has no exception type for exhausted CPU memory: it raises RuntimeError with one of these texts.
 _OUT_OF_MEMORY_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
 
 
+_PROBE_BYTES = 4096  # a nearly full disk may still have room for an empty file
 _WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
@@ -44,15 +46,20 @@ class RankFailure:
     time: float
 
     @classmethod
-    def of(cls, error: BaseException) -> RankFailure:
-        """Describe an exception that has just been caught."""
+    def of(cls, error: BaseException, run_dir: Path | None = None) -> RankFailure:
+        """Describe an exception that has just been caught.
+
+        Args:
+            run_dir: where the run writes. If it cannot be written any more, this explains an error of the system.
+        """
         found = _in_loader_worker(str(error))
+        cause = unwritable(run_dir) if run_dir is not None and isinstance(error, OSError) else None
         return cls(
             type=type(error).__name__,
-            message=found[0] if found is not None else str(error),
+            message=cause or (found[0] if found is not None else str(error)),
             traceback="".join(traceback.format_exception(error)),
             where=found[1] if found is not None else _where(error),
-            explained=isinstance(error, RunnerError),
+            explained=cause is not None or isinstance(error, RunnerError),
             exit_status=_exit_status(error),
             time=time.time(),
         )
@@ -86,6 +93,26 @@ def log_file(run_dir: Path, rank: int) -> Path:
 def error_file(run_dir: Path, rank: int) -> Path:
     """Path of the file in which rank ``rank`` leaves its :class:`RankFailure`."""
     return run_dir / "logs" / f"rank_{rank}.error.json"
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a signal ended the rank's work. Lightning calls ``sys.exit(1)`` where it catches a KeyboardInterrupt."""
+    return isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt)
+    )
+
+
+def unwritable(run_dir: Path) -> str | None:
+    """Why nothing can be written into a run's directory, which existed once; None if it can."""
+    if not run_dir.is_dir():
+        return f"the run directory {run_dir} was removed during the run"
+    try:
+        with tempfile.TemporaryFile(dir=run_dir) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+    except OSError as error:
+        return f"the run directory {run_dir} cannot be written: {error.strerror or error}"
+    return None
 
 
 def status_of(exit_status: int) -> Status:

@@ -13,6 +13,7 @@ import faulthandler
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -20,14 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from runner.config.schema import RunConfig
+from runner.errors import EXIT_PREEMPTED
 from runner.launch.failure import RankFailure, error_file, log_file
+from runner.launch.local.handed_over import REPORTS_VARIABLE, hand_over
 from runner.launch.local.meeting import MEETING_VARIABLE, meet
-from runner.launch.local.supervise import die_with_parent, ignore_preemption
+from runner.launch.local.stops import ignore_preemption
+from runner.launch.local.supervise import Endings, die_with_parent
+from runner.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 __all__ = [
+    "ENDINGS",
     "STORE_FD_VARIABLE",
     "TORCHRUN_VARIABLE",
     "TRAIN_ENTRY",
@@ -48,13 +54,18 @@ RankEntry = Callable[[RunConfig, Path], bool | None]
 """A function that runs a rank and returns whether it stopped early because it was asked to."""
 
 TRAIN_ENTRY = "runner.training.run:run_rank"
+EXIT_COMPLETE = 100
+"""The exit status of a rank whose work is complete. It is not 0, with which any code can end a process early."""
+ENDINGS = Endings(done=EXIT_COMPLETE, stopped=EXIT_PREEMPTED, killed_is_stopped=True)
+"""What the exit statuses of ranks mean."""
 STORE_FD_VARIABLE = "RUNNER_STORE_FD"
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 
 def main(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
-    """Run this process's rank to its end and return its exit status; the reason of a failure is in the rank's error
-    file.
+    """Run this process's rank to its end and return its exit status, see :data:`ENDINGS`.
+
+    The reason of a failure is in the rank's error file.
     """
     from runner.config.compose.resolve import load
 
@@ -62,37 +73,57 @@ def main(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
         config = load(config_file)
         prepare_process(config)
         with process_group(config, open_store(config)):
-            load_entry(entry)(config, run_dir)
-    except Exception as error:
+            StopSignals.listen((signal.SIGTERM,), before_training=_die)
+            stopped = load_entry(entry)(config, run_dir)
+    except (Exception, SystemExit) as error:  # code of the user's that calls sys.exit(0) has not done the rank's work
         return report_failure(error, run_dir, int(os.environ["RANK"])).exit_status
-    return 0
+    return EXIT_PREEMPTED if stopped else EXIT_COMPLETE
 
 
-def rank_variables(rank: int, store_fd: int) -> dict[str, str]:
+def _die(number: int) -> None:
+    """End by the signal as a process does that handles no signals: no rank has anything to save yet."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def rank_variables(rank: int, store_fd: int, reports_fd: int) -> dict[str, str]:
     """The environment variables in which the ranks of one machine differ.
 
     Args:
         store_fd: the listening socket of the store, which rank 0 inherits.
+        reports_fd: see :class:`runner.launch.local.handed_over.HandedOver`.
     """
-    own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), REPORTS_VARIABLE: str(reports_fd)}
     return own if rank else own | {STORE_FD_VARIABLE: str(store_fd)}
 
 
-def report_failure(error: Exception, run_dir: Path, rank: int) -> RankFailure:
-    """Write the rank's error file, and write the traceback to its log unless the message explains all."""
-    failure = RankFailure.of(error)
-    failure.save(error_file(run_dir, rank))
-    if not failure.explained:
-        with log_file(run_dir, rank).open("a", encoding="utf-8") as log:
-            log.write(failure.traceback)
+def report_failure(error: BaseException, run_dir: Path, rank: int) -> RankFailure:
+    """Write the rank's error file, and write the traceback to its log unless the message explains all.
+
+    If the files cannot be written, the parent is told in another way.
+    """
+    failure = RankFailure.of(error, run_dir)
+    try:
+        failure.save(error_file(run_dir, rank))
+        if not failure.explained:
+            with log_file(run_dir, rank).open("a", encoding="utf-8") as log:
+                log.write(failure.traceback)
+    except OSError:
+        hand_over(rank, failure)
     return failure
 
 
 def prepare_process(config: RunConfig) -> None:
-    """Set the number of threads of this process, before anything computes."""
+    """Set what torch computes with in this process, before anything computes.
+
+    TensorFloat-32, which rounds fp32 operands to 10 bits of mantissa on GPUs, is off: torch allows it for cuDNN's
+    convolutions by default, and no ``precision`` asks for it. A user's own module, imported later, may allow it.
+    """
     import torch
 
     torch.set_num_threads(config.trainer.threads)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def load_entry(entry: str) -> RankEntry:
@@ -179,6 +210,7 @@ def run(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> NoReturn:
     """Run a rank that this machine's supervisor has started, and end the process."""
     die_with_parent()
     ignore_preemption()  # the parent decides, and sends SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no terminal reaches this process; Lightning would exit with 1
     faulthandler.enable()
     leave(main(config_file, run_dir, entry))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -14,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from runner.checkpoint.file import checkpoint_files, checkpoint_name, remove_checkpoint, remove_leftovers
 from runner.checkpoint.parts import write_part
 from runner.config.schema import CheckpointConfig
+from runner.optim.states.settings import settings_of
 from runner.strategy.checkpoints_by_name import num_bytes
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.random_state import set_random_state
@@ -62,6 +64,7 @@ class Checkpoints(Callback):
         self._files = {step: path for step, path in checkpoint_files(directory).items() if step <= self._start}
         self._background = _Background()
         self._copied = 0  # bytes of the largest copy so far
+        self._requested: list[list[dict[str, Any]]] = []  # settings of the optimizers before a checkpoint is loaded
 
     @property
     def newest(self) -> Path | None:
@@ -76,6 +79,7 @@ class Checkpoints(Callback):
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
         if self._resumed is not None:
             checkpoint["loops"] = loop_state(trainer, self._resumed)
+            self._requested = [settings_of(optimizer) for optimizer in trainer.optimizers]
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
         checkpoint[ENTRY] = self._progress(trainer).to_entry()
@@ -89,7 +93,7 @@ class Checkpoints(Callback):
                     remove_checkpoint(path)
         if self._resumed is not None:
             if self._follows_config:
-                follow_config(trainer)
+                follow_config(trainer, self._requested)
             set_random_state(self._resumed.random_of(trainer.global_rank))
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
@@ -155,8 +159,9 @@ class Checkpoints(Callback):
                 remove_checkpoint(path)
 
     def _best(self) -> list[int]:
-        """The steps of checkpoints with a validation, lowest loss first."""
-        losses = {int(step): value for step, value in self._val_losses() if int(step) in self._files}
+        """The steps of checkpoints with a validation, lowest loss first; a loss that is not finite is never good."""
+        seen = {int(step): value for step, value in self._val_losses() if int(step) in self._files}
+        losses = {step: value for step, value in seen.items() if math.isfinite(value)}
         return sorted(losses, key=lambda step: (losses[step], -step))
 
 

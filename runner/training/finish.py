@@ -50,8 +50,14 @@ def finish(
     clock: StepClock,
     checkpoints: Checkpoints,
     average: WeightAveraging | None = None,
+    *,
+    stopped: bool = False,
 ) -> None:
-    """Finish the run; every rank calls this after the last step, and rank 0 writes."""
+    """Finish the run; every rank calls this after the last step, and rank 0 writes.
+
+    Args:
+        stopped: whether a signal stopped the run before its last step.
+    """
     strategy = trainer.strategy
     assert isinstance(strategy, EngineStrategy)
     measures = strategy.gather_objects(_own_measures(strategy, clock))
@@ -77,7 +83,7 @@ def finish(
     artifacts |= draw_timelines(run_dir, plan, measures, walls)
     record = _measured(run_dir, strategy, module, config, plan, measures, walls)
     record = record.replace(artifacts=record.artifacts | artifacts)
-    if strategy.stopped:
+    if stopped:
         record.replace(status="interrupted", reason=f"stopped by a signal after step {record.steps}").save(run_dir)
         return
     record = record.replace(status="ok")

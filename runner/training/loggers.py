@@ -67,19 +67,35 @@ def _identity(make: Any, run_dir: Path, kwargs: dict[str, Any]) -> dict[str, str
 
 
 def _csv_logger(run_dir: Path, rank: int, steps: int, kwargs: dict[str, Any]) -> CSVLogger:
-    """A CSV logger that keeps the lines of the first ``steps`` steps; Lightning's own deletes an existing file."""
+    """A CSV logger that keeps the lines of the first ``steps`` steps.
+
+    Lightning's own deletes an existing file. It is moved aside until the lines have been written again, so that none is
+    lost if this process ends in between: the next one then finds it there.
+    """
     file = run_dir / "csv" / "metrics.csv"
-    earlier = []
-    if rank == 0 and steps and file.exists():
-        with file.open(encoding="utf-8", newline="") as lines:
-            earlier = [row for row in csv.DictReader(lines) if int(row["step"]) < steps]
+    aside = file.with_suffix(".earlier")
+    earlier: list[dict[str, str]] = []
+    if rank == 0 and steps:
+        if file.exists() and not aside.exists():
+            file.replace(aside)
+        earlier = [row for row in _complete_rows(aside) if int(row["step"]) < steps]
     made = CSVLogger(str(run_dir), name="", version="csv", **kwargs)
     for row in earlier:
         step = int(row.pop("step"))
         made.log_metrics({name: value for name, value in row.items() if value}, step)  # type: ignore[misc]  # as written
     if earlier:
         made.save()
+    if rank == 0:
+        aside.unlink(missing_ok=True)
     return made
+
+
+def _complete_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, without a last one whose line is cut; none if there is no file."""
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return list(csv.DictReader(line for line in lines if line.endswith("\n")))
 
 
 def build_profiler(config: RunConfig, run_dir: Path) -> Profiler | None:

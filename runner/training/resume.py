@@ -7,8 +7,8 @@ which hook a checkpoint was saved.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from runner.checkpoint.file import CheckpointError, read_checkpoint
 from runner.config.compose.resolve import fingerprint, to_container
 from runner.config.schema import RunConfig
+from runner.environment import arithmetic
+from runner.optim.states.settings import apply_settings
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -58,6 +60,8 @@ class Progress:
             :mod:`runner.training.random_state`.
         config: the resolved configuration as plain containers.
         fingerprint: hash of that configuration.
+        samples: number of training samples; None for an iterable dataset, and in checkpoints of earlier versions.
+        arithmetic: see :func:`runner.environment.arithmetic`; empty in checkpoints of earlier versions.
     """
 
     step: int
@@ -67,6 +71,8 @@ class Progress:
     random: Mapping[int, dict[str, Any]]
     config: dict[str, Any]
     fingerprint: str
+    samples: int | None = None
+    arithmetic: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -75,6 +81,7 @@ class Progress:
         config: RunConfig,
         *,
         batches_per_epoch: int | None,
+        samples: int | None,
         history: History,
         random: Mapping[int, dict[str, Any]],
     ) -> Progress:
@@ -87,6 +94,8 @@ class Progress:
             random=random,
             config=to_container(config),
             fingerprint=fingerprint(config),
+            samples=samples,
+            arithmetic=arithmetic(),
         )
 
     @property
@@ -114,6 +123,8 @@ class Progress:
             "random": dict(self.random),
             "config": json.dumps(self.config),
             "fingerprint": self.fingerprint,
+            "samples": self.samples,
+            "arithmetic": dict(self.arithmetic),
         }
 
     @classmethod
@@ -132,6 +143,8 @@ class Progress:
             random=entry["random"],
             config=json.loads(entry["config"]),
             fingerprint=entry["fingerprint"],
+            samples=entry.get("samples"),
+            arithmetic=entry.get("arithmetic", {}),
         )
 
 
@@ -176,11 +189,15 @@ def _count(tracker: dict[str, Any], total: dict[str, int], current: dict[str, in
         tracker[name] = {key: counts[key] for key in tracker[name]}
 
 
-def follow_config(trainer: pl.Trainer) -> None:
-    """Apply the settings of the request (learning rate, betas, decay, …), and keep only the optimizer's state."""
-    for optimizer in trainer.optimizers:
-        for group in optimizer.param_groups:
-            group.update({**optimizer.defaults, "initial_lr": optimizer.defaults["lr"]})
+def follow_config(trainer: pl.Trainer, requested: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    """Apply the settings of the request (learning rate, betas, decay, …), and keep only the optimizer's state.
+
+    Args:
+        requested: per optimizer, the settings of its parameter groups before the checkpoint was loaded. Each group
+            gets its own again, because a custom optimizer may have groups that differ.
+    """
+    for optimizer, settings in zip(trainer.optimizers, requested, strict=True):
+        apply_settings(optimizer, settings)
     for each in trainer.lr_scheduler_configs:
         scheduler = each.scheduler
         if isinstance(scheduler, LambdaLR):

@@ -33,7 +33,7 @@ from runner.training.callbacks import (
     progress,
 )
 from runner.training.checkpoints import Checkpoints
-from runner.training.data.loading import close_loader, first_batch, resume_at, steps_per_epoch
+from runner.training.data.loading import close_loader, first_batch, resume_at, samples_per_epoch, steps_per_epoch
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule
 from runner.training.loggers import build_logger, build_profiler, note_identity
@@ -117,8 +117,9 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
             close_loader(loader)
         if log is not None:
             log.close()  # on_train_end is not called if the run fails or has no step left to take
-    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average)
-    return strategy.stopped
+    stopped = strategy.stopped and trainer.global_step < config.trainer.max_steps
+    finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average, stopped=stopped)
+    return stopped
 
 
 def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> list[Callback]:
@@ -132,7 +133,7 @@ def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
     """The progress from which the run continues; the loader is moved to that place.
 
     Raises:
-        RequestError: the file is damaged, or the data has another number of batches.
+        RequestError: the file is damaged, or the data has another length.
     """
     if config.resume is None:
         return None
@@ -144,6 +145,11 @@ def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
     if steps != found.batches_per_epoch:
         rule = f"must have {_steps_said(found.batches_per_epoch)} per epoch, as the checkpoint's data"
         why = f"These have {_steps_said(steps)}, so that the place in the data would be another one"
+        raise RequestError([Problem("data", config.data.name, rule, why, "resume=null")])
+    samples = samples_per_epoch(loader)
+    if found.samples is not None and samples != found.samples:
+        rule = f"must have {found.samples} samples, as the checkpoint's data"
+        why = f"These have {samples}, so that each epoch would have another order"
         raise RequestError([Problem("data", config.data.name, rule, why, "resume=null")])
     resume_at(loader, found.epoch, found.batch_in_epoch)
     return found
@@ -168,6 +174,7 @@ def _checkpoints(
             trainer,
             config,
             batches_per_epoch=steps_per_epoch(loaders[0]),
+            samples=samples_per_epoch(loaders[0]),
             history=clock.history(module.val_losses),
             random=dict(strategy.saved_parts((strategy.global_rank, random_state())) or ()),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable
 from types import FrameType
+from typing import ClassVar
 
 __all__ = ["StopSignals"]
 
@@ -16,18 +17,28 @@ __all__ = ["StopSignals"]
 class StopSignals:
     """A handler that remembers the first signal it received. :meth:`listen` installs one.
 
+    Args:
+        before_training: called with a signal that comes before :meth:`pass_on`; by default it is only remembered.
+
     Attributes:
         received: the number of the first signal, or None.
     """
 
-    def __init__(self) -> None:
+    _current: ClassVar[StopSignals | None] = None
+
+    def __init__(self, before_training: Callable[[int], None] | None = None) -> None:
         self.received: int | None = None
+        self._before_training = before_training
         self._then: Callable[[], None] | None = None
 
     @classmethod
-    def listen(cls, numbers: Iterable[int] = (signal.SIGUSR1, signal.SIGUSR2)) -> StopSignals:
-        """Handle ``numbers``, which must include SIGUSR1, from now on; only in the main thread."""
-        made = cls()
+    def listen(
+        cls,
+        numbers: Iterable[int] = (signal.SIGUSR1, signal.SIGUSR2),
+        before_training: Callable[[int], None] | None = None,
+    ) -> StopSignals:
+        """Handle ``numbers`` from now to the end of this process; only in the main thread."""
+        made = cls._current = cls(before_training)
         for number in numbers:
             signal.signal(number, made)
         return made
@@ -35,8 +46,7 @@ class StopSignals:
     @classmethod
     def current(cls) -> StopSignals | None:
         """The handler that this process has installed, or None."""
-        found = signal.getsignal(signal.SIGUSR1)
-        return found if isinstance(found, cls) else None
+        return cls._current
 
     def pass_on(self, then: Callable[[], None]) -> None:
         """Call ``then`` at each signal, and now if a signal has come already; it must be safe in a handler."""
@@ -48,3 +58,5 @@ class StopSignals:
         self.received = self.received or number
         if self._then is not None:
             self._then()
+        elif self._before_training is not None:
+            self._before_training(number)

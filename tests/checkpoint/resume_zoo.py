@@ -26,6 +26,22 @@ class Noisy:
         return self.inputs[index] + self.noise * drawn, self.targets[index]
 
 
+class NotFirst(Noisy):
+    """Its samples are not numbers until all of them have been taken once."""
+
+    passes = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().__getitem__(index)
+        spoiled = self.passes < 1
+        self.passes += index == len(self) - 1
+        return inputs * (float("nan") if spoiled else 1.0), targets
+
+
+def spoiled_first_validation() -> tuple[Noisy, Noisy]:
+    return Noisy(44), NotFirst(8)
+
+
 def data(samples: int = 44, validation: int = 8) -> tuple[Noisy, Noisy]:
     return Noisy(samples), Noisy(validation, noise=0.0)
 
@@ -53,6 +69,14 @@ def tied() -> nn.Sequential:
 
 def deeper() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 12), nn.GELU(), nn.Linear(12, 12), nn.Linear(12, 3))
+
+
+def biases_apart(parameters: list[Tensor], lr: float, decay: float = 0.1) -> torch.optim.Optimizer:
+    """AdamW whose biases have half the learning rate and no decay."""
+    weights = [parameter for parameter in parameters if parameter.dim() > 1]
+    biases = [parameter for parameter in parameters if parameter.dim() <= 1]
+    groups = [{"params": weights, "weight_decay": decay}, {"params": biases, "lr": lr / 2, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr)
 
 
 OVERRIDES = [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 from resume_runs import record_of, run_here
 
 REQUEST = ("resume=auto", "trainer.val_every=2", "lr_scheduler.total_steps=7")
@@ -45,6 +45,26 @@ def test_the_logs_are_those_of_an_unbroken_run(
     expected = read(tmp_path / "whole")
     assert len(expected) >= 3
     assert read(tmp_path / "halves") == expected
+
+
+def test_a_second_start_that_fails_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when it writes the earlier lines again; a third start has room, and goes on with all of them."""
+    request = ("logger.name=csv", *REQUEST)
+    run_here(monkeypatch, tmp_path / "whole", *request, "trainer.max_steps=7")
+    run_here(monkeypatch, tmp_path / "run", *request, "trainer.max_steps=4")
+    with (tmp_path / "run" / "csv" / "metrics.csv").open("a") as log:
+        log.write("0.25,4")  # it was killed while it wrote
+    with monkeypatch.context() as full:
+        full.setattr(CSVLogger, "save", no_space)
+        with pytest.raises(OSError, match="No space left"):
+            run_here(monkeypatch, tmp_path / "run", *request, "trainer.max_steps=7")
+    run_here(monkeypatch, tmp_path / "run", *request, "trainer.max_steps=7")
+    assert read_csv(tmp_path / "run") == read_csv(tmp_path / "whole")
+    assert [file.name for file in (tmp_path / "run" / "csv").iterdir()] == ["metrics.csv"]
+
+
+def no_space(logger: CSVLogger) -> None:
+    raise OSError(28, "No space left on device")
 
 
 class Service(Logger):

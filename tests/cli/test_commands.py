@@ -265,4 +265,4 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
     monkeypatch.setattr(start, "train", interrupted)
     assert main(["train", "model=mlp"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert capsys.readouterr().err == "stopped by SIGINT\n"

@@ -10,11 +10,13 @@ from runner.config.compose.resolve import resolve, resolve_sweep, save
 from runner.config.schema import RunConfig
 from runner.errors import RunnerError
 from runner.launch.local.ranks import Launch, run_ranks
+from runner.launch.local.stops import exit_status_of, listen_for_stops, signal_of
 from runner.launch.run.start import train
 from runner.launch.sweep.run import sweep
 
 
 def main(action: str, entry: str, *overrides: str) -> int:
+    listen_for_stops()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     words = f"runner train {' '.join(overrides)}"
     try:
@@ -26,6 +28,8 @@ def main(action: str, entry: str, *overrides: str) -> int:
     except RunnerError as error:
         print(error, file=sys.stderr)
         return error.exit_status
+    except KeyboardInterrupt as error:
+        return exit_status_of(signal_of(error))
 
 
 def start_ranks(config: RunConfig, entry: str) -> int:

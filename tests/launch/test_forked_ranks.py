@@ -144,7 +144,7 @@ os._exit(0)
 
 def _fork_small(forks: int, is_told_to_stop: Callable[[], bool] = lambda: False) -> Sequence[Forked]:
     template = Template(ProcessSpec([sys.executable, "-c", _SMALL_TEMPLATE, str(forks)], {}))
-    return template.fork({"count": 2}, 0, 2, is_told_to_stop)
+    return template.fork({"count": 2}, [0], 2, is_told_to_stop)
 
 
 def test_what_the_template_forks_becomes_this_process_s_own() -> None:

@@ -271,6 +271,8 @@ def _become(request: Request, descriptors: Sequence[int], paths: Sequence[str]) 
     importlib.invalidate_caches()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through="PYTHONUNBUFFERED" in os.environ)  # type: ignore[union-attr]
+    for number in (signal.SIGINT, signal.SIGHUP):  # this process may have been started to ignore them
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     random.seed()
     _seed_libraries()
 

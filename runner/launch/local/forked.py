@@ -27,7 +27,8 @@ from io import FileIO
 from types import TracebackType
 from typing import Any, Self
 
-from runner.launch.local.supervise import POLL_SECONDS, ProcessSpec, end, name_of_signal, start
+from runner.launch.local.stops import name_of_signal
+from runner.launch.local.supervise import POLL_SECONDS, ProcessSpec, end, start
 
 __all__ = ["Forked", "Template"]
 
@@ -93,29 +94,29 @@ class Template:
             each.close()
 
     def fork(
-        self, orders: Mapping[str, Any], store_fd: int, count: int, is_told_to_stop: Callable[[], bool]
+        self, orders: Mapping[str, Any], handed: Sequence[int], count: int, is_told_to_stop: Callable[[], bool]
     ) -> Sequence[Forked]:
         """Have the template fork ``count`` ranks; empty if it ended early or this process was told to stop.
 
         Args:
             orders: what the template is told, as values that JSON can hold.
-            store_fd: a descriptor that the template receives.
+            handed: descriptors that the template receives.
             is_told_to_stop: asked repeatedly while the template imports.
         """
         with self:
             if not _adopt_orphans(True):
                 return ()
             try:
-                return self._fork(orders, store_fd, count, is_told_to_stop)
+                return self._fork(orders, handed, count, is_told_to_stop)
             finally:
                 _adopt_orphans(False)
 
     def _fork(
-        self, orders: Mapping[str, Any], store_fd: int, count: int, is_told_to_stop: Callable[[], bool]
+        self, orders: Mapping[str, Any], handed: Sequence[int], count: int, is_told_to_stop: Callable[[], bool]
     ) -> Sequence[Forked]:
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died
-                socket.send_fds(self._orders, [json.dumps(orders).encode()], [store_fd])
+                socket.send_fds(self._orders, [json.dumps(orders).encode()], list(handed))
                 self._orders.shutdown(socket.SHUT_WR)
             ranks = _listen(self._told, is_told_to_stop)
         finally:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,18 @@ from pathlib import Path
 from runner.config.compose.resolve import load
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
+from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
 from runner.launch.local.allocator import allocator_variables
 from runner.launch.local.forked import Forked, Template
-from runner.launch.local.supervise import PREEMPTING_SIGNALS, Ending, ProcessSpec, name_of_signal, supervise
+from runner.launch.local.handed_over import HandedOver
+from runner.launch.local.stops import exit_status_of, name_of_signal
+from runner.launch.local.supervise import Ending, ProcessSpec, supervise
 from runner.launch.local.template import Orders, imports_of
-from runner.launch.rank import TRAIN_ENTRY, rank_variables, uses_cuda
+from runner.launch.rank import ENDINGS, TRAIN_ENTRY, rank_variables, uses_cuda
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
-__all__ = ["Launch", "Outcome", "import_ahead", "preempted_reason", "run_ranks"]
+__all__ = ["Launch", "Outcome", "import_ahead", "run_ranks", "stopped_early", "stopped_reason"]
 
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
@@ -93,17 +95,18 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
     for rank in range(launch.world_size):
         error_file(launch.run_dir, rank).unlink(missing_ok=True)
     kills_before = _kills_for_memory()
-    with socket.socket() as listener:
+    with socket.socket() as listener, contextlib.closing(HandedOver()) as reports:
         listener.bind(("127.0.0.1", 0))
         listener.listen(launch.world_size)
-        specs = [_spec(launch, rank, listener) for rank in range(launch.world_size)]
+        specs = [_spec(launch, rank, listener, reports) for rank in range(launch.world_size)]
         may_fork = _may_fork(launch)
         if template is not None and not may_fork:
             template.end()
-        together = partial(_fork, launch, listener, template) if may_fork else None
+        together = partial(_fork, launch, listener, reports, template) if may_fork else None
         # Rank 0 has inherited the socket. If it stayed open here, ranks would wait for a dead rank 0, not be refused.
-        ending = supervise(specs, start_together=together, after_start=listener.close)
-    outcome = _outcome(launch, ending, killed_for_memory=_kills_for_memory() > kills_before)
+        ending = supervise(specs, start_together=together, after_start=listener.close, endings=ENDINGS)
+        handed_over = reports.read()
+    outcome = _outcome(launch, ending, handed_over, killed_for_memory=_kills_for_memory() > kills_before)
     if outcome.exit_status != EXIT_OK:
         try:
             finish_failed(launch.run_dir, outcome.status, outcome.reason or outcome.status)
@@ -119,14 +122,19 @@ def _may_fork(launch: Launch) -> bool:
 
 
 def _fork(
-    launch: Launch, listener: socket.socket, template: Template | None, is_told_to_stop: Callable[[], bool]
+    launch: Launch,
+    listener: socket.socket,
+    reports: HandedOver,
+    template: Template | None,
+    is_told_to_stop: Callable[[], bool],
 ) -> Sequence[Forked]:
     orders = Orders(
         str(launch.config_file), str(launch.run_dir), launch.entry, launch.world_size, _environment(launch, listener)
     )
     if template is None:
         template = Template(_template(load(launch.config_file), launch.entry, to_stderr=launch.to_stderr))
-    return template.fork(asdict(orders), listener.fileno(), launch.world_size, is_told_to_stop)
+    descriptors = (listener.fileno(), reports.fileno())
+    return template.fork(asdict(orders), descriptors, launch.world_size, is_told_to_stop)
 
 
 def _template(config: RunConfig, entry: str, *, to_stderr: bool) -> ProcessSpec:
@@ -134,12 +142,12 @@ def _template(config: RunConfig, entry: str, *, to_stderr: bool) -> ProcessSpec:
     return ProcessSpec(command, _process_variables(config.trainer.threads), to_stderr=to_stderr)
 
 
-def _spec(launch: Launch, rank: int, listener: socket.socket) -> ProcessSpec:
+def _spec(launch: Launch, rank: int, listener: socket.socket, reports: HandedOver) -> ProcessSpec:
     return ProcessSpec(
         [sys.executable, "-m", "runner.launch.rank", str(launch.config_file), str(launch.run_dir), launch.entry],
-        _environment(launch, listener) | rank_variables(rank, listener.fileno()),
+        _environment(launch, listener) | rank_variables(rank, listener.fileno(), reports.fileno()),
         log=None if rank == 0 else log_file(launch.run_dir, rank),
-        pass_fds=(listener.fileno(),) if rank == 0 else (),
+        pass_fds=(reports.fileno(), *((listener.fileno(),) if rank == 0 else ())),
         to_stderr=launch.to_stderr,
     )
 
@@ -160,12 +168,16 @@ def _process_variables(threads: int) -> dict[str, str]:
     return {**allocator_variables(os.environ), "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
 
 
-def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outcome:
+def _outcome(
+    launch: Launch, ending: Ending, handed_over: Mapping[int, RankFailure], *, killed_for_memory: bool
+) -> Outcome:
     if ending.interrupted_by is not None and not ending.failed:
-        return _interrupted(launch.run_dir, ending.interrupted_by)
+        return stopped_early(launch.run_dir, ending.interrupted_by)
     if not ending.failed:
         return Outcome(EXIT_OK, "ok")
-    reports = {rank: RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed}
+    reports = {
+        rank: handed_over.get(rank) or RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed
+    }
     ordered = _without_repetitions(_first_cause_first(ending, reports), reports)
     first = reports[ordered[0]]
     if first is not None and first.exit_status == EXIT_WRONG_REQUEST:  # the rank that found it does not matter
@@ -180,23 +192,34 @@ def _outcome(launch: Launch, ending: Ending, *, killed_for_memory: bool) -> Outc
     return Outcome(exit_status, status_of(exit_status), tuple(messages))
 
 
-def _interrupted(run_dir: Path, number: int) -> Outcome:
-    """The outcome after a signal; the ranks may have reached the end of a step, saved and recorded it themselves."""
+def stopped_early(run_dir: Path, number: int) -> Outcome:
+    """The outcome of a run after a signal, unless the run was complete: then it is a success.
+
+    The ranks may have reached the end of a step, saved and recorded it themselves.
+    """
     try:
         record = RunRecord.load(run_dir)
     except (FileNotFoundError, ValueError):
         record = RunRecord()
     if record.status == "ok":
         return Outcome(EXIT_OK, "ok")
-    name = name_of_signal(number)
-    if record.status == "interrupted" and number in PREEMPTING_SIGNALS:
-        return Outcome(EXIT_PREEMPTED, "preempted", (preempted_reason(name, record.steps),))
-    return Outcome(EXIT_INTERRUPTED, "interrupted", (f"stopped by {name}",))
+    exit_status = exit_status_of(number)
+    if exit_status != EXIT_PREEMPTED:
+        return Outcome(exit_status, "interrupted", (f"stopped by {name_of_signal(number)}",))
+    saved = record.steps if record.status == "interrupted" else None
+    return Outcome(exit_status, "preempted", (stopped_reason(number, saved),))
 
 
-def preempted_reason(signal_name: str, steps: int) -> str:
-    """The reason in the record of a run that was saved and can be resumed."""
-    return f"stopped by {signal_name}, saved after step {steps}; resume=auto continues"
+def stopped_reason(number: int | None, saved: int | None) -> str:
+    """The reason in the record of a run that was preempted and can be resumed.
+
+    Args:
+        number: the signal, if it is known.
+        saved: the step after which the ranks saved; None if they could not, or had not begun.
+    """
+    name = name_of_signal(number) if number is not None else "a signal"
+    how = f"saved after step {saved}" if saved is not None else "before it could save"
+    return f"stopped by {name}, {how}; resume=auto continues"
 
 
 def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -> Sequence[int]:
@@ -232,7 +255,8 @@ def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | N
     log = log_file(launch.run_dir, rank)
     hint = f"; see {log}" if log.exists() else ""
     if report is None:
-        return f"{who} ended with status {returncode}{hint}"
+        early = " before its work was complete" if returncode == EXIT_OK else ""
+        return f"{who} ended with status {returncode}{early}{hint}"
     return f"{who} failed: {report.summary()}{'' if report.explained else hint}"
 
 

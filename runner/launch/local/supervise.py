@@ -18,24 +18,24 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
+
+from runner.errors import EXIT_OK
+from runner.launch.local.stops import StopRequests
 
 __all__ = [
     "INTERRUPT_GRACE_SECONDS",
+    "PLAIN_ENDINGS",
     "POLL_SECONDS",
-    "PREEMPTING_SIGNALS",
     "Ending",
+    "Endings",
     "Process",
     "ProcessSpec",
     "die_with_parent",
     "end",
-    "end_undisturbed",
-    "ignore_preemption",
-    "name_of_signal",
     "start",
     "supervise",
 ]
@@ -48,9 +48,6 @@ INTERRUPT_GRACE_SECONDS = 10.0  # SIGTERM to SIGKILL at the user's request: time
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
-PREEMPTING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals with which a scheduler asks a run to give up its machine; other signals come from the user."""
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPTING_SIGNALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class Ending:
         returncodes: exit statuses like those of :class:`subprocess.Popen`, negative for a signal; empty if no process
             was started.
         failed: indices of those that failed by themselves, in the order in which they were seen.
-        interrupted_by: the signal that told the parent to stop, or None.
+        interrupted_by: the signal that told the parent or one of the processes to stop, or None.
     """
 
     returncodes: tuple[int, ...]
@@ -99,11 +96,39 @@ class Ending:
     interrupted_by: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """What the exit statuses of processes mean; any other status is a failure.
+
+    Args:
+        done: the status of a process whose work is complete.
+        stopped: the status of a process that was told to stop, as all others were, and has saved its work; None if
+            processes of this kind have no such status.
+        killed_is_stopped: whether a process that SIGTERM ended was told to stop, before it had any work to save. The
+            others then end, too, because they would wait for it.
+    """
+
+    done: int
+    stopped: int | None = None
+    killed_is_stopped: bool = False
+
+    def means_failure(self, code: int) -> bool:
+        return code not in (self.done, self.stopped) and not self.means_killed(code)
+
+    def means_killed(self, code: int | None) -> bool:
+        return self.killed_is_stopped and code == -signal.SIGTERM
+
+
+PLAIN_ENDINGS = Endings(EXIT_OK)
+"""0 is success, as everywhere."""
+
+
 def supervise(
     specs: Sequence[ProcessSpec],
     *,
     start_together: Callable[[Callable[[], bool]], Sequence[Process]] | None = None,
     after_start: Callable[[], None] | None = None,
+    endings: Endings = PLAIN_ENDINGS,
     interrupt_grace_seconds: float = INTERRUPT_GRACE_SECONDS,
 ) -> Ending:
     """Start the processes, wait until all have ended, and end the others as soon as one fails.
@@ -117,9 +142,10 @@ def supervise(
         start_together: a function that starts either all processes at once or none. Its argument is a function that
             tells whether this process has been told to stop. If it starts none, the processes are executed one by one.
         after_start: called when all have been started, e.g. to close what they inherited.
+        endings: what the processes' exit statuses mean.
         interrupt_grace_seconds: time from SIGTERM to SIGKILL after this process was told to stop.
     """
-    with _Stop.listening() as stop:
+    with StopRequests.listening() as stop:
         processes: list[Process] = []
         try:
             if start_together is not None:
@@ -128,12 +154,13 @@ def supervise(
                 processes.append(start(spec))
             if after_start is not None:
                 after_start()
-            failed = _wait(processes, stop, interrupt_grace_seconds)
+            failed = _wait(processes, stop, endings, interrupt_grace_seconds)
         finally:
             end(processes, signal.SIGKILL)
             for process in processes:
                 process.wait()
-        return Ending(tuple(process.returncode or 0 for process in processes), failed, stop.signal)
+        codes = tuple(process.returncode or 0 for process in processes)
+        return Ending(codes, failed, stop.signal or _signal_to_one(codes, endings))
 
 
 def die_with_parent() -> None:
@@ -147,53 +174,6 @@ def die_with_parent() -> None:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it died before the kernel was told
         os._exit(1)
-
-
-def end_undisturbed() -> None:
-    """Ignore further signals to end: only the record and the exit status are left to do, which takes a moment."""
-    if threading.current_thread() is threading.main_thread():
-        for number in _ENDING_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-
-
-def ignore_preemption() -> None:
-    """Leave SIGUSR1 and SIGUSR2 to the parent, because a scheduler sends them to every process of a job."""
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def name_of_signal(number: int) -> str:
-    """The name of a signal, e.g. ``SIGKILL`` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-@dataclass
-class _Stop:
-    """The signals that the parent has received."""
-
-    signal: int | None = None
-    count: int = 0
-
-    @classmethod
-    @contextlib.contextmanager
-    def listening(cls) -> Iterator[_Stop]:
-        stop = cls()
-        previous = {}
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers here only
-            for number in _ENDING_SIGNALS:
-                previous[number] = signal.signal(number, stop._note)
-        try:
-            yield stop
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler if stop.signal is None else signal.SIG_IGN)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = self.signal or number
-        self.count += 1
 
 
 def start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
@@ -212,32 +192,40 @@ def start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait(processes: Sequence[Process], stop: _Stop, grace_seconds: float) -> tuple[int, ...]:
+def _wait(processes: Sequence[Process], stop: StopRequests, endings: Endings, grace_seconds: float) -> tuple[int, ...]:
     """Wait until all have ended or must be killed; return the indices of those that failed by themselves."""
     failed: list[int] = []
     settled_at: float | None = None  # the time from which on the others are told to end
     kill_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
-        if kill_at is None and (stop.count or (settled_at is not None and now >= settled_at)):
+        told = stop.count > 0 or any(endings.means_killed(process.poll()) for process in processes)
+        if kill_at is None and (told or (settled_at is not None and now >= settled_at)):
             end([process for process in processes if process.poll() is None], signal.SIGTERM)
-            kill_at = now + (grace_seconds if stop.count else FAILURE_GRACE_SECONDS)
+            kill_at = now + (grace_seconds if told else FAILURE_GRACE_SECONDS)
         if kill_at is not None and (now >= kill_at or stop.count > 1):
             break
         if kill_at is None:
-            _note_failures(processes, failed)
+            _note_failures(processes, failed, endings)
             if failed and settled_at is None:
                 settled_at = now + SETTLE_SECONDS
         time.sleep(POLL_SECONDS)
     if kill_at is None:
-        _note_failures(processes, failed)
+        _note_failures(processes, failed, endings)
     return tuple(failed)
 
 
-def _note_failures(processes: Sequence[Process], failed: list[int]) -> None:
+def _note_failures(processes: Sequence[Process], failed: list[int], endings: Endings) -> None:
     for index, process in enumerate(processes):
-        if process.poll() not in (None, 0) and index not in failed:
+        code = process.poll()
+        if code is not None and endings.means_failure(code) and index not in failed:
             failed.append(index)
+
+
+def _signal_to_one(codes: Sequence[int], endings: Endings) -> int | None:
+    """SIGTERM if a process, and not this one, was told to stop; the other signals of schedulers they ignore."""
+    told = any(code == endings.stopped or endings.means_killed(code) for code in codes)
+    return signal.SIGTERM if told else None
 
 
 def end(processes: Sequence[Process], number: signal.Signals) -> None:

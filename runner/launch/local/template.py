@@ -21,7 +21,8 @@ from pathlib import Path
 
 from runner.config.schema import RunConfig
 from runner.launch.failure import log_file
-from runner.launch.local.supervise import die_with_parent, ignore_preemption
+from runner.launch.local.stops import ignore_preemption
+from runner.launch.local.supervise import die_with_parent
 from runner.launch.rank import rank_variables, run
 from runner.optim.catalogue.registry import optimizer_of
 
@@ -55,23 +56,23 @@ def main(imports: Sequence[str], orders_fd: int, tell: int, gate: int) -> None:
     received = _receive(orders_fd)
     if received is None or not _is_alone():
         return
-    orders, store = received
+    orders, store, reports = received
     os.environ.update(orders.environment)
     for rank in range(orders.count):
         if os.fork() == 0:
             run_dir = Path(orders.run_dir)
-            _become(rank, run_dir, store)
+            _become(rank, run_dir, store, reports)
             _wait_to_begin(rank, tell, gate)
             run(Path(orders.config_file), run_dir, orders.entry)
 
 
-def _receive(orders_fd: int) -> tuple[Orders, int] | None:
-    """Return the orders and the store's socket, or None if the parent has ended."""
+def _receive(orders_fd: int) -> tuple[Orders, int, int] | None:
+    """Return the orders, the store's socket and the file for reports, or None if the parent has ended."""
     with socket.socket(fileno=orders_fd) as source:
-        said, descriptors, _, _ = socket.recv_fds(source, _MOST_BYTES, 1)
+        said, descriptors, _, _ = socket.recv_fds(source, _MOST_BYTES, 2)
         while more := source.recv(_MOST_BYTES):
             said += more
-    return (Orders(**json.loads(said)), descriptors[0]) if descriptors else None
+    return (Orders(**json.loads(said)), descriptors[0], descriptors[1]) if descriptors else None
 
 
 def imports_of(config: RunConfig, entry: str) -> list[str]:
@@ -115,7 +116,7 @@ def _is_alone() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def _become(rank: int, run_dir: Path, store: int) -> None:
+def _become(rank: int, run_dir: Path, store: int, reports: int) -> None:
     """Give this forked process what an executed rank would have: session, name, environment, log, random seeds."""
     import numpy
     import torch
@@ -123,7 +124,7 @@ def _become(rank: int, run_dir: Path, store: int) -> None:
     os.setsid()
     # For ps and top, because the command line is still the template's.
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"rank %d" % rank)
-    os.environ.update(rank_variables(rank, store))
+    os.environ.update(rank_variables(rank, store, reports))
     if rank > 0:
         os.close(store)
         log = os.open(log_file(run_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import RunConfig
+from runner.environment import arithmetic
 from runner.errors import Problem, raise_problems
 from runner.record import RunRecord, StepLog, read_steps
 
@@ -29,6 +30,7 @@ _SAME_STATES = {"adamw", "auto"}  # a LightningModule's own optimizer must not b
 _FIXED = ("seed", "data.batch_size", "data.shuffle", "optimizer.name", "precision.name")
 # Keys whose changes are not logged: where a run writes, and how it was started.
 _NOT_TOLD = ("name", "run_dir", "resume", "command")
+_ABSENT = "not set"  # an argument of a user's function that only one of two requests has
 
 
 def with_checkpoint(config: RunConfig) -> RunConfig:
@@ -65,6 +67,8 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
     logger.info("continuing after step %d of %s", progress.step, path)
     for line in _changes(config, progress.config):
         logger.info("changed since then: %s", line)
+    if moved := list(_differences(arithmetic(), progress.arithmetic)):
+        logger.warning("saved on another machine: %s. The bits may differ from an unbroken run's", "; ".join(moved))
     return replace(config, resume=str(path))
 
 
@@ -146,10 +150,17 @@ def _model_problems(config: RunConfig, weights: Mapping[str, Tensor], path: Path
 def _changes(config: RunConfig, saved: Mapping[str, Any]) -> Iterator[str]:
     from runner.config.compose.resolve import to_container
 
-    asked, before = _flat(to_container(config)), _flat(saved)
-    for path in asked:
-        if path not in _NOT_TOLD and path in before and asked[path] != before[path]:
-            yield f"{path} = {_shown(asked[path])}, was {_shown(before[path])}"
+    usual = _flat(to_container(RunConfig()))  # a key that an earlier version did not have
+    asked, before = usual | _flat(to_container(config)), usual | _flat(saved)
+    absent = dict.fromkeys([path for path in {**asked, **before} if path not in _NOT_TOLD], _ABSENT)
+    return _differences({path: asked.get(path, _ABSENT) for path in absent}, absent | before)
+
+
+def _differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each value that is another one than before; values that were not noted before are left out."""
+    for path, value in now.items():
+        if path in before and value != before[path]:
+            yield f"{path} = {_shown(value)}, was {_shown(before[path])}"
 
 
 def _flat(container: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

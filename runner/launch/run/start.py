@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks
-from runner.launch.local.supervise import end_undisturbed
+from runner.errors import EXIT_FAILED, EXIT_OK
+from runner.launch.failure import unwritable
+from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, stopped_early
+from runner.launch.local.stops import end_undisturbed, signal_of
 from runner.launch.mpi import become_rank, num_ranks
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
 from runner.launch.run.directory import create_run_directory
@@ -48,6 +49,7 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
 
     Raises:
         RequestError, DoesNotFitError: before anything is written or started.
+        KeyboardInterrupt: a signal came before the run had a directory.
     """
     if num_ranks() > 1:
         become_rank(os.environ)
@@ -63,12 +65,8 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
     if config.launcher.name == "slurm":
         return _submit(config, command=command, entry=entry)
     with import_ahead(config, entry) as template:
-        try:
-            plan = prepare(config)
-            config = with_checkpoint(config)
-        except KeyboardInterrupt:
-            end_undisturbed()
-            return EXIT_INTERRUPTED
+        plan = prepare(config)
+        config = with_checkpoint(config)
         run_dir = create_run_directory(config.name, config.run_dir)
         return run_in(run_dir, config, plan, command=command, entry=entry, console=console, template=template)
 
@@ -99,10 +97,13 @@ def run_in(
     config = replace(config, run_dir=str(run_dir))
     try:
         outcome = _run_with_restarts(run_dir, config, plan, template, command=command, entry=entry)
-    except KeyboardInterrupt:  # just before or after the ranks ran; while they run, run_ranks handles signals
         end_undisturbed()
-        finish_failed(run_dir, "interrupted", "stopped by SIGINT")
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:  # just before or after the ranks ran; while they run, run_ranks handles signals
+        end_undisturbed()
+        outcome = stopped_early(run_dir, signal_of(error))
+        if outcome.exit_status != EXIT_OK:
+            with contextlib.suppress(OSError):  # the exit status says the same
+                finish_failed(run_dir, outcome.status, outcome.reason or outcome.status)
     except OSError as error:  # a file of this process could not be written: the disk is full or missing
         return _without_space(run_dir, error)
     for message in outcome.messages:
@@ -136,7 +137,7 @@ def _run_with_restarts(
 
 def _without_space(run_dir: Path, error: OSError) -> int:
     """Report that a file could not be written, also in the record if that is possible."""
-    reason = f"the run directory {run_dir} cannot be written: {error}"
+    reason = unwritable(run_dir) or f"a file of the run could not be written: {error}"
     logger.error("%s", reason)
     with contextlib.suppress(OSError):
         finish_failed(run_dir, "failed", reason)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from runner.errors import (
     RunFailedError,
     raise_problems,
 )
+from runner.launch.local.stops import signal_of
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import OUTPUTS, create_run_directory
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, write_submitted
@@ -153,7 +155,9 @@ def follow(job: str, run_dir: Path) -> int:
     log = _Tail(run_dir / LOG_FILE)
     try:
         state = _wait(job, log)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if signal_of(error) != signal.SIGINT:  # a terminal that is closed leaves the job running
+            raise
         subprocess.run(["scancel", job], stdin=subprocess.DEVNULL, check=False)
         finish_failed(run_dir, "interrupted", f"stopped by SIGINT: SLURM job {job} is cancelled")
         return EXIT_INTERRUPTED

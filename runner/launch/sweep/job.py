@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, RunnerError
+from runner.errors import EXIT_FAILED, RunnerError
 from runner.launch.failure import RankFailure, status_of
-from runner.launch.local.ranks import import_ahead
+from runner.launch.local.ranks import import_ahead, stopped_early
+from runner.launch.local.stops import end_undisturbed, listen_for_stops, signal_of
 from runner.launch.local.supervise import die_with_parent
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, prepare
@@ -52,9 +53,11 @@ def _run(job_dir: Path, record: RunRecord, entry: str, ended: contextlib.ExitSta
         finish_failed(job_dir, status_of(error.exit_status), str(error))
         logger.error("%s", error)
         return error.exit_status
-    except KeyboardInterrupt:
-        finish_failed(job_dir, "interrupted", "stopped by SIGINT")
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        end_undisturbed()
+        outcome = stopped_early(job_dir, signal_of(error))
+        finish_failed(job_dir, outcome.status, outcome.reason or outcome.status)
+        return outcome.exit_status
     except Exception as error:
         failure = RankFailure.of(error)
         finish_failed(job_dir, status_of(failure.exit_status), f"could not be planned: {failure.summary()}")
@@ -86,5 +89,6 @@ def _on_slurm(job_dir: Path, config: RunConfig, command: str, entry: str) -> int
 
 if __name__ == "__main__":
     die_with_parent()
+    listen_for_stops()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     sys.exit(main(Path(sys.argv[1]), *sys.argv[2:3]))

@@ -13,15 +13,11 @@ from typing import Any
 
 from runner.config.compose.resolve import fingerprint, save, to_container
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, Problem, RunnerError
+from runner.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, Problem, RunnerError
 from runner.launch.failure import status_of
-from runner.launch.local.supervise import (
-    INTERRUPT_GRACE_SECONDS,
-    PREEMPTING_SIGNALS,
-    ProcessSpec,
-    name_of_signal,
-    supervise,
-)
+from runner.launch.local.ranks import stopped_early
+from runner.launch.local.stops import exit_status_of, name_of_signal, signal_of
+from runner.launch.local.supervise import INTERRUPT_GRACE_SECONDS, ProcessSpec, supervise
 from runner.launch.run.directory import job_directory
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere
 from runner.launch.run.restart import from_newest
@@ -79,7 +75,7 @@ def run_all(one: Sweep, jobs: Sequence[tuple[Job, Request]]) -> int:
         logger.info("job %d, %d of %d to run: %s", job.number, at + 1, len(due), " ".join(job.overrides))
         interrupted_by = _run(one, job, request)
         if interrupted_by is not None:
-            return EXIT_PREEMPTED if interrupted_by in PREEMPTING_SIGNALS else EXIT_INTERRUPTED
+            return exit_status_of(interrupted_by)
         if _failed(one, job) and one.on_failure == "stop":
             logger.error("job %d failed, and sweep_on_failure = stop: %d are left", job.number, len(due) - at - 1)
             break
@@ -107,8 +103,8 @@ def _run_array(one: Sweep, due: Sequence[tuple[Job, Request]], jobs: Sequence[tu
         if new:
             submitted |= submit_array(one.array, new, one.directory, one.entry)
         follow_jobs(submitted, one.directory)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        return exit_status_of(signal_of(error))
     return _verdict(one, jobs)
 
 
@@ -181,8 +177,10 @@ def _account(job_dir: Path, code: int, interrupted_by: int | None) -> None:
     """Complete the record of a job that could not do so itself."""
     status = RunRecord.load(job_dir).status
     if interrupted_by is not None:
-        if status in ("running", "interrupted"):  # the job knows only the signal with which the sweep ended it
-            finish_failed(job_dir, "interrupted", f"stopped by {name_of_signal(interrupted_by)}")
+        by_user = exit_status_of(interrupted_by) != EXIT_PREEMPTED
+        if status == "running" or (status == "preempted" and by_user):  # the job knows only the sweep's own SIGTERM
+            outcome = stopped_early(job_dir, interrupted_by)
+            finish_failed(job_dir, outcome.status, outcome.reason or outcome.status)
     elif status == "running":
         how = name_of_signal(-code) if code < 0 else f"status {code}"
         finish_failed(job_dir, "failed", f"the job's process ended with {how}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from runner.optim.states.master import MasterWeights
+from runner.optim.states.settings import apply_settings, settings_of
 
 __all__ = ["OptimizerBackup"]
 
@@ -29,7 +30,7 @@ class OptimizerBackup:
     @torch.no_grad()
     def save(self) -> None:
         """Copy weights, states and settings (learning rate, …) as they are now."""
-        self._settings = _settings(self._optimizer)
+        self._settings = settings_of(self._optimizer)
         self._saved = [(weight, self._copy(weight)) for weight in self._weights()]
         self._entries = {}
         for weight, state in self._states().items():
@@ -50,10 +51,10 @@ class OptimizerBackup:
 
     def step_as_saved(self) -> None:
         """Step the optimizer with the saved settings; the present settings are restored afterwards."""
-        now = _settings(self._optimizer)
-        _apply(self._optimizer, self._settings)
+        now = settings_of(self._optimizer)
+        apply_settings(self._optimizer, self._settings)
         self._optimizer.step()
-        _apply(self._optimizer, now)
+        apply_settings(self._optimizer, now)
 
     def _weights(self) -> list[Tensor]:
         weights = [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -69,12 +70,3 @@ class OptimizerBackup:
         if id(value) not in self._copies:
             self._copies[id(value)] = torch.empty_like(value)
         return self._copies[id(value)].copy_(value)
-
-
-def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-
-
-def _apply(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
-    for group, saved in zip(optimizer.param_groups, settings, strict=True):
-        group.update(saved)

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from runner.optim.states.settings import apply_settings
+
 __all__ = ["MASTER", "MasterWeights"]
 
 MASTER = "master"
@@ -30,16 +32,18 @@ class MasterWeights(Optimizer):
 
     Args:
         parameters: the model's.
-        build: makes the wrapped optimizer over the masters, in one group.
+        build: makes the wrapped optimizer over the masters; this one has the same groups.
     """
 
     def __init__(self, parameters: Sequence[Tensor], build: Callable[[list[Tensor]], Optimizer]) -> None:
         masters = [Parameter(parameter.detach().to(torch.float32, copy=True)) for parameter in parameters]
         inner = build(list(masters))
-        super().__init__(parameters, dict(inner.defaults))
+        weights = dict(zip(masters, parameters, strict=True))
+        groups = [{**group, "params": [weights[master] for master in group["params"]]} for group in inner.param_groups]
+        super().__init__(groups, dict(inner.defaults))
         self._inner = inner
-        self._pairs = list(zip(parameters, masters, strict=True))
-        self._masters = dict(self._pairs)
+        self._pairs = [(weights[master], master) for group in inner.param_groups for master in group["params"]]
+        self._masters = dict(zip(parameters, masters, strict=True))
         self._publish()
 
     @property
@@ -70,9 +74,7 @@ class MasterWeights(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Like torch's, but in full precision: torch would round every state to the weights' dtype."""
-        settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
-        for group, saved in zip(self.param_groups, settings, strict=True):
-            group.update(saved)
+        apply_settings(self, state_dict["param_groups"])
         inner = {number: dict(entries) for number, entries in state_dict["state"].items()}
         for number, (_, master) in enumerate(self._pairs):
             if number in inner:
@@ -85,8 +87,7 @@ class MasterWeights(Optimizer):
 
     def _set_inner_settings(self) -> None:
         """Copy settings to the wrapped optimizer, because schedulers set the learning rate in this one's groups."""
-        for own, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            inner.update({key: value for key, value in own.items() if key != "params"})
+        apply_settings(self._inner, self.param_groups)
 
     def _publish(self) -> None:
         for parameter, master in self._pairs:

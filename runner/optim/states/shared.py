@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from runner.optim.compression.signs import Exchange
+from runner.optim.states.settings import apply_settings
 
 __all__ = ["SharedStates"]
 
@@ -75,8 +76,7 @@ class SharedStates:
 
     def load(self, states: States, settings: Sequence[Mapping[str, Any]]) -> None:
         """Load this replica's part of the states of every weight, and the settings of the groups."""
-        for group, saved in zip(self._optimizer.param_groups, settings, strict=True):
-            group.update({key: value for key, value in saved.items() if key != "params"})
+        apply_settings(self._optimizer, settings)
         for flat in self._flats:
             if flat.parameters[0] not in states:
                 continue

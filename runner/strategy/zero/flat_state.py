@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runner.errors import Problem, RequestError
+from runner.optim.states.settings import apply_settings
 from runner.strategy.zero.stage import DeepSpeedStage
 from runner.strategy.zero.state import flat_weights
 
@@ -63,8 +64,7 @@ def load_flat_states(
         why = f"Its 8-bit states lie as they were shared out ({', '.join(sorted(saved))}); this is {key}"
         raise RequestError([Problem("resume", "checkpoint", "must be of this layout", why, "resume=null")])
     inner = sharding.optimizer.optimizer
-    for group, own in zip(inner.param_groups, settings, strict=True):
-        group.update({name: value for name, value in own.items() if name != "params"})
+    apply_settings(inner, settings)
     for flat, one in zip(flat_weights(sharding), saved[key], strict=True):
         flat.copy_(one["weights"])
         inner.state[flat] = {name: _kept(value, flat.device) for name, value in one["state"].items()}

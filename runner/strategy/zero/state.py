@@ -15,6 +15,7 @@ from torch.nn import Parameter
 
 from runner.checkpoint.state import as_counted
 from runner.optim.states.master import MASTER
+from runner.optim.states.settings import apply_settings, settings_of
 from runner.strategy.zero.stage import DeepSpeedStage
 
 __all__ = ["flat_weights", "gathered_weights", "load_states", "whole_states"]
@@ -57,16 +58,14 @@ def whole_states(sharding: DeepSpeedStage, *, masters: bool) -> dict[str, Any]:
             else:
                 entries[key] = value.detach().clone().cpu() if isinstance(value, Tensor) else value
         state[name] = entries
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return {"state": state, "param_groups": groups}
+    return {"state": state, "param_groups": settings_of(optimizer)}
 
 
 @torch.no_grad()
 def load_states(sharding: DeepSpeedStage, saved: Mapping[str, Any]) -> None:
     """Load this replica's part of a whole state."""
     outer = sharding.optimizer
-    for group, settings in zip(outer.optimizer.param_groups, saved["param_groups"], strict=True):
-        group.update({key: value for key, value in settings.items() if key != "params"})
+    apply_settings(outer.optimizer, saved["param_groups"])
     own = {name: saved["state"][name] for name, _ in _trained(sharding) if name in saved["state"]}
     if not own:
         return

@@ -26,6 +26,7 @@ from runner.model.layers import StageModule
 from runner.model.tags import ParameterTag
 from runner.model.ties import Tie, crossing_ties
 from runner.optim.states.delayed import DelayedUpdate
+from runner.optim.states.settings import settings_of
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.pipeline import EngineStrategy, Layout
 from runner.strategy.zero.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
@@ -202,8 +203,7 @@ class ZeroEngineStrategy(EngineStrategy):
         parts = self.saved_parts((self._place, own_flat_states(self.sharding)))
         if parts is None:
             return {}
-        groups = self.sharding.optimizer.optimizer.param_groups
-        settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        settings = settings_of(self.sharding.optimizer.optimizer)
         return {"state": {}, "param_groups": settings, FLAT: dict(parts)}
 
     @property

@@ -27,7 +27,16 @@ from runner.plan.layout.batches import replica_slice
 from runner.training.data.batches import Batches
 from runner.training.data.streams import EmptySteps, Share, SizedStream, StepStream
 
-__all__ = ["StepNumbers", "StepSampler", "close_loader", "first_batch", "make_loader", "resume_at", "steps_per_epoch"]
+__all__ = [
+    "StepNumbers",
+    "StepSampler",
+    "close_loader",
+    "first_batch",
+    "make_loader",
+    "resume_at",
+    "samples_per_epoch",
+    "steps_per_epoch",
+]
 
 
 @dataclass(frozen=True)
@@ -245,6 +254,11 @@ def _as_it_is(batch: Any) -> Any:
 def steps_per_epoch(loader: DataLoader[Any]) -> int | None:
     """Steps per epoch of a training loader, or None if epochs have no known length."""
     return len(loader.batch_sampler) if isinstance(loader.batch_sampler, StepSampler) else None
+
+
+def samples_per_epoch(loader: DataLoader[Any]) -> int | None:
+    """Samples of the training dataset, or None if they have not been counted because it is iterable."""
+    return loader.batch_sampler.length if isinstance(loader.batch_sampler, StepSampler) else None
 
 
 def resume_at(loader: DataLoader[Any], epoch: int, step: int) -> None:

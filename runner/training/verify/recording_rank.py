@@ -22,10 +22,14 @@ from runner.training.verify.recorded_tensors import gradients_of, recorded_steps
 __all__ = ["run_recording_rank"]
 
 
-def run_recording_rank(config: RunConfig, run_dir: Path) -> None:
-    """Run one rank of a training run, without validation, and record its gradients and weights."""
+def run_recording_rank(config: RunConfig, run_dir: Path) -> bool:
+    """Run one rank of a training run, without validation, and record its gradients and weights.
+
+    Returns:
+        whether a signal stopped the run before its last step.
+    """
     steps = recorded_steps(config, read_profile(run_dir))
-    run_rank(config, run_dir, watchers=[_Recorder(run_dir, steps)], validate=False)
+    return run_rank(config, run_dir, watchers=[_Recorder(run_dir, steps)], validate=False)
 
 
 class _Recorder(Callback):
