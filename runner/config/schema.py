@@ -52,6 +52,7 @@ class ModelConfig:
     target: str = "???"
     kwargs: dict[str, Any] = field(default_factory=dict)
     split_points: list[str] | None = None  # traced models: modules before which to cut; null = where few bytes cross
+    needs: dict[str, str] = field(default_factory=dict)  # packages that its code imports, and what gets them from pip
     # Options of other groups, used when the user names this model but not those groups.
     goes_with: dict[str, str] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ from runner.config.compose.resolve import fingerprint, save, to_container
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
-from runner.launch.needs.optimizer import optimizer_needs
+from runner.launch.needs.packages import missing_for_plan, missing_packages
 from runner.launch.needs.zero import zero_needs
 from runner.launch.run.directory import check_run_directory
 from runner.launch.run.resume import continue_record
@@ -55,7 +55,8 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
 
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
-    needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda), *optimizer_needs(config)]
+    needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda)]
+    needs += [*missing_packages(config).values()]
     needs += [*_message_problems(config, cuda=cuda), *_device_problems(config)]
     raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
     profile = profile_model(config)
@@ -116,7 +117,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     from runner.profiling.model import profile_model
 
     place = [] if place_is_made else check_run_directory(config)
-    raise_problems([*rules(config), *place, *_callable_problems(config)])
+    raise_problems([*rules(config), *place, *_callable_problems(config), *missing_for_plan(config).values()])
     plan = make_plan(config, profile_model(config), profile_of=profile_model)
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
