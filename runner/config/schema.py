@@ -118,7 +118,7 @@ class ScheduleConfig:
 class PartitionConfig:
     """How layers are cut into stages."""
 
-    name: str = "uniform"
+    name: str = "auto"
     boundaries: list[int] | None = None  # manual: first layer of each stage after the first
 
 

@@ -173,16 +173,20 @@ def place_of(plan: RunPlan) -> Callable[[int], str]:
 def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> Path:
     """Write what the ranks read, and return the path of the configuration file.
 
-    The files are the configuration, the layer profile, the first record and, if the plan chose the schedule, the
-    schedule. Ranks make their own plan from the same profile, so that measured times cannot make the ranks disagree. An
-    existing record (of a resumed run or a job of a sweep) is cut back to the step from which the run continues.
+    The files are the configuration, the layer profile, the first record and, if the plan chose them, the schedule and
+    the partition. Ranks make their own plan from these, so that neither measured times nor a machine with less memory
+    can make the ranks disagree. An existing record (of a resumed run or a job of a sweep) is cut back to the step from
+    which the run continues.
     """
+    from runner.plan.cut.chosen import AUTO, PARTITION_FILE, partition_to_json
     from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json
 
     (run_dir / "logs").mkdir(exist_ok=True)
     write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
     if is_chosen_by_plan(config):
         write_atomically(run_dir / CHOSEN_FILE, chosen_to_json(plan.schedule))
+    if config.partition.name == AUTO:
+        write_atomically(run_dir / PARTITION_FILE, partition_to_json(plan.partition))
     first_record(config, plan, run_dir, command=command).save(run_dir)
     return save(config, run_dir / CONFIG_FILE)
 

@@ -104,7 +104,7 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[
         if not _spec(config).one_rank:
             overrides |= {"schedule": "1f1b"}
         if config.partition.name == "manual":
-            overrides |= {"partition": "uniform"}
+            overrides |= {"partition": "auto"}
         plan = _tried(config, overrides, replan)
         if plan is not None and plan.fits:
             return _spelled(overrides), plan.time.step_seconds
@@ -148,8 +148,8 @@ def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[l
     if schedule.name != "from_file":
         more = [n for n in _doubled(schedule.microbatches, share) if n > schedule.microbatches]
         kinds.append([{"schedule.microbatches": n} for n in more])
-    if config.partition.name != "profile" and degrees.pipeline > 1:
-        kinds.append([{"partition": "profile"}])
+    if config.partition.name != "auto" and degrees.pipeline > 1:
+        kinds.append([{"partition": "auto"}])
     kinds.append(_sharing(config))
     if config.activation_checkpoint.name == "none":
         kinds.append([{"activation_checkpoint": "full"}])

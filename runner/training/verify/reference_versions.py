@@ -11,11 +11,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from runner.config.schema import RunConfig
-from runner.model.device import device_memory_bytes
 from runner.model.layers import StageModule
-from runner.plan.make import make_plan
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
-from runner.profile import read_profile
+from runner.training.run_plan import planned
 
 __all__ = ["ReferenceVersions"]
 
@@ -35,7 +33,7 @@ class ReferenceVersions:
         self._steps = 0
         if is_chosen_by_plan(config) or not executed_schedule(config).is_asynchronous:
             return
-        plan = make_plan(config, read_profile(run_dir), device_memory_bytes=device_memory_bytes(config))
+        plan = planned(config, run_dir)
         for (first, last), delay in zip(plan.partition, plan.schedule.delays, strict=True):
             for layer in model.layers_between(first, last):
                 self._delay |= dict.fromkeys((each for each in layer.parameters() if each.requires_grad), delay)
