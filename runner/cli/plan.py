@@ -127,10 +127,12 @@ def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
 def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:
     config = checked(overrides, arguments.problems if arguments is not None else ())
     raise_problems(missing_for_plan(config).values())
+    from runner.model.device import device_memory_bytes
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
 
-    return make_plan(config, profile_model(config), profile_of=profile_model)
+    device, alone = device_memory_bytes(config), arguments is not None
+    return make_plan(config, profile_model(config), device_memory_bytes=device, profile_of=profile_model, suggest=alone)
 
 
 def _refused(error: RequestError) -> dict[str, Any]:

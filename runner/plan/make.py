@@ -14,12 +14,14 @@ from runner.plan.activations import activation_notes
 from runner.plan.cut.chosen import AUTO, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.layout.topology import Topology
+from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.of_draft import memory_of
 from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.requested_schedule import executed_schedule, follows_profile, is_chosen_by_plan
 from runner.plan.rules.tables import order_problems, plan_problems
-from runner.plan.search.advice import compare_without_pipeline, misfit
+from runner.plan.search.advice import Comparison, compare_without_pipeline, misfit
 from runner.plan.search.choose import choose
+from runner.plan.search.improve import Improvement, best_override
 from runner.plan.search.partition import best_cut
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
@@ -44,6 +46,7 @@ def make_plan(
     local_ranks: int | None = None,
     device_memory_bytes: int | None = None,
     profile_of: Callable[[RunConfig], ModelProfile] | None = None,
+    suggest: bool = False,
 ) -> RunPlan:
     """Make the plan of a request: check it, partition the model, and predict memory and time.
 
@@ -55,7 +58,8 @@ def make_plan(
         link: the measured link; default: that of ``config.hardware``.
         local_ranks: number of ranks that share this machine's memory; default: all.
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
-        profile_of: makes the profile of a changed request; with it, advice may try other precisions.
+        profile_of: makes the profile of a changed request; with it, advice may try other precisions and threads.
+        suggest: whether the advice names the override that would shorten the step most; this plans dozens of requests.
 
     Returns:
         the plan; if it does not fit, ``fits`` is false and ``problems`` says why, and what would help.
@@ -65,7 +69,7 @@ def make_plan(
     """
     with _collector_paused():
         machine = Machine(link, local_ranks, device_memory_bytes)
-        return _make(config, profile, machine, schedule, stage_seconds, profile_of)
+        return _make(config, profile, machine, schedule, stage_seconds, profile_of, suggest=suggest)
 
 
 @contextmanager
@@ -87,19 +91,45 @@ def _make(
     chosen: Schedule | None,
     stage_seconds: StageSeconds | None,
     profile_of: Callable[[RunConfig], ModelProfile] | None,
+    *,
+    suggest: bool,
 ) -> RunPlan:
     _refuse(config, profile)
     plan = _planned(config, profile, machine, chosen, stage_seconds)
 
     def replan(changed: RunConfig) -> RunPlan:
         _refuse(changed, profile)
-        fresh = profile_of is not None and changed.precision.name != config.precision.name
+        fresh = profile_of is not None and _profiled_as(changed) != _profiled_as(config)
         return _planned(changed, profile_of(changed) if fresh and profile_of else profile, machine)
 
     problems = () if plan.fits else (misfit(plan, config, replan, other_precisions=profile_of is not None),)
     by_layers = plan.time if stage_seconds is None else _planned(config, profile, machine, chosen).time
-    advice = (*plan.advice, *compare_without_pipeline(by_layers, config, replan))
-    return replace(plan, problems=problems, advice=advice)
+    other = compare_without_pipeline(by_layers, config, replan)
+    best: Improvement | None = None
+    if suggest and plan.fits:
+        times = profile_of is not None and config.hardware.name == "auto" and not _accelerated(config, machine)
+        best = best_override(plan, config, replan, measures_threads=times)
+    return replace(plan, problems=problems, advice=_ordered(plan.advice, best, other))
+
+
+def _ordered(notes: Sequence[str], best: Improvement | None, other: Comparison | None) -> tuple[str, ...]:
+    """The plan's notes after the override that would help most; a layout without a pipeline goes before if it is it."""
+    if best is None:
+        return (*notes, *([other.line] if other is not None else []))
+    if other is None:
+        return (best.line, *notes)
+    if other.seconds is not None and other.seconds < best.seconds:
+        return (other.line, f"of the layouts with a pipeline, {best.line}", *notes)
+    return (best.line, *notes, other.line)
+
+
+def _profiled_as(config: RunConfig) -> tuple[str, int]:
+    """The settings that change a profile, of those that advice tries."""
+    return config.precision.name, config.trainer.threads
+
+
+def _accelerated(config: RunConfig, machine: Machine) -> bool:
+    return on_accelerator(config, machine.device_memory_bytes)
 
 
 def _refuse(config: RunConfig, profile: ModelProfile) -> None:
