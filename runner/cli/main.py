@@ -22,6 +22,7 @@ from runner.errors import (
     RunnerError,
     did_you_mean,
 )
+from runner.noise import hide_noise
 
 __all__ = ["main"]
 
@@ -74,6 +75,7 @@ def _dispatch(line: Sequence[str]) -> int:
         print(command_help(command, Path.cwd()))
         return EXIT_OK
     _log_to_standard_error()
+    hide_noise()
     return _runner(name)(parse(command, rest))
 
 

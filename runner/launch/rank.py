@@ -23,6 +23,7 @@ from runner.config.schema import RunConfig
 from runner.launch.failure import RankFailure, error_file, log_file
 from runner.launch.local.meeting import MEETING_VARIABLE, meet
 from runner.launch.local.supervise import die_with_parent, ignore_preemption
+from runner.noise import hide_noise
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -89,9 +90,10 @@ def report_failure(error: Exception, run_dir: Path, rank: int) -> RankFailure:
 
 
 def prepare_process(config: RunConfig) -> None:
-    """Set the number of threads of this process, before anything computes."""
+    """Set the number of threads of this process, before anything computes, and silence libraries."""
     import torch
 
+    hide_noise()
     torch.set_num_threads(config.trainer.threads)
 
 

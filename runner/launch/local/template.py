@@ -23,6 +23,7 @@ from runner.config.schema import RunConfig
 from runner.launch.failure import log_file
 from runner.launch.local.supervise import die_with_parent, ignore_preemption
 from runner.launch.rank import rank_variables, run
+from runner.noise import hide_noise
 from runner.optim.catalogue.registry import optimizer_of
 
 __all__ = ["Orders", "import_all", "imports_of", "main"]
@@ -51,6 +52,7 @@ class Orders:
 
 def main(imports: Sequence[str], orders_fd: int, tell: int, gate: int) -> None:
     """Run the template: import, wait for the orders, and fork the ranks if that is safe."""
+    hide_noise()
     import_all(imports)
     received = _receive(orders_fd)
     if received is None or not _is_alone():
