@@ -25,6 +25,7 @@ from runner.config.schema import (
     ZeroConfig,
 )
 from runner.errors import Problem, raise_problems
+from runner.launch.needs.packages import missing_packages
 from runner.launch.needs.zero import zero_needs
 from runner.plan.rules.zero import shares_by_itself
 from runner.strategy.zero import strategy
@@ -89,7 +90,8 @@ class ZeroStrategy(PipelineStrategy, strategy.ZeroEngineStrategy):
             problems.append(
                 Problem("schedule.name", self.plan.schedule.name, "must be another", why, "schedule='1f1b'")
             )
-        raise_problems([*problems, *zero_needs(request, cuda=self.root_device.type == "cuda")])
+        missing = missing_packages(request).values()
+        raise_problems([*problems, *zero_needs(request, cuda=self.root_device.type == "cuda"), *missing])
         return request
 
     def _request(self, trainer: pl.Trainer) -> RunConfig:

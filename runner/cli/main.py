@@ -21,6 +21,7 @@ from runner.errors import (
     did_you_mean,
 )
 from runner.launch.local.stops import end_undisturbed, exit_status_of, listen_for_stops, name_of_signal, signal_of
+from runner.noise import hide_noise
 
 __all__ = ["main"]
 
@@ -77,6 +78,7 @@ def _dispatch(line: Sequence[str]) -> int:
         print(command_help(command, Path.cwd()))
         return EXIT_OK
     _log_to_standard_error()
+    hide_noise()
     return _runner(name)(parse(command, rest))
 
 

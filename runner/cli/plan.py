@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.arguments import Arguments
 from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
+from runner.launch.needs.packages import missing_for_plan
 from runner.plan.requested_schedule import resolve_request
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def _why(plan: RunPlan, overrides: Sequence[str]) -> Why:
 
 
 def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool) -> int:
+    raise_problems(_missing(jobs))
     documents: list[dict[str, Any]] = []
     target = _plan_report(jobs)
     for overrides in jobs:
@@ -91,6 +93,15 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool) -> in
     elif target is not None:
         print(_reported(target, documents))
     return EXIT_OK
+
+
+def _missing(jobs: Sequence[Sequence[str]]) -> Iterable[Problem]:
+    """One problem for every package that jobs need and that is not installed."""
+    found: dict[str, Problem] = {}
+    for overrides in jobs:
+        with suppress(RequestError):
+            found = missing_for_plan(resolve_request(overrides)) | found
+    return found.values()
 
 
 def _plan_report(jobs: Sequence[Sequence[str]]) -> str | None:
@@ -115,10 +126,13 @@ def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
 
 def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:
     config = checked(overrides, arguments.problems if arguments is not None else ())
+    raise_problems(missing_for_plan(config).values())
+    from runner.model.device import device_memory_bytes
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
 
-    return make_plan(config, profile_model(config), profile_of=profile_model)
+    device, alone = device_memory_bytes(config), arguments is not None
+    return make_plan(config, profile_model(config), device_memory_bytes=device, profile_of=profile_model, suggest=alone)
 
 
 def _refused(error: RequestError) -> dict[str, Any]:

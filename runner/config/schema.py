@@ -52,6 +52,7 @@ class ModelConfig:
     target: str = "???"
     kwargs: dict[str, Any] = field(default_factory=dict)
     split_points: list[str] | None = None  # traced models: modules before which to cut; null = where few bytes cross
+    needs: dict[str, str] = field(default_factory=dict)  # packages that its code imports, and what gets them from pip
     # Options of other groups, used when the user names this model but not those groups.
     goes_with: dict[str, str] = field(default_factory=dict)
 
@@ -120,7 +121,7 @@ class ScheduleConfig:
 class PartitionConfig:
     """How layers are cut into stages."""
 
-    name: str = "uniform"
+    name: str = "auto"
     boundaries: list[int] | None = None  # manual: first layer of each stage after the first
 
 
@@ -244,7 +245,7 @@ class TrainerConfig:
 
 @dataclass
 class CheckpointConfig:
-    every: int | None = None  # steps between checkpoints; null = only after the last step
+    every: int | None = None  # steps between checkpoints; null = about ten minutes of predicted steps
     keep: int = 1  # number of newest checkpoints that are kept
     keep_best: int = 0  # further checkpoints that are kept: those with the lowest validation loss
     asynchronous: bool = False  # every rank writes its own part during training, from a copy in memory

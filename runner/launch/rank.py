@@ -27,6 +27,7 @@ from runner.launch.local.handed_over import REPORTS_VARIABLE, hand_over
 from runner.launch.local.meeting import MEETING_VARIABLE, meet
 from runner.launch.local.stops import ignore_preemption
 from runner.launch.local.supervise import Endings, die_with_parent
+from runner.noise import hide_noise
 from runner.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -114,13 +115,14 @@ def report_failure(error: BaseException, run_dir: Path, rank: int) -> RankFailur
 
 
 def prepare_process(config: RunConfig) -> None:
-    """Set what torch computes with in this process, before anything computes.
+    """Set what torch computes with in this process, before anything computes, and silence libraries.
 
     TensorFloat-32, which rounds fp32 operands to 10 bits of mantissa on GPUs, is off: torch allows it for cuDNN's
     convolutions by default, and no ``precision`` asks for it. A user's own module, imported later, may allow it.
     """
     import torch
 
+    hide_noise()
     torch.set_num_threads(config.trainer.threads)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -5,27 +5,30 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
-from runner.errors import Problem, raise_problems
-from runner.memory.solve.values import ActivationPlan
-from runner.plan.activations import activation_notes, plan_activations, program_problems, stage_budgets
-from runner.plan.cut.partition import NothingFitsError, Partition, partition
+from runner.errors import raise_problems
+from runner.plan.activations import activation_notes
+from runner.plan.cut.chosen import AUTO, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.layout.topology import Topology
-from runner.plan.memory.predict import StageMemoryLimit, in_flight_microbatches, predict_memory
-from runner.plan.memory.reserved import predict_reserved
+from runner.plan.memory.limits import on_accelerator
+from runner.plan.memory.of_draft import memory_of
+from runner.plan.memory.predict import in_flight_microbatches
 from runner.plan.requested_schedule import executed_schedule, follows_profile, is_chosen_by_plan
 from runner.plan.rules.tables import order_problems, plan_problems
-from runner.plan.search.advice import compare_without_pipeline, misfit
+from runner.plan.search.advice import Comparison, compare_without_pipeline, misfit
 from runner.plan.search.choose import choose
-from runner.plan.stages.figures import StageFigures, stage_figures
+from runner.plan.search.improve import Improvement, best_override
+from runner.plan.search.partition import best_cut
+from runner.plan.stages.cut import Stages, cut
+from runner.plan.stages.figures import StageFigures
 from runner.plan.time.compression import with_compression
 from runner.plan.time.predict import predict_time, stage_costs
 from runner.plan.time.zero import with_sharing
-from runner.plan.values import Link, MemoryPrediction, RunPlan, StageSeconds, TimePrediction
+from runner.plan.values import Link, RunPlan, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
 from runner.schedule.values import Program, Schedule
@@ -43,6 +46,7 @@ def make_plan(
     local_ranks: int | None = None,
     device_memory_bytes: int | None = None,
     profile_of: Callable[[RunConfig], ModelProfile] | None = None,
+    suggest: bool = False,
 ) -> RunPlan:
     """Make the plan of a request: check it, partition the model, and predict memory and time.
 
@@ -54,7 +58,8 @@ def make_plan(
         link: the measured link; default: that of ``config.hardware``.
         local_ranks: number of ranks that share this machine's memory; default: all.
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
-        profile_of: makes the profile of a changed request; with it, advice may try other precisions.
+        profile_of: makes the profile of a changed request; with it, advice may try other precisions and threads.
+        suggest: whether the advice names the override that would shorten the step most; this plans dozens of requests.
 
     Returns:
         the plan; if it does not fit, ``fits`` is false and ``problems`` says why, and what would help.
@@ -64,7 +69,7 @@ def make_plan(
     """
     with _collector_paused():
         machine = Machine(link, local_ranks, device_memory_bytes)
-        return _make(config, profile, machine, schedule, stage_seconds, profile_of)
+        return _make(config, profile, machine, schedule, stage_seconds, profile_of, suggest=suggest)
 
 
 @contextmanager
@@ -86,19 +91,45 @@ def _make(
     chosen: Schedule | None,
     stage_seconds: StageSeconds | None,
     profile_of: Callable[[RunConfig], ModelProfile] | None,
+    *,
+    suggest: bool,
 ) -> RunPlan:
     _refuse(config, profile)
     plan = _planned(config, profile, machine, chosen, stage_seconds)
 
     def replan(changed: RunConfig) -> RunPlan:
         _refuse(changed, profile)
-        fresh = profile_of is not None and changed.precision.name != config.precision.name
+        fresh = profile_of is not None and _profiled_as(changed) != _profiled_as(config)
         return _planned(changed, profile_of(changed) if fresh and profile_of else profile, machine)
 
     problems = () if plan.fits else (misfit(plan, config, replan, other_precisions=profile_of is not None),)
     by_layers = plan.time if stage_seconds is None else _planned(config, profile, machine, chosen).time
-    advice = (*plan.advice, *compare_without_pipeline(by_layers, config, replan))
-    return replace(plan, problems=problems, advice=advice)
+    other = compare_without_pipeline(by_layers, config, replan)
+    best: Improvement | None = None
+    if suggest and plan.fits:
+        times = profile_of is not None and config.hardware.name == "auto" and not _accelerated(config, machine)
+        best = best_override(plan, config, replan, measures_threads=times)
+    return replace(plan, problems=problems, advice=_ordered(plan.advice, best, other))
+
+
+def _ordered(notes: Sequence[str], best: Improvement | None, other: Comparison | None) -> tuple[str, ...]:
+    """The plan's notes after the override that would help most; a layout without a pipeline goes before if it is it."""
+    if best is None:
+        return (*notes, *([other.line] if other is not None else []))
+    if other is None:
+        return (best.line, *notes)
+    if other.seconds is not None and other.seconds < best.seconds:
+        return (other.line, f"of the layouts with a pipeline, {best.line}", *notes)
+    return (best.line, *notes, other.line)
+
+
+def _profiled_as(config: RunConfig) -> tuple[str, int]:
+    """The settings that change a profile, of those that advice tries."""
+    return config.precision.name, config.trainer.threads
+
+
+def _accelerated(config: RunConfig, machine: Machine) -> bool:
+    return on_accelerator(config, machine.device_memory_bytes)
 
 
 def _refuse(config: RunConfig, profile: ModelProfile) -> None:
@@ -131,27 +162,18 @@ def _planned(
     return assemble(executed_schedule(config) if chosen is None else chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stages:
-    """The stages of a draft.
-
-    Args:
-        layers: first and last layer of each stage.
-        activations: what the policies keep of each stage.
-        figures: the figures of each stage, including the costs of the policies.
-        notes: notes about the partition for the reader of the plan.
-    """
-
-    layers: Partition
-    activations: ActivationPlan
-    figures: tuple[StageFigures, ...]
-    notes: tuple[str, ...]
-
-
 def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
     """The plan of a draft, without advice. Only one replica is planned, because the others are equal."""
-    stages = _cut(draft)
-    raise_problems(_crossing_weights(draft, stages.layers))
+    if draft.config.partition.name != AUTO:
+        return _assembled(draft, cut(draft, draft.config.partition.name), stage_seconds)
+    best = best_cut(draft, lambda stages: _assembled(draft, stages, None))
+    if stage_seconds is None:
+        return best
+    draft = replace(draft, config=with_partition(draft.config, best.partition))
+    return _plan_of(draft, stage_seconds)
+
+
+def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None) -> RunPlan:
     draft = _ordered_by_profile(draft, stages.figures)
     schedule, layout = draft.schedule, draft.layout
     program, in_flight = lower(schedule), in_flight_microbatches(schedule)
@@ -165,75 +187,11 @@ def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
         figures=stages.figures,
         in_flight=in_flight,
         activations=stages.activations,
-        memory=_memory(draft, program, stages.figures),
+        memory=memory_of(draft, program, stages.figures),
         time=_time(draft, program, stages.figures, stage_seconds),
         memory_limit_bytes=draft.limit_bytes,
         host_limit_bytes=draft.host_limit_bytes,
         advice=_notes(draft, stages, in_flight, measured=stage_seconds is not None),
-    )
-
-
-def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:
-    """Problems of trained weights that several stages share, in a schedule that updates each stage separately."""
-    if not draft.schedule.is_asynchronous:
-        return []
-    for weight in draft.profile.shared:
-        users = {
-            stage for stage, (first, last) in enumerate(layers) if any(first <= one <= last for one in weight.layers)
-        }
-        if weight.gradient_bytes and len(users) > 1:
-            rule = f"must be synchronous where stages share a weight (layers {', '.join(map(str, weight.layers))})"
-            why = "Its copies would be updated at different moments, from gradients of different steps"
-            return [Problem("schedule.name", draft.schedule.name, rule, why, "schedule=1f1b")]
-    return []
-
-
-def _cut(draft: Draft) -> _Stages:
-    """Choose the stages' layers, and plan what is kept of them.
-
-    The search for a partition uses a plan for all layers as one stage; then the policies plan the stages that it found.
-    """
-    profile, accelerated = draft.profile, draft.needs.accelerated
-    whole = (0, len(profile.layers) - 1)
-    _, rough = plan_activations(draft.config, profile, [whole], on_accelerator=accelerated)
-    layers, notes = _partition(draft, rough)
-
-    def budgets() -> Sequence[int]:
-        plain = _memory(draft, lower(draft.schedule), stage_figures(profile, layers))
-        return stage_budgets(draft.limit_bytes, draft.schedule, plain)
-
-    in_flight = in_flight_microbatches(draft.schedule)
-    activations, costs = plan_activations(
-        draft.config, profile, layers, on_accelerator=accelerated, in_flight=in_flight, budgets=budgets
-    )
-    raise_problems(program_problems(draft.config, activations))
-    return _Stages(layers, activations, stage_figures(costs, layers), notes)
-
-
-def _partition(draft: Draft, profile: ModelProfile) -> tuple[Partition, tuple[str, ...]]:
-    """The stages' layers. If no partition fits, it is the one balanced by time, with a note that says so."""
-    name, boundaries, schedule = draft.config.partition.name, draft.config.partition.boundaries, draft.schedule
-    stages, placement = schedule.stages, schedule.placement[0]
-    limit = _stage_limit(draft, profile)
-    try:
-        return partition(name, profile, stages, boundaries=boundaries, limit=limit, placement=placement), ()
-    except NothingFitsError as error:
-        layers = partition(name, profile, stages, placement=placement)
-        return layers, (f"{error.problems[0].rule}; shown is the one balanced by time alone",)
-
-
-def _stage_limit(draft: Draft, profile: ModelProfile) -> StageMemoryLimit:
-    needs = draft.needs
-    return StageMemoryLimit.of(
-        profile,
-        draft.schedule,
-        draft.limit_bytes,
-        batch_samples=needs.batch_samples,
-        temporaries=needs.temporaries,
-        sharing=needs.sharing,
-        states_over=needs.states_over,
-        flattened=needs.flattened,
-        accelerated=needs.accelerated,
     )
 
 
@@ -244,24 +202,6 @@ def _ordered_by_profile(draft: Draft, figures: Sequence[StageFigures]) -> Draft:
     copies = [draft.layout.data] * len(figures)
     costs = stage_costs(draft.profile, figures, mean_samples=draft.mean_samples, copies=copies, link=draft.link)
     return replace(draft, schedule=executed_schedule(draft.config, costs))
-
-
-def _memory(draft: Draft, program: Program, figures: Sequence[StageFigures]) -> MemoryPrediction:
-    config, needs = draft.config, draft.needs
-    predicted = predict_memory(
-        program,
-        draft.profile,
-        figures,
-        batch_samples=needs.batch_samples,
-        temporaries=needs.temporaries,
-        sharing=needs.sharing,
-        states_over=needs.states_over,
-        flattened=needs.flattened,
-        accelerated=needs.accelerated,
-        backup=config.schedule.post_validation,
-        copied_by=draft.layout.data if config.checkpoint.asynchronous else None,
-    )
-    return replace(predicted, reserved=predict_reserved(config, draft.profile.trace, temporaries=needs.temporaries))
 
 
 def _time(
@@ -282,7 +222,7 @@ def _time(
     )
 
 
-def _notes(draft: Draft, stages: _Stages, in_flight: Sequence[int], *, measured: bool) -> tuple[str, ...]:
+def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], *, measured: bool) -> tuple[str, ...]:
     """Notes for a reader of the plan about its figures."""
     kept = activation_notes(
         draft.config, draft.profile, stages.activations, in_flight, on_accelerator=draft.needs.accelerated

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 try:
     import transformers
 except ImportError as error:
-    raise ImportError("transformers is not installed: pip install 'runner[huggingface]'") from error
+    raise ImportError("transformers is not installed: pip install -e '.[huggingface]'") from error
 
 __all__ = ["build"]
 

@@ -92,7 +92,8 @@ def test_it_goes_on_as_the_plain_loop(form: str, tmp_path: Path) -> None:
     done = run(line, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     changed = [line for line in done.stderr.splitlines() if line.startswith("changed since then")]
-    assert changed == ["changed since then: device = cpu, was auto"]
+    told = ["device = cpu, was auto", "partition.name = auto, was uniform"]
+    assert changed == [f"changed since then: {one}" for one in told]
     record = record_of(tmp_path / "run")
     assert record["steps"] == 6
     assert record["loss"][3:] == losses

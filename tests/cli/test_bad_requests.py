@@ -144,4 +144,5 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "runner.zoo.huggingface", raising=False)
     assert main(["train", "model=huggingface"]) == 2
-    assert "transformers is not installed: pip install 'runner[huggingface]'" in capsys.readouterr().err
+    told = "needs transformers, which is not installed. Try pip install -e '.[huggingface]'."
+    assert told in capsys.readouterr().err

@@ -21,7 +21,7 @@ def told(*overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        ("partition.name=best", "partition.name = best: must be one of uniform, parameters, profile, memory, manual. Try partition=uniform."),
+        ("partition.name=best", "partition.name = best: must be one of auto, uniform, parameters, profile, memory, manual. Try partition=auto."),
         ("optimizer.name=adamww", f"optimizer.name = adamww: must be one of {', '.join(OPTIMIZERS)}. Try optimizer=adamw."),
         ("lr_scheduler.name=step", "lr_scheduler.name = step: must be one of constant, linear, cosine, warmup_decay. Try lr_scheduler=constant."),
         ("precision.name=fp8", "precision.name = fp8: must be one of fp32, bf16, bf16_master, bf16_mixed, fp16, fp16_mixed. Try precision=fp32."),
@@ -57,7 +57,7 @@ def told(*overrides: str) -> list[str]:
         ("schedule.post_validation=true trainer.ema_decay=0.9", "schedule.post_validation = true: does not go with trainer.ema_decay. The average would take in weights that may yet be taken back. Try schedule.post_validation=false."),
         ("schedule=from_file", "schedule.file = null: must name a file. The schedule is read from it. Try schedule.file=PATH."),
         ("schedule.file=a.csv", "schedule.file = a.csv: belongs to schedule=from_file. The schedule 1f1b is generated. Try schedule=from_file."),
-        ("partition.boundaries=[1]", "partition.boundaries = [1]: belong to partition=manual. The partition uniform finds them itself. Try partition=manual."),
+        ("partition.boundaries=[1]", "partition.boundaries = [1]: belong to partition=manual. The partition auto finds them itself. Try partition=manual."),
         ("partition=manual parallelism.pipeline=3", "partition.boundaries = null: must be given. A manual partition cuts where you say. Try partition.boundaries=[1,2]."),
         ("partition=manual parallelism.pipeline=3 partition.boundaries=[4,2]", "partition.boundaries = [4, 2]: must grow from entry to entry, from 1 on. Each is the first layer of a stage, and layer 0 starts the first. Try partition.boundaries=[2,4]."),
         ("partition=manual parallelism.pipeline=2 partition.boundaries=[0]", "partition.boundaries = [0]: must grow from entry to entry, from 1 on."),

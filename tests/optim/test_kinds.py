@@ -30,25 +30,25 @@ from runner.optim.catalogue.registry import (
 
 SIZES = (100, 4096, 5000, 12800)
 
-# values, decoupled, package, extra, operator, elementwise, compresses, curvature, bytes of tensors of SIZES, constant
+# values, decoupled, package, operator, elementwise, compresses, curvature, bytes of tensors of SIZES, constant
 # bytes, temporaries of a step
 FACTS = {
-    "adamw": (2.0, True, None, None, None, True, False, False, None, 0, 2),
-    "adam": (2.0, None, None, None, None, True, False, False, None, 0, 2),
-    "sgd": (0.0, False, None, None, None, True, False, False, None, 0, 1),
-    "auto": (2.0, True, None, None, None, True, False, False, None, 0, 2),
-    "adam8bit": (2.0, True, "bitsandbytes", "optimizers", None, True, False, False, [800, 8320, 10160, 26000], 2048, 2),
-    "adam4bit": (2.0, True, "torchao", "optimizers", None, False, False, False, [800, 4352, 40000, 13600], 0, 2),
-    "adam_fp8": (2.0, True, "torchao", "optimizers", None, False, False, False, [800, 8320, 40000, 26000], 0, 2),
-    "cpu_adam": (2.0, None, "deepspeed", "zero", "cpu_adam", True, False, False, None, 0, 2),
-    "fused_adam": (2.0, None, "deepspeed", "zero", "fused_adam", True, False, False, None, 0, 2),
-    "lars": (0.0, False, "pytorch_optimizer", "optimizers", None, False, False, False, None, 0, 2),
-    "lamb": (2.0, True, "pytorch_optimizer", "optimizers", None, False, False, False, None, 0, 2),
-    "custom": (None, None, None, None, None, False, False, False, None, 0, 2),  # its states are seen at a step
-    "kfac": (0.0, False, None, None, None, False, False, True, None, 0, 3),
-    "onebit_adam": (2.0, True, None, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
-    "zero_one_adam": (2.0, True, None, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
-    "onebit_lamb": (3.0, True, None, None, None, False, True, False, [1200, 49152, 60000, 153600], 0, 2),
+    "adamw": (2.0, True, None, None, True, False, False, None, 0, 2),
+    "adam": (2.0, None, None, None, True, False, False, None, 0, 2),
+    "sgd": (0.0, False, None, None, True, False, False, None, 0, 1),
+    "auto": (2.0, True, None, None, True, False, False, None, 0, 2),
+    "adam8bit": (2.0, True, "bitsandbytes", None, True, False, False, [800, 8320, 10160, 26000], 2048, 2),
+    "adam4bit": (2.0, True, "torchao", None, False, False, False, [800, 4352, 40000, 13600], 0, 2),
+    "adam_fp8": (2.0, True, "torchao", None, False, False, False, [800, 8320, 40000, 26000], 0, 2),
+    "cpu_adam": (2.0, None, "deepspeed", "cpu_adam", True, False, False, None, 0, 2),
+    "fused_adam": (2.0, None, "deepspeed", "fused_adam", True, False, False, None, 0, 2),
+    "lars": (0.0, False, "pytorch_optimizer", None, False, False, False, None, 0, 2),
+    "lamb": (2.0, True, "pytorch_optimizer", None, False, False, False, None, 0, 2),
+    "custom": (None, None, None, None, False, False, False, None, 0, 2),  # its states are seen at a step
+    "kfac": (0.0, False, None, None, False, False, True, None, 0, 3),
+    "onebit_adam": (2.0, True, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
+    "zero_one_adam": (2.0, True, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
+    "onebit_lamb": (3.0, True, None, None, False, True, False, [1200, 49152, 60000, 153600], 0, 2),
 }
 KIN_OF_ADAM = {
     "adamw", "adam", "auto", "adam8bit", "adam4bit", "adam_fp8", "cpu_adam", "fused_adam", "lamb", "onebit_adam",
@@ -60,7 +60,7 @@ KIN_OF_ADAM = {
 def test_facts_are_what_they_were(name: str) -> None:
     kind = OPTIMIZERS[name]
     sizes = [kind.state_bytes(size) for size in SIZES] if kind.state_bytes is not None else None
-    found = (kind.values, kind.decoupled, kind.package, kind.extra, kind.operator, kind.elementwise, kind.compresses)
+    found = (kind.values, kind.decoupled, kind.package, kind.operator, kind.elementwise, kind.compresses)
     assert (*found, kind.watch is not None, sizes, kind.constant_bytes, kind.temporaries) == FACTS[name]
     assert kind.is_kin_of_adam == (name in KIN_OF_ADAM)
 

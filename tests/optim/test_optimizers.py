@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
 from runner.config.schema import OptimizerConfig
 from runner.errors import RequestError
-from runner.launch.needs import optimizer as needs
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.optim.kinds.build import build_optimizer, observed_state_ratio
 from runner.optim.learning_rate import build_scheduler
@@ -187,13 +185,6 @@ def test_cpu_adam_brings_its_offload() -> None:
     config = resolve(["model=mlp", "parallelism.data=2", "optimizer=cpu_adam", "zero.stage=2"])
     assert config.offload.optimizer == "cpu"
     assert rules(config) == []
-
-
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    (problem,) = needs.optimizer_needs(resolve(["model=mlp", "optimizer=adam8bit"]))
-    assert "pip install 'runner[optimizers]'" in problem.why
-    assert list(needs.optimizer_needs(resolve(["model=mlp", "optimizer=adamw"]))) == []
 
 
 def lars_in_ten_lines(

@@ -207,7 +207,7 @@ def test_the_table_shows_stages_parts_and_verdict() -> None:
         assert column in text
     assert "\nfits: at most" in text
     assert "bubble 27.3%" in text
-    refused = to_table(planned(**PIPELINE, memory_limit="600"))
+    refused = to_table(planned(**PIPELINE, memory_limit="600", partition="uniform"))
     assert "does not fit" in refused
     assert "memory_limit = 600 B: rank 0 (stage 0) needs" in refused
 

@@ -132,7 +132,7 @@ def test_more_stages_than_layers_is_refused_with_the_way_out() -> None:
 
 
 def test_unknown_policy_is_refused() -> None:
-    with pytest.raises(RequestError, match="must be one of uniform, parameters, profile, memory, manual"):
+    with pytest.raises(RequestError, match="must be one of auto, uniform, parameters, profile, memory, manual"):
         partition("even", model([layer()] * 2), 2)
 
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 _REQUEST = {"errors", "targets", "config.schema", "optim.catalogue", "config"}
-_FOUNDATION = _REQUEST | {"", "environment", "record", "profile", "schedule", "memory.solve", "plan"}
+_FOUNDATION = _REQUEST | {"", "noise", "environment", "record", "profile", "schedule", "memory.solve", "plan"}
 _TRAINED = _FOUNDATION | {"optim", "memory", "model", "profiling", "engine", "checkpoint"}
 
 # A room and the rooms it may import, "" being the package itself (its version). docs/design.md says why.
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "errors": set(),
     "targets": {"errors"},
     "profile": set(),
+    "noise": set(),
     "config.schema": {"errors", "memory.solve"},
     "optim.catalogue": {"errors", "targets", "config.schema"},
     "config": {"errors", "config.schema", "optim.catalogue", "memory.solve"},
@@ -60,7 +61,7 @@ PARTS = {
     ),
 }
 WITHOUT_TORCH = (
-    *("errors", "profile", "environment", "record", "targets", "config.schema", "optim.catalogue", "config"),
+    *("errors", "noise", "profile", "environment", "record", "targets", "config.schema", "optim.catalogue", "config"),
     *("schedule", "memory.solve", "plan", "report", "cli"),
 )
 NEVER_TOGETHER = [

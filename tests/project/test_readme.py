@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import readme
 import warm
+from matplotlib.pyplot import imread
 from readme import ROOT
 
 SHORT = ["trainer.max_steps=3", "trainer.val_every=null", "trainer.progress=false"]
@@ -97,13 +100,34 @@ def test_the_sweep(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_your_own_model_in_one_process_and_in_four(tmp_path: Path) -> None:
     write_own_model(tmp_path)
-    runner([*OWN[1:], *SHORT, "run_dir=four"], tmp_path)
-    runner([*OWN[1:], *SHORT, "parallelism.pipeline=1", "run_dir=one"], tmp_path)
+    runner([*OWN[1:], "run_dir=four"], tmp_path)
+    single = [word for word in OWN[1:] if not word.startswith(("parallelism.", "report="))]
+    runner([*single, "run_dir=one"], tmp_path)
     one, four = record(tmp_path / "one"), record(tmp_path / "four")
     assert (one["layout"]["world_size"], four["layout"]["world_size"]) == (1, 4)
-    assert len(one["loss"]) == 3
+    assert len(one["loss"]) == four["steps"]
     assert one["loss"] == four["loss"]
     assert one["val_loss"][0] == pytest.approx(four["val_loss"][0], rel=1e-6)
+    # It learned, on data that holds both classes in both parts, and there is a picture of it.
+    assert four["val_loss"][-1][1] < 0.3
+    (told,) = re.findall(r"at a loss of ([0-9.]+):", readme.TEXT)
+    assert four["val_loss"][-1][1] == pytest.approx(float(told), abs=0.02)
+    assert four["artifacts"]["spirals"] == "spirals.png"
+    picture = imread(tmp_path / "four" / "spirals.png")
+    assert picture.shape == imread(ROOT / "docs/images/spirals.png").shape
+    assert len(set(map(tuple, picture.reshape(-1, 4).tolist()))) > 100
+
+
+def test_both_parts_of_the_spirals_hold_both_arms(tmp_path: Path) -> None:
+    write_own_model(tmp_path)
+    spec = importlib.util.spec_from_file_location("mine_of_the_readme", tmp_path / "mine.py")
+    assert spec is not None
+    assert spec.loader is not None
+    mine: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mine)
+    for part in mine.spirals():
+        _, arm = part.tensors
+        assert 0.4 < arm.float().mean() < 0.6
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 
 # The names that the options of each group may have.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
-    "partition": ("uniform", "parameters", "profile", "memory", "manual"),
+    "partition": ("auto", "uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
     "compression": tuple(COMPRESSORS),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),

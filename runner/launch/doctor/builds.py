@@ -22,7 +22,7 @@ def builds(names: Sequence[str]) -> list[Check]:
     if not names:
         return []
     if importlib.util.find_spec("deepspeed") is None:
-        fix = "pip install 'runner[zero]'"
+        fix = "pip install deepspeed"
         return [Check(name, False, "deepspeed is not installed", fix, needed=True) for name in names]
     import torch
 

@@ -20,6 +20,7 @@ from runner.environment import environment
 from runner.launch.doctor.collectives import measure_collectives, start_together
 from runner.launch.local.meeting import FIRST_PORT, NUM_PORTS
 from runner.launch.needs.zero import has_libaio
+from runner.optim.catalogue.registry import OPTIMIZERS
 
 __all__ = ["PYTHON", "VERSIONS", "Check", "collectives", "examine"]
 
@@ -91,7 +92,8 @@ def examine(outputs: Path) -> list[Check]:
         _ports,
         _gloo,
         _cuda,
-        _deepspeed,
+        _libraries,
+        _libaio,
         _slurm,
         _submitit,
         _mpirun,
@@ -246,14 +248,24 @@ def _cuda() -> list[Check]:
     return [Check("cuda", False, "torch sees no GPU; device=cpu runs", fix)]
 
 
-def _deepspeed() -> list[Check]:
-    version = _version("deepspeed")
-    fix = "pip install deepspeed, for zero.stage and its offload"
-    rows = [Check("deepspeed", version is not None, version or "not installed", "" if version else fix)]
+def _libraries() -> list[Check]:
+    """A row for each package that only some options use, which the first install brings."""
+    uses = {"deepspeed": ["zero.stage"]}
+    for kind in OPTIMIZERS.values():
+        if kind.package is not None:
+            uses.setdefault(kind.package, []).append(f"optimizer={kind.name}")
+    rows = []
+    for package, options in uses.items():
+        version = _version(package)
+        fix = "" if version else f"pip install {package}, for {' and '.join(options)}"
+        rows.append(Check(package, version is not None, version or "not installed", fix))
+    return rows
+
+
+def _libaio() -> list[Check]:
     found = has_libaio()
     fix = "apt-get install libaio-dev, for offload=nvme"
-    rows.append(Check("libaio", found, "library and header" if found else "not found", "" if found else fix))
-    return rows
+    return [Check("libaio", found, "library and header" if found else "not found", "" if found else fix)]
 
 
 def _slurm() -> list[Check]:
@@ -269,7 +281,7 @@ def _submitit() -> list[Check]:
     if all(versions.values()):
         return [Check("submitit", True, ", ".join(f"{name} {version}" for name, version in versions.items()))]
     missing = [name for name, version in versions.items() if version is None]
-    fix = "pip install 'runner[submitit]', for sweeps with hydra/launcher=submitit_slurm"
+    fix = "pip install -e '.[submitit]', for sweeps with hydra/launcher=submitit_slurm"
     return [Check("submitit", False, f"no {', '.join(missing)}", fix)]
 
 

@@ -14,8 +14,8 @@ __all__ = ["LAUNCHER", "SWEEPER", "chooses", "plugin_settings", "split_words"]
 LAUNCHER, SWEEPER = "launcher", "sweeper"
 # Kind of plugin to the option that may be chosen, the package that contains it, and our extra that installs it.
 _PLUGINS = {
-    LAUNCHER: ("submitit_slurm", "hydra-submitit-launcher", "runner[submitit]"),
-    SWEEPER: ("optuna", "hydra-optuna-sweeper", "runner[optuna]"),
+    LAUNCHER: ("submitit_slurm", "hydra-submitit-launcher", "submitit"),
+    SWEEPER: ("optuna", "hydra-optuna-sweeper", "optuna"),
 }
 
 
@@ -53,8 +53,8 @@ def plugin_settings(kind: str, words: Sequence[str], name: str) -> dict[str, Any
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:
-        why = f"It comes with {package}, which is not installed: pip install '{extra}'"
-        raise_problems([Problem(f"hydra/{kind}", chosen[0], "needs a package", why)])
+        rule, fix = f"needs {package}, which is not installed", f"pip install -e '.[{extra}]'"
+        raise_problems([Problem(f"hydra/{kind}", chosen[0], rule, fix=fix)])
     return _composed(kind, own, name)
 
 

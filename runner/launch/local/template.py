@@ -24,6 +24,7 @@ from runner.launch.failure import log_file
 from runner.launch.local.stops import ignore_preemption
 from runner.launch.local.supervise import die_with_parent
 from runner.launch.rank import rank_variables, run
+from runner.noise import hide_noise
 from runner.optim.catalogue.registry import optimizer_of
 
 __all__ = ["Orders", "import_all", "imports_of", "main"]
@@ -52,6 +53,7 @@ class Orders:
 
 def main(imports: Sequence[str], orders_fd: int, tell: int, gate: int) -> None:
     """Run the template: import, wait for the orders, and fork the ranks if that is safe."""
+    hide_noise()
     import_all(imports)
     received = _receive(orders_fd)
     if received is None or not _is_alone():

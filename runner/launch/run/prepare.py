@@ -10,7 +10,7 @@ from runner.config.compose.resolve import fingerprint, save, to_container
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
-from runner.launch.needs.optimizer import optimizer_needs
+from runner.launch.needs.packages import missing_for_plan, missing_packages
 from runner.launch.needs.zero import zero_needs
 from runner.launch.run.directory import check_run_directory
 from runner.launch.run.resume import continue_record
@@ -55,7 +55,8 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
 
     place = [] if place_is_made else check_run_directory(config)
     cuda = device_type(config) == "cuda"
-    needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda), *optimizer_needs(config)]
+    needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda)]
+    needs += [*missing_packages(config).values()]
     needs += [*_message_problems(config, cuda=cuda), *_device_problems(config)]
     raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
     profile = profile_model(config)
@@ -116,7 +117,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     from runner.profiling.model import profile_model
 
     place = [] if place_is_made else check_run_directory(config)
-    raise_problems([*rules(config), *place, *_callable_problems(config)])
+    raise_problems([*rules(config), *place, *_callable_problems(config), *missing_for_plan(config).values()])
     plan = make_plan(config, profile_model(config), profile_of=profile_model)
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
@@ -172,16 +173,20 @@ def place_of(plan: RunPlan) -> Callable[[int], str]:
 def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: str) -> Path:
     """Write what the ranks read, and return the path of the configuration file.
 
-    The files are the configuration, the layer profile, the first record and, if the plan chose the schedule, the
-    schedule. Ranks make their own plan from the same profile, so that measured times cannot make the ranks disagree. An
-    existing record (of a resumed run or a job of a sweep) is cut back to the step from which the run continues.
+    The files are the configuration, the layer profile, the first record and, if the plan chose them, the schedule and
+    the partition. Ranks make their own plan from these, so that neither measured times nor a machine with less memory
+    can make the ranks disagree. An existing record (of a resumed run or a job of a sweep) is cut back to the step from
+    which the run continues.
     """
+    from runner.plan.cut.chosen import AUTO, PARTITION_FILE, partition_to_json
     from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json
 
     (run_dir / "logs").mkdir(exist_ok=True)
     write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
     if is_chosen_by_plan(config):
         write_atomically(run_dir / CHOSEN_FILE, chosen_to_json(plan.schedule))
+    if config.partition.name == AUTO:
+        write_atomically(run_dir / PARTITION_FILE, partition_to_json(plan.partition))
     first_record(config, plan, run_dir, command=command).save(run_dir)
     return save(config, run_dir / CONFIG_FILE)
 

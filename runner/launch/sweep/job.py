@@ -22,6 +22,7 @@ from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, prepare
 from runner.launch.run.restart import from_newest, go_on, has_begun
 from runner.launch.run.resume import with_checkpoint
 from runner.launch.run.start import run_in
+from runner.noise import hide_noise
 from runner.record import RunRecord, finish_failed
 
 __all__ = ["main"]
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     """Check and run the job and return its exit status; the record gets the same status."""
+    hide_noise()
     record = RunRecord.load(job_dir)
     with contextlib.ExitStack() as ended:
         return _run(job_dir, record, entry, ended)

@@ -13,7 +13,7 @@ from typing import Any
 
 from runner.config.compose.resolve import fingerprint, save, to_container
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, Problem, RunnerError
+from runner.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST, Problem, RunnerError
 from runner.launch.failure import status_of
 from runner.launch.local.ranks import stopped_early
 from runner.launch.local.stops import exit_status_of, name_of_signal, signal_of
@@ -83,8 +83,13 @@ def run_all(one: Sweep, jobs: Sequence[tuple[Job, Request]]) -> int:
 
 
 def _verdict(one: Sweep, jobs: Sequence[tuple[Job, Request]]) -> int:
-    failed = any(_failed(one, job) for job, _ in jobs)
-    return EXIT_FAILED if failed and one.on_failure != "ignore" else EXIT_OK
+    if one.on_failure == "ignore":
+        return EXIT_OK
+    if any(_failed(one, job) for job, _ in jobs):
+        return EXIT_FAILED
+    records = [_record(one, job) for job, _ in jobs]
+    refused = all(record is not None and record.status == "unsupported" for record in records)
+    return EXIT_WRONG_REQUEST if refused else EXIT_OK
 
 
 def _run_array(one: Sweep, due: Sequence[tuple[Job, Request]], jobs: Sequence[tuple[Job, Request]]) -> int:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
+from runner.launch.needs.packages import missing_packages
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import create_run_directory, run_directory_problems
 from runner.launch.slurm.submit import needs_sbatch
@@ -51,10 +52,10 @@ def sweep(
             on this machine.
 
     Returns:
-        1 if a job failed, 75 if the sweep was preempted, 130 if it was interrupted, else 0.
+        1 if a job failed, 2 if every job was refused, 75 if the sweep was preempted, 130 if it was interrupted, else 0.
 
     Raises:
-        RequestError: no job can be resolved, or the sweep's directory cannot be used.
+        RequestError: no job can be resolved, a package is missing, or the sweep's directory cannot be used.
     """
     return run_sweep(
         override_lists,
@@ -90,6 +91,7 @@ def run_sweep(
     problems = run_directory_problems(place.name, place.run_dir, continues=continues)
     raise_problems([*problems, *_dry_problems(requests)])
     array = _array_settings(place, requests, plugins)
+    raise_problems(_missing(requests) if array is None else ())
     directory = create_run_directory(place.name, place.run_dir)
     console = console or Console()
     one = Sweep(directory, command, entry, place.sweep_retry, place.sweep_on_failure, console.is_terminal, array)
@@ -130,6 +132,15 @@ def _dry_problems(requests: Sequence[Request]) -> list[Problem]:
         return []
     why = "A sweep submits one job after the other"
     return [Problem("launcher.dry_run", True, "belongs to a single run", why, "launcher.dry_run=false")]
+
+
+def _missing(requests: Sequence[Request]) -> Iterable[Problem]:
+    """One problem for every package that jobs on this machine need and that is not installed."""
+    found: dict[str, Problem] = {}
+    for config in (request.config for request in requests if not request.problems):
+        if config is not None and config.launcher.name == "local":
+            found = missing_packages(config) | found
+    return found.values()
 
 
 def _array_settings(place: RunConfig, requests: Sequence[Request], plugins: Sequence[str]) -> Mapping[str, Any] | None:

@@ -50,7 +50,6 @@ class OptimizerKind:
         reads: keys of its section besides ``name``, ``lr`` and ``weight_decay`` that mean something to it.
         decoupled: whether weight decay does not change the moments; None: as ``optimizer.decoupled_weight_decay`` says.
         package: the package that must be installed, by the name for its import.
-        extra: the extra of this package that installs it.
         operator: the name of the DeepSpeed operator that it uses, which is compiled before its first use.
         imports: modules that ``make`` imports, and that ranks of one machine may share.
         elementwise: whether the update of an element depends only on that element's gradients, so that flat
@@ -83,7 +82,6 @@ class OptimizerKind:
     reads: tuple[str, ...] = ("kwargs", "target")
     decoupled: bool | None = None
     package: str | None = None
-    extra: str | None = None
     operator: str | None = None
     imports: tuple[str, ...] = ()
     elementwise: bool = False

@@ -10,7 +10,6 @@ Source: torchao.optim (AdamW4bit, AdamWFp8); Li et al. 2023, "Memory Efficient O
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from runner.noise import hide_noise
 from runner.optim.catalogue.optimizers.few_bits import BLOCK_4, BLOCK_FP8, SMALLEST
 
-for _noisy in ("torchao", "torch.utils._pytree"):  # it warns about kernels that it can do without
-    logging.getLogger(_noisy).setLevel(logging.ERROR)
+hide_noise()  # torchao speaks at its import
 
 import torchao.optim.adam as arithmetic  # noqa: E402
 from torchao.optim.subclass_4bit import OptimState4bit  # noqa: E402

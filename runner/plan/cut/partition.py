@@ -32,7 +32,7 @@ __all__ = [
     "uniform",
 ]
 
-_OPTIONS = ("uniform", "parameters", "profile", "memory", "manual")
+_OPTIONS = ("auto", "uniform", "parameters", "profile", "memory", "manual")
 
 
 class NothingFitsError(RequestError):
@@ -61,7 +61,7 @@ def partition(
     """Choose the stages' layers with the partition policy ``name``.
 
     Args:
-        name: uniform, parameters, profile, memory or manual.
+        name: uniform, parameters, profile, memory or manual; ``auto`` is :func:`runner.plan.search.partition.best_cut`.
         profile: the model's layers; the policy ``profile`` reads their seconds, and adds the loss to the last stage.
         stages: number of stages, over all chunks.
         boundaries: for ``manual``: the first layer of each stage after the first.
@@ -101,7 +101,7 @@ def partition_problems(name: str, boundaries: Sequence[int] | None, stages: int,
     """Reasons why ``num_layers`` layers cannot be cut into ``stages`` stages in this way."""
     problems = []
     if name not in _OPTIONS:
-        problems.append(Problem("partition", name, f"must be one of {', '.join(_OPTIONS)}", fix="partition=uniform"))
+        problems.append(Problem("partition", name, f"must be one of {', '.join(_OPTIONS)}", fix="partition=auto"))
     if stages > num_layers:
         problems.append(
             Problem(
@@ -275,5 +275,5 @@ def _nothing_fits(name: str, stages: int) -> Problem:
         name,
         f"no contiguous partition into {stages} stages keeps every stage under the memory limit",
         "a stage holds its weights, gradients, optimizer states and its schedule's in-flight micro-batches",
-        "partition=uniform",
+        "partition=auto",
     )

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
-from runner.errors import Problem, RequestError
-from runner.memory.solve.strategies import options_by_key
+from runner.errors import Problem
+from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, spelled, tried
 from runner.plan.values import RunPlan, TimePrediction
 from runner.schedule.catalogue import registry
 
-__all__ = ["compare_without_pipeline", "misfit"]
+__all__ = ["Comparison", "compare_without_pipeline", "misfit"]
 
-Replan = Callable[[RunConfig], RunPlan]
-Overrides = Mapping[str, str | int]
 
-# Keys that belong to one option of a group and have no meaning for its other options.
-_OPTIONS_OF_OTHERS = {
-    "schedule": ("chunks", "file", "memory_limit"),
-    "partition": ("boundaries",),
-    "activation_checkpoint": tuple(options_by_key()),
-}
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A pipeline compared with the same devices without one.
 
-# The number of actions that all trials of one plan may simulate together, so that advice takes a second or two.
-_BUDGET = 300_000
+    Args:
+        line: the numbers, for a reader of the plan.
+        seconds: the shortest step without a pipeline; None if nothing without one fits.
+    """
+
+    line: str
+    seconds: float | None
 
 
 def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions: bool = False) -> Problem:
@@ -48,7 +46,7 @@ def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions
     stages = ", ".join(map(str, plan.topology.stages_of(rank)))
     rule = f"rank {rank} (stage {stages}) needs {format_bytes(peaks[rank])}"
     why = f"the largest part is {largest}, {format_bytes(getattr(parts, largest))}"
-    found = [_spelled(overrides) for overrides in _remedies(plan, config, replan, other_precisions)]
+    found = [spelled(overrides) for overrides in _remedies(plan, config, replan, other_precisions)]
     if not found:
         why += (
             "; no other schedule, micro-batch count, partition, activation checkpoint, pipeline degree or batch tried "
@@ -67,8 +65,8 @@ def _host_misfit(plan: RunPlan) -> Problem:
     return Problem("hardware.host_memory_bytes", format_bytes(limit), rule, why, "more replicas or offload=nvme")
 
 
-def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Replan) -> tuple[str, ...]:
-    """Compare with the same devices without a pipeline, and with one device; return a line with the numbers, or none.
+def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Replan) -> Comparison | None:
+    """Compare with the same devices without a pipeline, and with one device; None if there is no pipeline.
 
     Args:
         own: the plan's time, from the same layer profile that ``replan`` uses, so that times can be compared.
@@ -77,7 +75,7 @@ def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Rep
     """
     degrees = config.parallelism
     if degrees.pipeline == 1:
-        return ()
+        return None
     devices = degrees.pipeline * degrees.data
     others: list[tuple[str, str, float | None]] = []
     for count in sorted({devices, 1}, reverse=True):
@@ -87,15 +85,16 @@ def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Rep
     quickest = min((other for other in others if other[2] is not None), key=lambda o: o[2] or 0.0, default=None)
     told = "; ".join(f"{name} {format_seconds(s) if s is not None else 'does not fit'}" for name, _, s in others)
     numbers = f"{format_seconds(own.step_seconds)} a step with a bubble of {own.bubble_ratio:.0%}; {told}"
-    if quickest is not None and quickest[2] is not None and quickest[2] <= own.step_seconds:
-        return (f"pipelining does not pay here: {numbers}. Try {quickest[1]}.",)
-    return (f"pipelining pays here: {numbers}.",)
+    seconds = quickest[2] if quickest is not None else None
+    if quickest is not None and seconds is not None and seconds <= own.step_seconds:
+        return Comparison(f"pipelining does not pay here: {numbers}. Try {quickest[1]}.", seconds)
+    return Comparison(f"pipelining pays here: {numbers}.", seconds)
 
 
 def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[str, float] | None:
     """The fewest micro-batches with which data parallelism over the devices fits, as overrides, and the step time."""
     share = -(-config.data.batch_size // devices)
-    for microbatches in _doubled(1, share):
+    for microbatches in doubled(1, share):
         overrides: dict[str, str | int] = {
             "parallelism.pipeline": 1,
             "parallelism.data": devices,
@@ -104,10 +103,10 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[
         if not _spec(config).one_rank:
             overrides |= {"schedule": "1f1b"}
         if config.partition.name == "manual":
-            overrides |= {"partition": "uniform"}
-        plan = _tried(config, overrides, replan)
+            overrides |= {"partition": "auto"}
+        plan = tried(config, overrides, replan)
         if plan is not None and plan.fits:
-            return _spelled(overrides), plan.time.step_seconds
+            return spelled(overrides), plan.time.step_seconds
     return None
 
 
@@ -119,18 +118,17 @@ def _spec(config: RunConfig) -> registry.ScheduleSpec:
 
 def _remedies(plan: RunPlan, config: RunConfig, replan: Replan, other_precisions: bool) -> Iterator[Overrides]:
     """The smallest change of each kind that fits; with 1f1b if the schedule keeps more and 1f1b alone does not fit."""
-    budget = _BUDGET
+    budget = BUDGET
     base: dict[str, str | int] = {}
     for kind in _kinds(config, len(plan.profile.layers), other_precisions):
         for change in kind:
             overrides = {**base, **change}
-            cost = 6 * int(overrides.get("parallelism.pipeline", config.parallelism.pipeline))
-            cost *= int(overrides.get("schedule.microbatches", config.schedule.microbatches))
+            cost = cost_of_trial(config, overrides)
             if cost > budget:
                 break
             budget -= cost
-            tried = _tried(config, overrides, replan)
-            if tried is not None and tried.fits:
+            found = tried(config, overrides, replan)
+            if found is not None and found.fits:
                 yield overrides
                 break
         else:
@@ -146,17 +144,17 @@ def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[l
         kinds.append([{"schedule": "1f1b"}])
     share = -(-config.data.batch_size // degrees.data)
     if schedule.name != "from_file":
-        more = [n for n in _doubled(schedule.microbatches, share) if n > schedule.microbatches]
+        more = [n for n in doubled(schedule.microbatches, share) if n > schedule.microbatches]
         kinds.append([{"schedule.microbatches": n} for n in more])
-    if config.partition.name != "profile" and degrees.pipeline > 1:
-        kinds.append([{"partition": "profile"}])
+    if config.partition.name != "auto" and degrees.pipeline > 1:
+        kinds.append([{"partition": "auto"}])
     kinds.append(_sharing(config))
     if config.activation_checkpoint.name == "none":
         kinds.append([{"activation_checkpoint": "full"}])
     if other_precisions and config.precision.name == "fp32":
         kinds.append([{"precision": "bf16"}])
     if schedule.name != "from_file" and config.partition.name != "manual":
-        deeper = [n for n in _doubled(degrees.pipeline, num_layers) if n > degrees.pipeline]
+        deeper = [n for n in doubled(degrees.pipeline, num_layers) if n > degrees.pipeline]
         kinds.append([{"parallelism.pipeline": n} for n in deeper])
     halves = (config.data.batch_size >> k for k in range(1, config.data.batch_size.bit_length()))
     kinds.append([{"data.batch_size": n} for n in halves if n >= degrees.data * schedule.microbatches])
@@ -171,39 +169,3 @@ def _sharing(config: RunConfig) -> list[Overrides]:
     stages = [number for number in (1, 2) if number > stage] if config.parallelism.data > 1 else []
     more: list[Overrides] = [{"zero.stage": number} for number in stages]
     return [*more, {"zero.stage": max(stage, 2), "offload.optimizer": "cpu"}]
-
-
-def _tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | None:
-    changed, known = _changed(config, overrides), rules(config)
-    if any(problem not in known for problem in rules(changed)):
-        return None
-    try:
-        return replan(changed)
-    except RequestError:
-        return None
-
-
-def _changed(config: RunConfig, overrides: Overrides) -> RunConfig:
-    """A copy of the request with the overrides; an override without a dot chooses the option of a group by name."""
-    changed = copy.deepcopy(config)
-    for path, value in overrides.items():
-        section, _, key = path.partition(".")
-        target: Any = getattr(changed, section)
-        setattr(target, key or "name", value)
-        if not key:
-            for name in _OPTIONS_OF_OTHERS.get(section, ()):
-                setattr(target, name, None)
-    return changed
-
-
-def _spelled(overrides: Overrides) -> str:
-    return " ".join(f"{path}={value}" for path, value in overrides.items())
-
-
-def _doubled(start: int, end: int) -> list[int]:
-    """The numbers start, 2 start, 4 start, … below end, and end itself."""
-    values = []
-    while start < end:
-        values.append(start)
-        start *= 2
-    return [*values, end]

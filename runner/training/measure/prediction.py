@@ -21,6 +21,7 @@ from runner.model.device import device_memory_bytes
 from runner.model.tags import named_parameters
 from runner.optim.kinds.build import build_optimizer, measure_step_seconds_per_byte
 from runner.optim.states.master import MasterWeights
+from runner.plan.cut.chosen import with_partition
 from runner.plan.make import make_plan
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan, StageSeconds
@@ -62,7 +63,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
     ranks = strategy.all_gather_objects(own)
     seconds = _combine(ranks, plan.schedule.stages)
     return make_plan(
-        config,
+        with_partition(config, plan.partition),
         profile,
         schedule=plan.schedule if is_chosen_by_plan(config) else None,
         stage_seconds=seconds,

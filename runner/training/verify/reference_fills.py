@@ -15,12 +15,10 @@ from runner.config.schema import RunConfig
 from runner.engine.measure.timeline import Timeline
 from runner.engine.works.watch import LayerWatch, watch_of
 from runner.engine.works.work import Filler
-from runner.model.device import device_memory_bytes
 from runner.model.layers import StageModule
 from runner.model.ties import Tie
-from runner.plan.make import make_plan
-from runner.profile import read_profile
 from runner.schedule.values import Op, Schedule
+from runner.training.run_plan import planned
 
 __all__ = ["ReferenceFills"]
 
@@ -45,7 +43,7 @@ class ReferenceFills:
         self._window = 0
         if self._watch is None:
             return
-        plan = make_plan(config, read_profile(run_dir), device_memory_bytes=device_memory_bytes(config))
+        plan = planned(config, run_dir)
         if plan.schedule.filling is not None:
             self._schedule = plan.schedule
             self._filler = self._watch.filler({0: model}, ties, plan.partition)

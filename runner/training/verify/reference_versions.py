@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from runner.config.schema import RunConfig
-from runner.model.device import device_memory_bytes
 from runner.model.layers import StageModule
-from runner.plan.make import make_plan
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
-from runner.profile import read_profile
 from runner.schedule.values import Schedule
+from runner.training.run_plan import planned
 
 __all__ = ["ReferenceVersions"]
 
@@ -37,7 +35,7 @@ class ReferenceVersions:
         self._schedule: Schedule | None = None
         if is_chosen_by_plan(config) or not executed_schedule(config).is_asynchronous:
             return
-        plan = make_plan(config, read_profile(run_dir), device_memory_bytes=device_memory_bytes(config))
+        plan = planned(config, run_dir)
         self._schedule = plan.schedule
         for stage, (first, last) in enumerate(plan.partition):
             for layer in model.layers_between(first, last):

@@ -48,7 +48,6 @@ ADAM8BIT = OptimizerKind(
     reads=BETAS,
     decoupled=True,
     package="bitsandbytes",
-    extra="optimizers",
     imports=("runner.optim.kinds.eight_bits",),
     elementwise=True,
     place="device",

@@ -56,7 +56,6 @@ ADAM4BIT = OptimizerKind(
     reads=BETAS,
     decoupled=True,
     package="torchao",
-    extra="optimizers",
     imports=(_MODULE,),
     classes=(f"{_MODULE}.Adam4bit",),
 )
@@ -72,7 +71,6 @@ ADAM_FP8 = OptimizerKind(
     reads=BETAS,
     decoupled=True,
     package="torchao",
-    extra="optimizers",
     imports=(_MODULE,),
     classes=(f"{_MODULE}.AdamFp8",),
 )

@@ -39,7 +39,6 @@ LARS = OptimizerKind(
     reads=("momentum",),
     decoupled=False,
     package="pytorch_optimizer",
-    extra="optimizers",
     imports=(_MODULE,),
 )
 
@@ -53,7 +52,6 @@ LAMB = OptimizerKind(
     reads=BETAS,
     decoupled=True,
     package="pytorch_optimizer",
-    extra="optimizers",
     imports=(_MODULE,),
     classes=(f"{_MODULE}.Lamb",),
 )

@@ -1,0 +1,63 @@
+"""Packages that a request needs, and whether they are installed; nothing is imported to find out."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem
+from runner.optim.catalogue.registry import find_optimizer
+from runner.optim.operators import has_ninja
+
+__all__ = ["missing_for_plan", "missing_packages"]
+
+
+def missing_packages(config: RunConfig) -> dict[str, Problem]:
+    """The packages that a run of this request needs and that are not installed here, each with what needs it."""
+    return {**_of_zero(config), **_of_operator(config), **missing_for_plan(config)}
+
+
+def missing_for_plan(config: RunConfig) -> dict[str, Problem]:
+    """The missing packages without which the request's model and optimizer cannot be measured.
+
+    For another machine than this one nothing is timed, so that the optimizer's package may be missing here.
+    """
+    return {**_of_model(config), **(_of_optimizer(config) if config.hardware.name == "auto" else {})}
+
+
+def _of_model(config: RunConfig) -> dict[str, Problem]:
+    needs = config.model.needs
+    return {
+        package: _problem("model.target", config.model.target, package, install)
+        for package, install in needs.items()
+        if not _is_installed(package)
+    }
+
+
+def _of_optimizer(config: RunConfig) -> dict[str, Problem]:
+    kind = find_optimizer(config.optimizer)
+    if kind is None or kind.package is None or _is_installed(kind.package):
+        return {}
+    return {kind.package: _problem("optimizer.name", config.optimizer.name, kind.package)}
+
+
+def _of_zero(config: RunConfig) -> dict[str, Problem]:
+    if config.zero.stage is None or _is_installed("deepspeed"):
+        return {}
+    return {"deepspeed": _problem("zero.stage", config.zero.stage, "deepspeed")}
+
+
+def _of_operator(config: RunConfig) -> dict[str, Problem]:
+    """DeepSpeed compiles the operator of some optimizers with ninja."""
+    kind = find_optimizer(config.optimizer)
+    if kind is None or kind.operator is None or has_ninja():
+        return {}
+    return {"ninja": _problem("optimizer.name", config.optimizer.name, "ninja")}
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _problem(path: str, value: object, package: str, install: str | None = None) -> Problem:
+    return Problem(path, value, f"needs {package}, which is not installed", fix=f"pip install {install or package}")

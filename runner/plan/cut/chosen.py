@@ -1,0 +1,37 @@
+"""The partition that ``partition=auto`` chose, kept in the run's directory so that all ranks have the same stages."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+from runner.config.schema import PartitionConfig, RunConfig
+from runner.plan.cut.partition import Partition
+
+__all__ = ["AUTO", "PARTITION_FILE", "partition_to_json", "with_chosen_partition", "with_partition"]
+
+AUTO = "auto"
+PARTITION_FILE = "partition.json"
+
+
+def with_partition(config: RunConfig, layers: Partition) -> RunConfig:
+    """The request with the boundaries that its plan chose; unchanged if the request does not leave them to the plan."""
+    if config.partition.name != AUTO:
+        return config
+    changed = copy.copy(config)
+    changed.partition = PartitionConfig("manual", boundaries=[first for first, _ in layers[1:]])
+    return changed
+
+
+def with_chosen_partition(config: RunConfig, run_dir: Path) -> RunConfig:
+    """The request with the boundaries that were written when the run was planned."""
+    if config.partition.name != AUTO:
+        return config
+    stored = json.loads((run_dir / PARTITION_FILE).read_text(encoding="utf-8"))
+    return with_partition(config, tuple((first, last) for first, last in stored))
+
+
+def partition_to_json(layers: Partition) -> str:
+    """First and last layer of each stage, inclusive, as in ``runner plan --json``."""
+    return json.dumps([list(each) for each in layers])

@@ -1,0 +1,75 @@
+"""Trials of changed requests: advice is given only where a plan of the change was made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runner.config.rules.sections import rules
+from runner.config.schema import RunConfig
+from runner.errors import RequestError
+from runner.memory.solve.strategies import options_by_key
+from runner.plan.values import RunPlan
+
+__all__ = ["BUDGET", "Overrides", "Replan", "changed_by", "cost_of_trial", "doubled", "spelled", "tried"]
+
+Replan = Callable[[RunConfig], RunPlan]
+"""A function that plans a changed request; it raises RequestError if there is no such plan."""
+
+Overrides = Mapping[str, str | int]
+"""Values by key; a group's name as the key chooses one of its options."""
+
+BUDGET = 300_000
+"""The number of actions that all trials of one plan may simulate together, so that advice takes a second or two."""
+
+# Keys that belong to one option of a group and have no meaning for its other options.
+_OPTIONS_OF_OTHERS = {
+    "schedule": ("chunks", "file", "memory_limit"),
+    "partition": ("boundaries",),
+    "activation_checkpoint": tuple(options_by_key()),
+}
+
+
+def cost_of_trial(config: RunConfig, overrides: Overrides) -> int:
+    """About how many actions the plan of the changed request simulates."""
+    pipeline = int(overrides.get("parallelism.pipeline", config.parallelism.pipeline))
+    return 6 * pipeline * int(overrides.get("schedule.microbatches", config.schedule.microbatches))
+
+
+def tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | None:
+    """The plan of the request with the overrides; None if a rule forbids them."""
+    changed, known = changed_by(config, overrides), rules(config)
+    if any(problem not in known for problem in rules(changed)):
+        return None
+    try:
+        return replan(changed)
+    except RequestError:
+        return None
+
+
+def changed_by(config: RunConfig, overrides: Overrides) -> RunConfig:
+    """A copy of the request with the overrides; an override without a dot chooses the option of a group by name."""
+    changed = copy.deepcopy(config)
+    for path, value in overrides.items():
+        section, _, key = path.partition(".")
+        target: Any = getattr(changed, section)
+        setattr(target, key or "name", value)
+        if not key:
+            for name in _OPTIONS_OF_OTHERS.get(section, ()):
+                setattr(target, name, None)
+    return changed
+
+
+def spelled(overrides: Overrides) -> str:
+    """The overrides as words of a command line."""
+    return " ".join(f"{path}={value}" for path, value in overrides.items())
+
+
+def doubled(start: int, end: int) -> list[int]:
+    """The numbers start, 2 start, 4 start, … below end, and end itself."""
+    values = []
+    while start < end:
+        values.append(start)
+        start *= 2
+    return [*values, end]

@@ -1,0 +1,109 @@
+"""The stages of a draft: their layers by one policy, and what the activation policies keep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.errors import Problem, raise_problems
+from runner.memory.solve.values import ActivationPlan
+from runner.plan.activations import plan_activations, program_problems, stage_budgets
+from runner.plan.cut.partition import NothingFitsError, Partition, partition
+from runner.plan.draft import Draft
+from runner.plan.memory.of_draft import memory_of
+from runner.plan.memory.predict import StageMemoryLimit, in_flight_microbatches
+from runner.plan.stages.figures import StageFigures, stage_figures
+from runner.profile import ModelProfile
+from runner.schedule.lowering.program import lower
+
+__all__ = ["Stages", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of a draft.
+
+    Args:
+        layers: first and last layer of each stage.
+        activations: what the policies keep of each stage.
+        figures: the figures of each stage, including the costs of the policies.
+        notes: notes about the partition for the reader of the plan.
+    """
+
+    layers: Partition
+    activations: ActivationPlan
+    figures: tuple[StageFigures, ...]
+    notes: tuple[str, ...]
+
+
+def cut(draft: Draft, policy: str) -> Stages:
+    """Choose the stages' layers by a policy, and plan what is kept of them.
+
+    The search for a partition uses a plan for all layers as one stage; then the activation policies plan the stages
+    that it found.
+
+    Args:
+        draft: the request and what follows from it.
+        policy: a name of :func:`runner.plan.cut.partition.partition`.
+
+    Raises:
+        RequestError: these stages cannot be trained so.
+    """
+    profile, accelerated = draft.profile, draft.needs.accelerated
+    whole = (0, len(profile.layers) - 1)
+    _, rough = plan_activations(draft.config, profile, [whole], on_accelerator=accelerated)
+    layers, notes = _partition(draft, rough, policy)
+    raise_problems(_crossing_weights(draft, layers))
+
+    def budgets() -> Sequence[int]:
+        plain = memory_of(draft, lower(draft.schedule), stage_figures(profile, layers))
+        return stage_budgets(draft.limit_bytes, draft.schedule, plain)
+
+    in_flight = in_flight_microbatches(draft.schedule)
+    activations, costs = plan_activations(
+        draft.config, profile, layers, on_accelerator=accelerated, in_flight=in_flight, budgets=budgets
+    )
+    raise_problems(program_problems(draft.config, activations))
+    return Stages(layers, activations, stage_figures(costs, layers), notes)
+
+
+def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:
+    """Problems of trained weights that several stages share, in a schedule that updates each stage separately."""
+    if not draft.schedule.is_asynchronous:
+        return []
+    for weight in draft.profile.shared:
+        users = {
+            stage for stage, (first, last) in enumerate(layers) if any(first <= one <= last for one in weight.layers)
+        }
+        if weight.gradient_bytes and len(users) > 1:
+            rule = f"must be synchronous where stages share a weight (layers {', '.join(map(str, weight.layers))})"
+            why = "Its copies would be updated at different moments, from gradients of different steps"
+            return [Problem("schedule.name", draft.schedule.name, rule, why, "schedule=1f1b")]
+    return []
+
+
+def _partition(draft: Draft, profile: ModelProfile, policy: str) -> tuple[Partition, tuple[str, ...]]:
+    """The stages' layers. If no partition fits, it is the one balanced by time, with a note that says so."""
+    boundaries, schedule = draft.config.partition.boundaries, draft.schedule
+    stages, placement = schedule.stages, schedule.placement[0]
+    limit = _stage_limit(draft, profile)
+    try:
+        return partition(policy, profile, stages, boundaries=boundaries, limit=limit, placement=placement), ()
+    except NothingFitsError as error:
+        layers = partition(policy, profile, stages, placement=placement)
+        return layers, (f"{error.problems[0].rule}; shown is the one balanced by time alone",)
+
+
+def _stage_limit(draft: Draft, profile: ModelProfile) -> StageMemoryLimit:
+    needs = draft.needs
+    return StageMemoryLimit.of(
+        profile,
+        draft.schedule,
+        draft.limit_bytes,
+        batch_samples=needs.batch_samples,
+        temporaries=needs.temporaries,
+        sharing=needs.sharing,
+        states_over=needs.states_over,
+        flattened=needs.flattened,
+        accelerated=needs.accelerated,
+    )

@@ -1,0 +1,133 @@
+"""``partition=auto``: the shorter predicted step of even and of balanced stages that fits, the same on every rank."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_profiles import layer, loss_layer, model
+
+from runner.config.compose.resolve import resolve
+from runner.config.schema import HardwareConfig, RunConfig
+from runner.plan.cut.chosen import PARTITION_FILE, partition_to_json, with_chosen_partition, with_partition
+from runner.plan.make import make_plan
+from runner.plan.time.estimate import with_estimated_seconds
+from runner.plan.values import RunPlan, StageSeconds
+from runner.profile import ModelProfile
+
+BY_TIME = model([layer()] * 7 + [layer(forward_seconds=4.0, backward_seconds=8.0)])
+"""Even stages are 4 + 4 layers, of 12 and 24 seconds; balanced ones 5 + 3, of 15 and 21, or 6 + 2, of 18 and 18."""
+
+
+def request(**changes: Any) -> RunConfig:
+    config = RunConfig(memory_limit="1GB")
+    config.parallelism.pipeline = 2
+    config.schedule.microbatches = config.data.batch_size = 8
+    for path, value in changes.items():
+        target: Any = config
+        *sections, key = path.split("__")
+        for section in sections:
+            target = getattr(target, section)
+        setattr(target, key, value)
+    return config
+
+
+def planned(profile: ModelProfile, **changes: Any) -> RunPlan:
+    return make_plan(request(**changes), profile)
+
+
+def cut_by(policy: str, profile: ModelProfile, **changes: Any) -> RunPlan:
+    return planned(profile, **changes, partition__name=policy)
+
+
+def test_it_is_the_default_of_every_request_that_names_none() -> None:
+    assert RunConfig().partition.name == "auto"
+    assert resolve(["model=gpt"]).partition.name == "auto"
+    assert resolve([]).partition.name == "auto"
+
+
+def test_uneven_layers_are_balanced_by_seconds() -> None:
+    assert planned(BY_TIME).partition == ((0, 5), (6, 7))
+    assert planned(BY_TIME).time.step_seconds < cut_by("uniform", BY_TIME).time.step_seconds
+
+
+def test_flops_count_where_nothing_was_measured() -> None:
+    """As for a machine that is not at hand: the seconds are in proportion to the FLOPs."""
+    layers = [layer(forward_flops=1e9, backward_flops=2e9)] * 7 + [layer(forward_flops=4e9, backward_flops=8e9)]
+    profile = with_estimated_seconds(model(layers), HardwareConfig(flops={"fp32": 1.0}), "fp32")
+    plan = planned(profile)
+    assert (plan.partition, plan.time.source) == (((0, 5), (6, 7)), "estimated")
+
+
+def test_stages_that_differ_by_less_than_a_clock_stay_even() -> None:
+    noisy = [layer(backward_seconds=2.0 + 0.01 * (number % 3)) for number in range(4)]
+    noisy += [layer(backward_seconds=2.0) for _ in range(4)]
+    assert planned(model(noisy)).partition == ((0, 3), (4, 7))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "chimera"])
+def test_it_is_never_predicted_to_be_slower_than_even_stages(schedule: str) -> None:
+    chance = random.Random(schedule)
+    for _ in range(6):
+        seconds = [chance.choice((0.1, 1.0, 3.0)) * chance.uniform(0.8, 1.2) for _ in range(12)]
+        profile = model([layer(forward_seconds=one, backward_seconds=2 * one) for one in seconds], loss=loss_layer())
+        changes: dict[str, Any] = {"parallelism__pipeline": 4, "schedule__name": schedule}
+        auto, even = planned(profile, **changes), cut_by("uniform", profile, **changes)
+        assert even.fits
+        assert auto.fits
+        assert auto.time.step_seconds <= even.time.step_seconds
+
+
+def test_what_fits_only_in_uneven_stages_is_cut_so() -> None:
+    """Stage 0 keeps two micro-batches in flight, stage 1 one."""
+    layers = [layer(saved_bytes=1000, output_bytes=0)] * 8
+    tight = {"memory_limit": "7500", "schedule__microbatches": 4, "data__batch_size": 4}
+    assert not cut_by("uniform", model(layers), **tight).fits
+    plan = planned(model(layers), **tight)
+    assert plan.fits
+    assert plan.partition == ((0, 2), (3, 7))
+
+
+def test_where_nothing_fits_the_lowest_peak_is_shown() -> None:
+    layers = [layer(saved_bytes=1000, output_bytes=0)] * 8
+    plan = planned(model(layers), memory_limit="3000")
+    assert not plan.fits
+    assert max(plan.peak_memory_bytes) == max(cut_by("memory", model(layers), memory_limit="3000").peak_memory_bytes)
+
+
+def test_measured_stages_are_those_that_were_chosen() -> None:
+    """A rehearsal measures the stages that the run has; its seconds must not be taken for those of other stages."""
+    seconds = StageSeconds(forward=(1.0, 1.0), backward=(2.0, 2.0), step=(0.0, 0.0))
+    plan = make_plan(request(), BY_TIME, stage_seconds=seconds)
+    assert plan.partition == planned(BY_TIME).partition
+    assert plan.time.step_seconds == pytest.approx((8 + 1) * 3)
+
+
+def test_ranks_take_the_stages_that_were_written(tmp_path: Path) -> None:
+    """Also where their machine has less memory, or the clock said something else."""
+    config = request()
+    (tmp_path / PARTITION_FILE).write_text(partition_to_json(((0, 1), (2, 7))), encoding="utf-8")
+    found = make_plan(with_chosen_partition(config, tmp_path), BY_TIME)
+    assert found.partition == ((0, 1), (2, 7))
+    assert config.partition.name == "auto"
+    named = request(partition__name="uniform")
+    assert with_chosen_partition(named, tmp_path) is named
+    assert json.loads((tmp_path / PARTITION_FILE).read_text(encoding="utf-8")) == [[0, 1], [2, 7]]
+
+
+def test_one_stage_has_no_boundaries() -> None:
+    config = request(parallelism__pipeline=1)
+    plan = make_plan(config, BY_TIME)
+    fixed = with_partition(config, plan.partition)
+    assert fixed.partition.boundaries == []
+    assert make_plan(fixed, BY_TIME).partition == ((0, 7),)
+
+
+def test_a_search_for_a_schedule_cuts_for_each_one() -> None:
+    changes = {"schedule__name": "auto", "schedule__microbatches": 4, "data__batch_size": 4}
+    auto = planned(BY_TIME, **copy.deepcopy(changes))
+    assert auto.time.step_seconds <= cut_by("uniform", BY_TIME, **changes).time.step_seconds
