@@ -245,7 +245,7 @@ class TrainerConfig:
 
 @dataclass
 class CheckpointConfig:
-    every: int | None = None  # steps between checkpoints; null = about ten minutes of predicted steps
+    every: int | None = None  # steps between checkpoints; null = only after the last step
     keep: int = 1  # number of newest checkpoints that are kept
     keep_best: int = 0  # further checkpoints that are kept: those with the lowest validation loss
     asynchronous: bool = False  # every rank writes its own part during training, from a copy in memory

@@ -21,19 +21,9 @@ from runner.strategy.pipeline import EngineStrategy
 from runner.training.random_state import set_random_state
 from runner.training.resume import ENTRY, Progress, follow_config, loop_state
 
-__all__ = ["Checkpoints", "steps_between"]
-
-_SECONDS_BETWEEN = 600.0
-"""What a failure may cost, where ``checkpoint.every`` does not say it."""
+__all__ = ["Checkpoints"]
 
 _Content = dict[str, Any]
-
-
-def steps_between(config: CheckpointConfig, step_seconds: float) -> int:
-    """The number of steps between two checkpoints: ``checkpoint.every``, or about ten minutes of predicted steps."""
-    if config.every is not None:
-        return config.every
-    return max(1, round(_SECONDS_BETWEEN / max(step_seconds, 1e-6)))
 
 
 class Checkpoints(Callback):
@@ -41,8 +31,7 @@ class Checkpoints(Callback):
 
     Args:
         directory: made on first use.
-        config: how to save, and what to keep.
-        every: the number of steps between two saves; the same on every rank, asked after each step.
+        config: when and how to save, and what to keep.
         validates: whether a validation follows a step; the checkpoint is then saved after the validation.
         progress: the progress of the run; called on every rank.
         resumed: the progress from which the run continues.
@@ -56,7 +45,6 @@ class Checkpoints(Callback):
         directory: Path,
         config: CheckpointConfig,
         *,
-        every: Callable[[], int],
         validates: Callable[[int], bool],
         progress: Callable[[pl.Trainer], Progress],
         resumed: Progress | None,
@@ -66,7 +54,6 @@ class Checkpoints(Callback):
     ) -> None:
         self._directory = directory
         self._config = config
-        self._every = every
         self._validates = validates
         self._progress = progress
         self._resumed = resumed
@@ -125,7 +112,8 @@ class Checkpoints(Callback):
             self._remove_old(trainer)
 
     def _is_due(self, step: int) -> bool:
-        return step % self._every() == 0
+        every = self._config.every
+        return every is not None and step % every == 0
 
     def _save(self, trainer: pl.Trainer) -> None:
         step = trainer.global_step

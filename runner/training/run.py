@@ -32,7 +32,7 @@ from runner.training.callbacks import (
     Validations,
     progress,
 )
-from runner.training.checkpoints import Checkpoints, steps_between
+from runner.training.checkpoints import Checkpoints
 from runner.training.data.loading import close_loader, first_batch, resume_at, samples_per_epoch, steps_per_epoch
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule
@@ -84,12 +84,8 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     module.val_losses = [list(pair) for pair in before.val_loss]
     log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
     clock = StepClock(log, config.data.batch_size, before)
+    checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed)
     plans = [parts.plan]
-
-    def every() -> int:
-        return steps_between(config.checkpoint, plans[-1].time.step_seconds)
-
-    checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed, every)
 
     def predict(trainer: pl.Trainer) -> None:
         plans.append(_predict(strategy, config, parts.profile, run_dir, first_batch(loaders[0])))
@@ -171,7 +167,6 @@ def _checkpoints(
     loaders: tuple[Any, Any | None],
     clock: StepClock,
     resumed: Progress | None,
-    every: Callable[[], int],
 ) -> Checkpoints:
     def progress_of(trainer: pl.Trainer) -> Progress:
         clock.settle(strategy)
@@ -187,7 +182,6 @@ def _checkpoints(
     return Checkpoints(
         run_dir / "checkpoints",
         config.checkpoint,
-        every=every,
         validates=_validations(config, loaders[1]),
         progress=progress_of,
         resumed=resumed,
