@@ -118,7 +118,7 @@ class TensorSpec(NamedTuple):
     """What the receiver of a tensor must know before.
 
     Args:
-        shape, dtype, requires_grad: of the tensor.
+        shape, dtype, requires_grad: the tensor's own.
         axes: its axes in the order in which they lie in memory, outermost first. Sums over a tensor depend on it in
             their last bits. Memory with gaps is closed up.
     """

@@ -56,7 +56,7 @@ class Cut:
         graph: the graph.
         own: the nodes behind which no input lies, each with its distance from the farthest weight behind it.
         in_i: the nodes of I; all others are in W.
-        crossings: by node of W, the edges that lead to it from nodes of I.
+        crossings: for each node of W, the edges that lead to it from nodes of I.
     """
 
     graph: Graph
@@ -70,7 +70,7 @@ def cut(graph: Graph, inputs: Sequence[Node]) -> Cut:
 
     Args:
         graph: the graph of its outputs.
-        inputs: those of its leaves that are the stage's inputs.
+        inputs: the leaves that are the stage's inputs.
     """
     own = _own(graph, frozenset(inputs))
     refused: set[Node] = set()
