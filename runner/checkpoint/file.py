@@ -3,11 +3,17 @@
 A file is what ``torch.save`` writes: a zip archive whose members carry CRC-32 sums. An incomplete file has no table of
 contents, and changed bytes break a sum, so a damaged file can be recognised from the file alone. A directory is a
 checkpoint in parts, see :mod:`runner.checkpoint.parts`; the functions here read it like a file.
+
+Damage is what the bytes themselves show: a sum that fails, a part that is missing, an end that is cut off. A file that
+the system does not hand over now (no permission, an input error, no memory) may be a good one. It is never passed
+over, because a run that went on from an older checkpoint would lose the steps of the newer one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import pickle
 import re
 import shutil
@@ -19,9 +25,10 @@ from typing import Any
 
 import torch
 
-from runner.checkpoint.durable import TEMPORARY, CheckpointError, durably, first_line
+from runner.checkpoint.durable import TEMPORARY, CheckpointError, durably, first_line, sync_directory
 from runner.checkpoint.parts import check_parts, read_parts
 from runner.config.rules.sections import NEVER_CALLED
+from runner.errors import RunFailedError
 from runner.targets import import_target
 
 __all__ = [
@@ -35,12 +42,16 @@ __all__ = [
     "read_checkpoint",
     "remove_checkpoint",
     "remove_leftovers",
+    "set_aside",
     "write_checkpoint",
 ]
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
 _CHUNK_BYTES = 1 << 22
 _ALLOW = "checkpoint.allow_pickle"
+_PASSED_OVER = "passed-over-"
+# How torch words an error of the system that it met below Python, e.g. "unable to mmap 8 bytes …: … (12)".
+_OF_SYSTEM = re.compile(r"unable to (?:open|stat|mmap|resize|close)\b.*\((\d+)\)")
 
 
 class PickledError(CheckpointError):
@@ -75,12 +86,17 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoint_files(directory: Path) -> dict[int, Path]:
-    """The checkpoints in ``directory`` by step, oldest first, valid or not."""
+    """The checkpoints in ``directory`` by step, oldest first, valid or not; none if there is no such directory.
+
+    Raises:
+        OSError: the directory cannot be read now.
+    """
     found = {}
-    for path in directory.glob("step-*.ckpt"):
-        match = _NAME.fullmatch(path.name)
-        if match is not None:
-            found[int(match[1])] = path
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for path in directory.iterdir():  # unlike glob, it does not take a directory that it may not read as empty
+            match = _NAME.fullmatch(path.name)
+            if match is not None:
+                found[int(match[1])] = path
     return dict(sorted(found.items()))
 
 
@@ -89,9 +105,14 @@ def newest_good_checkpoint(directory: Path) -> tuple[Path | None, list[str]]:
 
     Raises:
         PickledError: the newest may be valid, but it calls something that is not admitted.
+        RunFailedError: a file that may be the newest valid one cannot be read now.
     """
     passed: list[str] = []
-    for path in reversed(checkpoint_files(directory).values()):
+    try:
+        files = checkpoint_files(directory)
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    for path in reversed(files.values()):
         damage = damage_of(path)
         if damage is None:
             return path, passed
@@ -104,6 +125,7 @@ def damage_of(path: Path) -> str | None:
 
     Raises:
         PickledError: the file may be valid, but it calls something that is not admitted.
+        RunFailedError: the file cannot be read now, so that nothing can be said of it.
     """
     try:
         if path.is_dir():
@@ -113,8 +135,8 @@ def damage_of(path: Path) -> str | None:
         read_checkpoint(path)
     except FileNotFoundError:
         return "there is no such file"
-    except OSError as error:
-        return f"it cannot be read: {error.strerror or error}"
+    except (OSError, MemoryError) as error:
+        raise _unreadable(path, error) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         return f"it is damaged or cut short ({error})"
     except PickledError:
@@ -124,12 +146,33 @@ def damage_of(path: Path) -> str | None:
     return None
 
 
+def _unreadable(path: Path, error: OSError | MemoryError) -> RunFailedError:
+    cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+    return RunFailedError(f"{path} cannot be read now ({cause}), and it may be good: nothing was changed, try it again")
+
+
 def _check_sums(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            with archive.open(member) as stream:  # reading to the end raises if the sum is wrong
-                while stream.read(_CHUNK_BYTES):
-                    pass
+    """Compare the sums of an archive.
+
+    Raises:
+        zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError: the file is damaged.
+        OSError: it cannot be read now.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as stream:  # reading to the end raises if the sum is wrong
+                    while stream.read(_CHUNK_BYTES):
+                        pass
+    except (OSError, zipfile.BadZipFile) as error:
+        # zipfile takes any error of the system in the table of contents for damage.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError) or cause.errno is None:
+            raise
+        if cause.errno != errno.EINVAL:
+            raise cause from None
+        # A damaged table of contents names a place before the file's first byte.
+        raise zipfile.BadZipFile("its table of contents is wrong") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -142,6 +185,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         PickledError: the file holds something else.
         CheckpointError: the file is not a checkpoint.
+        OSError, MemoryError: it cannot be read now.
     """
     content = read_parts(path) if path.is_dir() else _read_file(path)
     if not isinstance(content, dict) or not {"state_dict", "global_step"} <= content.keys():
@@ -157,7 +201,13 @@ def _read_file(path: Path) -> Any:
         if called and not any(name.partition(":")[0] in NEVER_CALLED for name in called):
             raise PickledError(path, called) from error
         raise CheckpointError(f"it holds what is neither a tensor nor a plain value: {first_line(error)}") from error
+    except (OSError, MemoryError):
+        raise
     except Exception as error:  # includes errors of admitted classes
+        of_system = _OF_SYSTEM.search(str(error)) if isinstance(error, RuntimeError) else None
+        if of_system is not None:
+            number = int(of_system[1])
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise CheckpointError(f"it is damaged or no checkpoint: {first_line(error)}") from error
 
 
@@ -188,6 +238,17 @@ def remove_checkpoint(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def set_aside(path: Path) -> Path:
+    """Give a checkpoint a name under which it is no longer found as one, durably, and return its new path."""
+    attempt, aside = 0, path.with_name(f"{_PASSED_OVER}{path.name}")
+    while aside.exists():
+        attempt += 1
+        aside = path.with_name(f"{_PASSED_OVER}{attempt}-{path.name}")
+    path.rename(aside)
+    sync_directory(path.parent)
+    return aside
 
 
 def remove_leftovers(directory: Path) -> None:

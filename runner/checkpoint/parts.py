@@ -15,9 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,6 +30,8 @@ __all__ = ["check_parts", "has_parts", "read_parts", "write_part"]
 
 _NAME = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 _CONTENT, _SUM = "content", "sha256"
+_LENGTH_BYTES = 8
+_CHUNK_BYTES = 1 << 22
 _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 
 
@@ -45,7 +47,8 @@ def write_part(content: Mapping[str, Any], directory: Path, rank: int, ranks: in
     with durably(directory / f"rank-{rank}-of-{ranks}.safetensors") as temporary:
         tensors: dict[str, Tensor] = {}
         plain = json.dumps(_encoded(content, "", tensors))
-        save_file(tensors, temporary, {_CONTENT: plain, _SUM: _sum_of(plain, tensors)})
+        found = _sum_of(plain, tensors, lambda name: [tensors[name].reshape(-1).view(torch.uint8).numpy()])
+        save_file(tensors, temporary, {_CONTENT: plain, _SUM: found})
 
 
 def read_parts(directory: Path) -> dict[str, Any]:
@@ -55,6 +58,7 @@ def read_parts(directory: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: a part is missing or damaged.
+        OSError: a part cannot be read now.
     """
     whole: dict[str, Any] = {}
     for path in _parts(directory):
@@ -74,12 +78,18 @@ def has_parts(directory: Path) -> bool:
 def check_parts(directory: Path) -> None:
     """Read all parts and compare their sums.
 
+    The bytes are read from the file, not through the memory map: an error of the disk under a map would kill the
+    process by SIGBUS.
+
     Raises:
         CheckpointError: a part is missing or damaged.
+        OSError: a part cannot be read now.
     """
     for path in _parts(directory):
         plain, expected, tensors = _read(path)
-        if _sum_of(plain, tensors) != expected:
+        with path.open("rb") as file:
+            found = _sum_of(plain, tensors, _bytes_in(file))
+        if found != expected:
             raise CheckpointError(f"{path.name} is damaged: its bytes do not have the sum that was written with them")
 
 
@@ -109,18 +119,36 @@ def _read(path: Path) -> tuple[str, str, dict[str, Tensor]]:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
             return header[_CONTENT], header[_SUM], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path.name} is damaged or no part of a checkpoint ({error})") from error
 
 
-def _sum_of(plain: str, tensors: Mapping[str, Tensor]) -> str:
+def _sum_of(plain: str, tensors: Mapping[str, Tensor], bytes_of: Callable[[str], Iterable[Any]]) -> str:
+    """The sum over the plain values and over the bytes of every tensor, which ``bytes_of`` gives by name."""
     total = hashlib.sha256(plain.encode())
     for name in sorted(tensors):
-        tensor = tensors[name]
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-        total.update(data)
+        total.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        for data in bytes_of(name):
+            total.update(data)
     return total.hexdigest()
+
+
+def _bytes_in(file: BinaryIO) -> Callable[[str], Iterator[bytes]]:
+    """A function that reads the bytes of a tensor, given its name, from a safetensors file.
+
+    Source: the format's description, https://huggingface.co/docs/safetensors: the length of the header in 8 bytes, the
+    header as JSON, and the tensors at offsets from the header's end.
+    """
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    header = json.loads(file.read(length))
+
+    def read(name: str) -> Iterator[bytes]:
+        first, end = header[name]["data_offsets"]
+        file.seek(_LENGTH_BYTES + length + first)
+        for at in range(first, end, _CHUNK_BYTES):
+            yield file.read(min(_CHUNK_BYTES, end - at))
+
+    return read
 
 
 def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

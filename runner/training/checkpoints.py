@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from runner.checkpoint.file import checkpoint_files, checkpoint_name, remove_checkpoint, remove_leftovers
+from runner.checkpoint.file import checkpoint_files, checkpoint_name, remove_checkpoint, remove_leftovers, set_aside
 from runner.checkpoint.parts import write_part
 from runner.config.schema import CheckpointConfig
 from runner.optim.states.settings import settings_of
@@ -22,6 +23,8 @@ from runner.training.random_state import set_random_state
 from runner.training.resume import ENTRY, Progress, follow_config, loop_state
 
 __all__ = ["Checkpoints"]
+
+logger = logging.getLogger(__name__)
 
 _Content = dict[str, Any]
 
@@ -89,8 +92,8 @@ class Checkpoints(Callback):
         if trainer.is_global_zero:
             remove_leftovers(self._directory)
             for step, path in checkpoint_files(self._directory).items():
-                if step > self._start:  # the run skipped it as damaged
-                    remove_checkpoint(path)
+                if step > self._start:  # the run passed it over as damaged; what is newer is never deleted
+                    logger.warning("%s is kept as %s", path.name, set_aside(path).name)
         if self._resumed is not None:
             if self._follows_config:
                 follow_config(trainer, self._requested)

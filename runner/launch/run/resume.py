@@ -41,6 +41,7 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
 
     Raises:
         RequestError: the checkpoint is damaged, or belongs to another model or to another order of samples.
+        RunFailedError: a checkpoint cannot be read now, so that nobody knows whether it is the one.
     """
     if config.resume is None:
         return config
