@@ -24,16 +24,18 @@ from runner.errors import (
     DoesNotFitError,
     Problem,
     RequestError,
+    RunFailedError,
+    RunnerError,
     raise_problems,
 )
 from runner.launch.failure import RankFailure, is_interrupt, status_of
 from runner.launch.local.ranks import stopped_reason
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
-from runner.launch.run.directory import OUTPUTS, create_run_directory
+from runner.launch.run.directory import OUTPUTS
+from runner.launch.run.lock import Incarnation, InUseError, alone_in, take_directory
 from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import compile_operators, prepare, write_request
 from runner.launch.run.restart import FAILURES, go_on, has_begun
-from runner.launch.run.resume import with_checkpoint
 from runner.launch.slurm.requeue import requeue
 from runner.launch.slurm.step import Step
 from runner.record import RunRecord, Status, finish_failed
@@ -104,9 +106,23 @@ def _run(
     rank = int(os.environ["RANK"])
     prepare_process(config)
     store = open_store(config)
-    begin = _Beginning(config, step, command, place_is_made)
-    run_dir, resume = _agreed_place(begin, store, rank)
-    config = replace(config, run_dir=str(run_dir), resume=resume)
+    with contextlib.ExitStack() as held:
+        begin = _Beginning(config, step, command, place_is_made, held)
+        run_dir, resume = _agreed_place(begin, store, rank)
+        return _run_in(run_dir, replace(config, resume=resume), step, store, entry=entry, signals=signals)
+
+
+def _run_in(
+    run_dir: Path,
+    config: RunConfig,
+    step: Step | None,
+    store: Store | None,
+    *,
+    entry: str,
+    signals: StopSignals | None,
+) -> int:
+    rank = int(os.environ["RANK"])
+    config = replace(config, run_dir=str(run_dir))
     if rank > 0:
         compile_operators(config)  # rank 0 has compiled them on its machine already
     _meet(store, rank)
@@ -161,26 +177,32 @@ def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
 
 
 class _Beginning:
-    """What rank 0 does before the other ranks may start: it checks the request and makes or finds the run directory."""
+    """What rank 0 does before the other ranks may start: it checks the request and makes or finds the run directory.
 
-    def __init__(self, config: RunConfig, step: Step | None, command: str, place_is_made: bool) -> None:
+    Rank 0 holds the directory until ``held`` is closed.
+    """
+
+    def __init__(
+        self, config: RunConfig, step: Step | None, command: str, place_is_made: bool, held: contextlib.ExitStack
+    ) -> None:
         self.config = config
         self.step = step
         self.command = command
         self.place_is_made = place_is_made
+        self.held = held
         if config.run_dir is None and step is not None:  # the same after a requeue
             self.config = replace(config, run_dir=str((OUTPUTS / config.name / f"job_{step.place}").absolute()))
 
     def __call__(self) -> RunConfig:
         """Return the request as it starts: ``run_dir`` exists, and ``resume`` is a file or None."""
         config, again = self.config, self.step is not None and self.step.restarts > 0
+        incarnation = Incarnation(f"slurm {self.step.place}", self.step.restarts) if self.step is not None else None
         if again and config.run_dir is not None and has_begun(Path(config.run_dir)):
+            self.held.enter_context(alone_in(Path(config.run_dir), self.command, incarnation))
             return go_on(config, Path(config.run_dir), command=self.command)[0]
         plan = prepare(config, place_is_made=self.place_is_made)
-        config = with_checkpoint(config)
-        run_dir = create_run_directory(config.name, config.run_dir)
-        config = replace(config, run_dir=str(run_dir))
-        write_request(config, plan, run_dir, command=self.command)
+        config = take_directory(config, self.command, self.held, incarnation)
+        write_request(config, plan, Path(str(config.run_dir)), command=self.command)
         return config
 
 
@@ -189,11 +211,8 @@ def _agreed_place(begin: _Beginning, store: Store | None, rank: int) -> tuple[Pa
     if rank == 0:
         try:
             config = begin()
-        except (RequestError, DoesNotFitError) as error:
-            _tell(store, _refusal(error))
-            raise
         except BaseException as error:
-            _tell(store, {"does_not_fit": None, "problems": [asdict(_broken(error))]})
+            _tell(store, _refusal(error))
             raise
         _tell(store, {"run_dir": config.run_dir, "resume": config.resume})
         return Path(str(config.run_dir)), config.resume
@@ -202,9 +221,11 @@ def _agreed_place(begin: _Beginning, store: Store | None, rank: int) -> tuple[Pa
     verdict = json.loads(store.get(_VERDICT))
     if "run_dir" in verdict:
         return Path(verdict["run_dir"]), verdict["resume"]
-    if verdict["does_not_fit"] is not None:
-        raise DoesNotFitError(verdict["does_not_fit"])
-    raise RequestError([Problem(**problem) for problem in verdict["problems"]])
+    if "problems" in verdict:
+        kind_of_problems = InUseError if verdict["in_use"] else RequestError
+        raise kind_of_problems([Problem(**problem) for problem in verdict["problems"]])
+    kind = DoesNotFitError if verdict["exit_status"] == DoesNotFitError.exit_status else RunFailedError
+    raise kind(verdict["message"])
 
 
 def _meet(store: Store | None, rank: int) -> None:
@@ -219,10 +240,14 @@ def _tell(store: Store | None, verdict: dict[str, Any]) -> None:
         store.set(_VERDICT, json.dumps(verdict, default=str))
 
 
-def _refusal(error: RequestError | DoesNotFitError) -> dict[str, Any]:
-    if isinstance(error, DoesNotFitError):
-        return {"does_not_fit": str(error), "problems": []}
-    return {"does_not_fit": None, "problems": [asdict(problem) for problem in error.problems]}
+def _refusal(error: BaseException) -> dict[str, Any]:
+    """What the other ranks are told, so that they end as rank 0 does."""
+    if isinstance(error, RequestError):
+        problems = [asdict(problem) for problem in error.problems]
+        return {"problems": problems, "in_use": isinstance(error, InUseError)}
+    if isinstance(error, RunnerError):
+        return {"message": str(error), "exit_status": error.exit_status}
+    return {"problems": [asdict(_broken(error))], "in_use": False}
 
 
 def _broken(error: BaseException) -> Problem:

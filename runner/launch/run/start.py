@@ -16,11 +16,10 @@ from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, 
 from runner.launch.local.stops import end_undisturbed, signal_of
 from runner.launch.mpi import become_rank, num_ranks
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
-from runner.launch.run.directory import create_run_directory
+from runner.launch.run.lock import take_directory
 from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import place_of, prepare, write_request
 from runner.launch.run.restart import go_on
-from runner.launch.run.resume import with_checkpoint
 from runner.launch.slurm.step import current_step
 from runner.record import RunRecord, finish_failed
 
@@ -64,10 +63,10 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         leave(attach_step(config, step, command=command, entry=entry))
     if config.launcher.name == "slurm":
         return _submit(config, command=command, entry=entry)
-    with import_ahead(config, entry) as template:
+    with import_ahead(config, entry) as template, contextlib.ExitStack() as held:
         plan = prepare(config)
-        config = with_checkpoint(config)
-        run_dir = create_run_directory(config.name, config.run_dir)
+        config = take_directory(config, command, held)
+        run_dir = Path(str(config.run_dir))
         return run_in(run_dir, config, plan, command=command, entry=entry, console=console, template=template)
 
 

@@ -11,6 +11,7 @@ from runner.errors import EXIT_WRONG_REQUEST, RunnerError
 from runner.launch.attach import attach_step
 from runner.launch.failure import status_of
 from runner.launch.rank import TRAIN_ENTRY, leave
+from runner.launch.run.lock import InUseError
 from runner.launch.run.prepare import CONFIG_FILE
 from runner.launch.slurm.step import current_step
 from runner.record import RunRecord, finish_failed
@@ -31,6 +32,9 @@ def main(run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     command = RunRecord.load(run_dir).command or ""
     try:
         return attach_step(load(run_dir / CONFIG_FILE), step, command=command, entry=entry, place_is_made=True)
+    except InUseError as error:  # the record belongs to the command that works there
+        logger.error("%s", error)
+        return error.exit_status
     except RunnerError as error:
         logger.error("%s", error)
         if RunRecord.load(run_dir).status == "running":

@@ -30,6 +30,7 @@ from runner.errors import (
 from runner.launch.local.stops import signal_of
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import OUTPUTS, create_run_directory
+from runner.launch.run.lock import refuse_if_in_use
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, write_submitted
 from runner.launch.run.resume import with_checkpoint
 from runner.launch.slurm.requeue import ENDED, job_state
@@ -78,6 +79,8 @@ def submit(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY) -> int:
     """
     check_elsewhere(config)
     needs_sbatch("launcher", "slurm")
+    if config.run_dir is not None:
+        refuse_if_in_use(Path(config.run_dir))
     config = with_checkpoint(config)
     run_dir = create_run_directory(config.name, config.run_dir)
     return submit_in(run_dir, config, command=command, entry=entry, wait=config.launcher.wait)

@@ -18,6 +18,7 @@ from runner.launch.local.ranks import import_ahead, stopped_early
 from runner.launch.local.stops import end_undisturbed, listen_for_stops, signal_of
 from runner.launch.local.supervise import die_with_parent
 from runner.launch.rank import TRAIN_ENTRY
+from runner.launch.run.lock import InUseError, alone_in
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, prepare
 from runner.launch.run.restart import from_newest, go_on, has_begun
 from runner.launch.run.resume import with_checkpoint
@@ -45,12 +46,16 @@ def _run(job_dir: Path, record: RunRecord, entry: str, ended: contextlib.ExitSta
         config = load(job_dir / CONFIG_FILE)
         if config.launcher.name == "slurm":
             return _on_slurm(job_dir, config, record.command or "", entry)
+        ended.enter_context(alone_in(job_dir, record.command or ""))
         template = ended.enter_context(import_ahead(config, entry))
         if has_begun(job_dir):  # the job was interrupted before, or is tried again
             config, plan = go_on(config, job_dir, command=record.command or "")
         else:
             plan = prepare(config, place_is_made=True)
             config = with_checkpoint(config)
+    except InUseError as error:  # the record belongs to the command that works there
+        logger.error("%s", error)
+        return error.exit_status
     except RunnerError as error:
         finish_failed(job_dir, status_of(error.exit_status), str(error))
         logger.error("%s", error)
