@@ -43,6 +43,8 @@ __all__ = [
 
 Section = TypeVar("Section")
 
+WATCHDOG_MARGIN_SECONDS = 10.0
+
 
 @dataclass
 class ModelConfig:
@@ -248,6 +250,7 @@ class CheckpointConfig:
     every: int | None = None  # steps between checkpoints; null = only after the last step
     keep: int = 1  # number of newest checkpoints that are kept
     keep_best: int = 0  # further checkpoints that are kept: those with the lowest validation loss
+    timeout_seconds: float = 3600.0  # a save that takes longer ends the run
     asynchronous: bool = False  # every rank writes its own part during training, from a copy in memory
     allow_pickle: list[str] = field(default_factory=list)  # classes that a file may construct, as package.module:name
 
@@ -311,6 +314,15 @@ class LauncherConfig:
     sbatch: list[str] = field(default_factory=list)  # slurm: further options of the batch script, e.g. --mem=0
     wait: bool = False  # slurm: follow the job to its end
     dry_run: bool = False  # slurm: print the batch script and submit nothing
+
+    @property
+    def message_timeout_seconds(self) -> float:
+        """The longest wait for a message of another rank.
+
+        Where a watchdog ends a rank that is stuck, the others wait longer than it does: otherwise they would be
+        reported as the cause.
+        """
+        return self.step_timeout_seconds + (WATCHDOG_MARGIN_SECONDS if self.watchdog_seconds is not None else 0.0)
 
 
 @dataclass

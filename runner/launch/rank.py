@@ -166,7 +166,10 @@ def open_store(config: RunConfig) -> Store | None:
 
 @contextlib.contextmanager
 def process_group(config: RunConfig, store: Store | None) -> Iterator[None]:
-    """Hold the process group of all ranks while the block runs: Gloo on CPU, NCCL on CUDA, none for a single rank."""
+    """Hold the process group of all ranks while the block runs: Gloo on CPU, NCCL on CUDA, none for a single rank.
+
+    The ranks have met at the store already. From here on they may wait for one another as long as a step may take.
+    """
     import torch.distributed
 
     if store is None:
@@ -176,7 +179,7 @@ def process_group(config: RunConfig, store: Store | None) -> Iterator[None]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group(
         "nccl" if uses_cuda(config) else "gloo",
-        timeout=timedelta(seconds=config.launcher.rendezvous_timeout_seconds),
+        timeout=timedelta(seconds=config.launcher.message_timeout_seconds),
         store=store,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),

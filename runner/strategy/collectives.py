@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from typing_extensions import override
 
 from runner.model.boundary import map_tensors
@@ -17,7 +21,34 @@ Value = TypeVar("Value")
 
 
 class CollectiveStrategy(ParallelStrategy):
-    """Collectives over all ranks that do nothing on a single rank."""
+    """Collectives over all ranks that do nothing on a single rank.
+
+    Attributes:
+        patience_seconds: within :meth:`patient`, how long ranks wait for one another; else 0.
+    """
+
+    patience_seconds = 0.0
+    _timeout: timedelta
+
+    @contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """Within the block, collectives wait for other ranks this long, if that is longer than a step may take.
+
+        All ranks must enter it together. The block holds what one rank does while the others wait, e.g. to write a
+        file. ``_set_pg_timeout`` has an underscore and no public counterpart; torchtitan changes time-outs by it, too
+        (``torchtitan/distributed/utils.py``).
+        """
+        self.patience_seconds = seconds
+        try:
+            self._set_timeout(max(self._timeout, timedelta(seconds=seconds)))
+            yield
+        finally:
+            self._set_timeout(self._timeout)
+            self.patience_seconds = 0.0
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        if dist.is_initialized() and self.world_size > 1:
+            distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
 
     @override
     def barrier(self, name: str | None = None) -> None:

@@ -27,7 +27,7 @@ def make_transport(
 
     Args:
         ties: tied weights of the model; the ranks that hold one form a group of their own.
-        timeout_seconds: longest wait for a message over sockets.
+        timeout_seconds: longest wait for a message.
     """
     topology = plan.topology
     if topology.world_size == 1:
@@ -43,7 +43,7 @@ def make_transport(
     if device.type == "cpu" and on_this_machine:
         transport = SocketTransport(groups, timeout_seconds=timeout_seconds)
     else:
-        transport = ProcessTransport(device, groups)
+        transport = ProcessTransport(device, groups, timeout_seconds=timeout_seconds)
     delay, speed = options.link_delay_seconds, options.link_bytes_per_second
     if not delay and speed is None:
         return transport

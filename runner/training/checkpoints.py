@@ -111,7 +111,9 @@ class Checkpoints(Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._save(trainer)
         if self._config.asynchronous:
-            self._wait_for_all_ranks(trainer)
+            assert isinstance(trainer.strategy, EngineStrategy)
+            with trainer.strategy.patient(self._config.timeout_seconds):
+                self._wait_for_all_ranks(trainer)
             self._remove_old(trainer)
 
     def _is_due(self, step: int) -> bool:
@@ -123,6 +125,13 @@ class Checkpoints(Callback):
         if step in self._files:
             return
         path = self._directory / checkpoint_name(step)
+        strategy = trainer.strategy
+        assert isinstance(strategy, EngineStrategy)
+        with strategy.patient(self._config.timeout_seconds):
+            self._save_as(trainer, path, step)
+        self._saved()
+
+    def _save_as(self, trainer: pl.Trainer, path: Path, step: int) -> None:
         if self._config.asynchronous:
             self._wait_for_all_ranks(trainer)
             self._remove_old(trainer)
@@ -132,7 +141,6 @@ class Checkpoints(Callback):
             trainer.save_checkpoint(path, weights_only=False)
             self._files[step] = path
             self._remove_old(trainer)
-        self._saved()
 
     def _start_saving(self, trainer: pl.Trainer, path: Path) -> None:
         """Copy what is to be saved, and write it in a thread while the run continues."""

@@ -60,9 +60,10 @@ def finish(
     """
     strategy = trainer.strategy
     assert isinstance(strategy, EngineStrategy)
-    measures = strategy.gather_objects(_own_measures(strategy, clock))
-    weights = with_all_names(strategy.lightning_module_state_dict(), module.ties)
-    averages = average.whole(strategy) if average is not None else {}
+    with strategy.patient(config.checkpoint.timeout_seconds):
+        measures = strategy.gather_objects(_own_measures(strategy, clock))
+        weights = with_all_names(strategy.lightning_module_state_dict(), module.ties)
+        averages = average.whole(strategy) if average is not None else {}
     if measures is None:
         return
     save_file(_apart(weights), run_dir / WEIGHTS_FILE)

@@ -32,7 +32,6 @@ from runner.training.data.streams import count_samples
 from runner.training.lightning_module import trainable, validates
 from runner.training.run_plan import planned
 from runner.training.scaling import loss_scaling
-from runner.training.watchdog import MARGIN_SECONDS
 
 __all__ = ["RankParts", "load_parts"]
 
@@ -100,8 +99,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
         link_bytes_per_second=config.transport.bytes_per_second,
     )
     device = device_type(config)
-    margin = MARGIN_SECONDS if config.launcher.watchdog_seconds is not None else 0.0
-    placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.step_timeout_seconds + margin}
+    placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.message_timeout_seconds}
     if config.zero.stage is None:
         plain = config.compression.name == "none"
         reducer = None if plain else partial(compression_of(config.compression).make, config.compression)

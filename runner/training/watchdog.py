@@ -17,13 +17,11 @@ from lightning.pytorch.callbacks import Callback
 from runner.record import RunRecord, finish_failed, hang_file, write_atomically
 from runner.strategy.pipeline import EngineStrategy
 
-__all__ = ["MARGIN_SECONDS", "Watchdog"]
+__all__ = ["Watchdog"]
 
 logger = logging.getLogger(__name__)
 
 _POLLS = 10  # polls until a report
-MARGIN_SECONDS = 10.0
-"""Extra time-out of messages: without it, a rank that waits for a stuck rank would be reported as the cause."""
 _GRACE_SECONDS = 2.0  # ranks do not get stuck at the same moment: time for the others to report
 
 
@@ -36,7 +34,7 @@ class Watchdog(Callback):
         run_dir: the run's directory.
         rank, num_ranks: the rank of this process, and the number of ranks.
         report_seconds: seconds without progress until place and stacks are written.
-        end_seconds: seconds without progress until the process ends.
+        end_seconds: seconds without progress until the process ends; during a save, the limit of saves.
     """
 
     def __init__(self, run_dir: Path, rank: int, num_ranks: int, report_seconds: float, end_seconds: float) -> None:
@@ -87,12 +85,16 @@ class Watchdog(Callback):
             if still >= self._report_seconds and not reported:
                 reported = True
                 self._report(still)
-            if still >= self._end_seconds:
+            if still >= max(self._end_seconds, self._patience()):
                 self._end(still)
 
-    def _progress(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int, float]:
         engine = self._strategy.engine if self._strategy is not None else None
-        return self._beats, engine.actions_begun if engine is not None else 0
+        return self._beats, engine.actions_begun if engine is not None else 0, self._patience()
+
+    def _patience(self) -> float:
+        """The limit of what all ranks do together now, e.g. a save, which begins no action; 0 within steps."""
+        return self._strategy.patience_seconds if self._strategy is not None else 0.0
 
     def _report(self, still: float) -> None:
         """Write where this rank is in the first line, then the schedule and the stacks of all its threads."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from weakref import WeakSet
 
 import torch
@@ -28,9 +29,10 @@ class ProcessTransport(Transport):
         device: the device of the messages' tensors.
         groups: the groups that reductions will name. A group of a single rank, or of all in order, gets no own
             communicator: each has threads, and those of Gloo wake up a hundred times a second.
+        timeout_seconds: the longest wait for a message within a communicator that is made here.
     """
 
-    def __init__(self, device: torch.device, groups: Iterable[Sequence[int]]) -> None:
+    def __init__(self, device: torch.device, groups: Iterable[Sequence[int]], *, timeout_seconds: float) -> None:
         self.rank = dist.get_rank()
         self._tells_completion = dist.get_backend() != "gloo"
         self.device = device
@@ -39,10 +41,10 @@ class ProcessTransport(Transport):
         for group in groups:
             ranks = tuple(group)
             if len(ranks) > 1 and ranks not in self._groups:
-                made = dist.new_group(list(ranks))
+                made = dist.new_group(list(ranks), timedelta(seconds=timeout_seconds))
                 if self.rank in ranks:
                     self._groups[ranks] = made
-        self._channels = _open_channels()
+        self._channels = _open_channels(timedelta(seconds=timeout_seconds))
         _open.add(self)
 
     def close(self) -> None:
@@ -101,11 +103,11 @@ class _Gathering:
         return self.parts
 
 
-def _open_channels() -> dict[Channel, tuple[dist.ProcessGroup, int]]:
+def _open_channels(timeout: timedelta) -> dict[Channel, tuple[dist.ProcessGroup, int]]:
     """For each channel, a communicator of all ranks, with the same numbers as their global ranks, and the tag."""
     if dist.get_backend() == "gloo":
         return {channel: (_all_ranks(), int(channel)) for channel in Channel}
-    return {channel: (dist.new_group(), 0) for channel in Channel}
+    return {channel: (dist.new_group(timeout=timeout), 0) for channel in Channel}
 
 
 def _all_ranks() -> dist.ProcessGroup:

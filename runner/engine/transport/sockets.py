@@ -43,7 +43,7 @@ class SocketTransport(ProcessTransport):
 
     def __init__(self, groups: Iterable[Sequence[int]], *, timeout_seconds: float) -> None:
         groups = [tuple(group) for group in groups]
-        super().__init__(torch.device("cpu"), groups)
+        super().__init__(torch.device("cpu"), groups, timeout_seconds=timeout_seconds)
         peers = {peer for group in groups if self.rank in group for peer in group} - {self.rank}
         made = _connect(self.rank, peers, timeout_seconds)
         self._lines = {(peer, channel): _Line(one, peer) for (peer, channel), one in made.items()}

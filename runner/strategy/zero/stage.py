@@ -12,6 +12,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -50,11 +51,14 @@ class StageGroups:
     Args:
         replicas: for every position in the pipeline, the global ranks that hold its stage.
         pipelines: for every replica, the global ranks of its pipeline.
+        timeout: longest wait for a message.
     """
 
-    def __init__(self, replicas: Sequence[Sequence[int]], pipelines: Sequence[Sequence[int]]) -> None:
-        self._data = _own_group(replicas)
-        self._model = _own_group(pipelines)
+    def __init__(
+        self, replicas: Sequence[Sequence[int]], pipelines: Sequence[Sequence[int]], timeout: timedelta
+    ) -> None:
+        self._data = _own_group(replicas, timeout)
+        self._model = _own_group(pipelines, timeout)
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
         return self._data
@@ -326,7 +330,7 @@ def _initialize(
     return engine
 
 
-def _own_group(groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    made = [dist.new_group(list(ranks)) for ranks in groups]
+def _own_group(groups: Sequence[Sequence[int]], timeout: timedelta) -> dist.ProcessGroup:
+    made = [dist.new_group(list(ranks), timeout) for ranks in groups]
     own: dist.ProcessGroup = next(group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
     return own

@@ -122,7 +122,7 @@ class ZeroEngineStrategy(EngineStrategy):
         positions = range(len(pipelines[0]))
         if len(positions) == 1:
             return None
-        return StageGroups([topology.data_group(position) for position in positions], pipelines)
+        return StageGroups([topology.data_group(position) for position in positions], pipelines, self._timeout)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
