@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from resume_runs import record_of, train
+from torch._C._distributed_c10d import HashStore
 
 from runner.config.compose.resolve import resolve
 from runner.launch.rank import process_group
@@ -21,7 +22,7 @@ def test_messages_may_take_as_long_as_a_step(monkeypatch: pytest.MonkeyPatch) ->
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     config = resolve(["model=mlp", "launcher.step_timeout_seconds=900"])
-    with process_group(config, dist.HashStore()):
+    with process_group(config, HashStore()):
         assert dist.group.WORLD is not None
         gloo = dist.group.WORLD._get_backend(torch.device("cpu"))
         assert gloo.options._timeout == timedelta(seconds=910)

@@ -79,7 +79,8 @@ def test_progress_keeps_a_rank_alive_and_standing_still_is_only_told_first(
 
 def test_a_save_may_take_longer_than_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watchdog, ends, _ = _watched(tmp_path, monkeypatch, report_seconds=0.1, end_seconds=0.2)
-    watchdog._strategy.patience_seconds = 60.0  # type: ignore[union-attr]  # what the strategy's patient() sets
+    assert watchdog._strategy is not None
+    watchdog._strategy.patience_seconds = 60.0  # what the strategy's patient() sets
     time.sleep(1.0)
     assert ends == []
     watchdog.stop()
