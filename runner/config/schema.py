@@ -302,6 +302,7 @@ class LauncherConfig:
     rendezvous_timeout_seconds: float = 60.0  # longest wait until all ranks have met
     step_timeout_seconds: float = 600.0  # a message that takes longer ends the run
     watchdog_seconds: float | None = 300.0  # a rank without progress for this long reports where it is; null = never
+    grace_seconds: float | None = None  # local: time to end a step and save when told to stop; null = until a job's end
     max_restarts: int = 0  # how often a failed run is restarted from its newest checkpoint
     nodes: int | None = None  # slurm: machines that share the ranks evenly; null = 1
     gpus_per_node: int | None = None  # slurm; null = one for each rank with device=cuda, else none

@@ -13,6 +13,7 @@ import signal
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import RunConfig
@@ -68,9 +69,15 @@ def attach(config: RunConfig, *, command: str, entry: str) -> int:
         RequestError, DoesNotFitError: the plan has problems, or does not fit; raised on every rank, so that the user
             sees the reason whichever rank ends first.
     """
-    raise_problems(world_size_problems(config, int(os.environ["WORLD_SIZE"])))
+    raise_problems([*world_size_problems(config, int(os.environ["WORLD_SIZE"])), *_grace_problems(config)])
     signals = StopSignals.listen()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the launcher ends the other ranks with SIGTERM
+
+    def end(number: int, frame: FrameType | None) -> None:
+        """The launcher ends the other ranks with SIGTERM; one after a request to stop changes nothing."""
+        if signals.received is None:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
     return _run(config, None, command=command, entry=entry, signals=signals)
 
 
@@ -89,7 +96,7 @@ def attach_step(config: RunConfig, step: Step, *, command: str, entry: str, plac
     signals = StopSignals.listen((signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM))
     if step.rank == 0:
         logger.info("%s", step.line(config))
-    raise_problems([*step.problems(config), *world_size_problems(config, step.num_tasks)])
+    raise_problems([*step.problems(config), *world_size_problems(config, step.num_tasks), *_grace_problems(config)])
     step.become_rank(os.environ)
     return _run(config, step, command=command, entry=entry, place_is_made=place_is_made, signals=signals)
 
@@ -174,6 +181,14 @@ def world_size_problems(config: RunConfig, world_size: int) -> list[Problem]:
     fix = f"parallelism.data={world_size // model_degree}" if world_size % model_degree == 0 else ""
     shown = f"{degrees.pipeline} x {degrees.data} x {degrees.tensor}"
     return [Problem("parallelism", shown, rule, f"WORLD_SIZE is {world_size}", fix)]
+
+
+def _grace_problems(config: RunConfig) -> list[Problem]:
+    if config.launcher.grace_seconds is None:
+        return []
+    path, why = "launcher.grace_seconds", "Who has started the ranks also ends them"
+    rule = "must be null where another launcher starts the ranks"
+    return [Problem(path, config.launcher.grace_seconds, rule, why, f"{path}=null")]
 
 
 class _Beginning:

@@ -33,6 +33,7 @@ NEGATIVE = [
     "hardware.link_latency_seconds", "transport.delay_seconds", "transport.bytes_per_second", "cost.F", "cost.B",
     "cost.I", "cost.W", "cost.comm", "cost.curvature", "cost.inversion", "launcher.rendezvous_timeout_seconds",
     "launcher.step_timeout_seconds", "launcher.watchdog_seconds", "launcher.max_restarts", "seed",
+    "launcher.grace_seconds", "checkpoint.timeout_seconds",
 ]  # fmt: skip
 UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",
@@ -94,7 +95,7 @@ COMBINED: list[dict[str, Any]] = [
     {
         "launcher.name": "slurm", "launcher.nodes": 0, "launcher.gpus_per_node": -1, "launcher.cpus_per_task": 0,
         "launcher.signal_seconds": 0, "launcher.time_limit": "soon", "launcher.partition": "a b",
-        "launcher.account": "", "launcher.sbatch": ["x"],
+        "launcher.account": "", "launcher.sbatch": ["x"], "launcher.grace_seconds": 1.0,
     },
 ]  # fmt: skip
 BROKEN: list[dict[str, Any]] = [*({key: -1} for key in NEGATIVE), *({key: "no such"} for key in UNKNOWN), *COMBINED]

@@ -48,6 +48,7 @@ _ANY: Table[RunConfig] = Table(
         positive("launcher.rendezvous_timeout_seconds", "60"),
         positive("launcher.step_timeout_seconds", "600"),
         positive("launcher.watchdog_seconds", "300"),
+        positive("launcher.grace_seconds", "120"),
         at_least("launcher.max_restarts", 0),
     ),
 )
@@ -105,6 +106,13 @@ _SLURM: Table[RunConfig] = Table(
         at_least("launcher.gpus_per_node", 0),
         at_least("launcher.cpus_per_task", 1),
         at_least("launcher.signal_seconds", 1),
+        Row(
+            "launcher.grace_seconds",
+            lambda c: c.launcher.grace_seconds is not None,
+            "belongs to launcher=local",
+            "SLURM itself ends the ranks, launcher.signal_seconds after it has told them to stop",
+            fix="launcher.grace_seconds=null",
+        ),
         Computed("launcher.nodes", _uneven_nodes, "must divide the number of ranks", "Every node runs as many ranks"),
         Row(
             "launcher.time_limit",

@@ -19,6 +19,7 @@ from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTE
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
 from runner.launch.local.allocator import allocator_variables
 from runner.launch.local.forked import Forked, Template
+from runner.launch.local.grace import grace_seconds
 from runner.launch.local.handed_over import HandedOver
 from runner.launch.local.stops import exit_status_of, name_of_signal
 from runner.launch.local.supervise import Ending, ProcessSpec, supervise
@@ -99,12 +100,18 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
         listener.bind(("127.0.0.1", 0))
         listener.listen(launch.world_size)
         specs = [_spec(launch, rank, listener, reports) for rank in range(launch.world_size)]
-        may_fork = _may_fork(launch)
+        may_fork, launcher = _may_fork(launch), load(launch.config_file).launcher
         if template is not None and not may_fork:
             template.end()
         together = partial(_fork, launch, listener, reports, template) if may_fork else None
         # Rank 0 has inherited the socket. If it stayed open here, ranks would wait for a dead rank 0, not be refused.
-        ending = supervise(specs, start_together=together, after_start=listener.close, endings=ENDINGS)
+        ending = supervise(
+            specs,
+            start_together=together,
+            after_start=listener.close,
+            endings=ENDINGS,
+            grace_seconds=partial(grace_seconds, launcher),
+        )
         handed_over = reports.read()
     outcome = _outcome(launch, ending, handed_over, killed_for_memory=_kills_for_memory() > kills_before)
     if outcome.exit_status != EXIT_OK:

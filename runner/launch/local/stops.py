@@ -56,11 +56,16 @@ class StopRequests:
 
     Attributes:
         signal: the first of them, or None.
-        count: how many there were.
+        interrupts: how many of them were the user's SIGINT.
     """
 
     signal: int | None = None
-    count: int = 0
+    interrupts: int = 0
+
+    @property
+    def is_told(self) -> bool:
+        """Whether this process has been told to stop."""
+        return self.signal is not None
 
     @classmethod
     @contextlib.contextmanager
@@ -72,11 +77,11 @@ class StopRequests:
             yield stop
         finally:
             for number, handler in previous.items():
-                signal.signal(number, handler if stop.signal is None else signal.SIG_IGN)
+                signal.signal(number, signal.SIG_IGN if stop.is_told else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number
-        self.count += 1
+        self.interrupts += number == signal.SIGINT
 
 
 def listen_for_stops() -> None:

@@ -27,7 +27,6 @@ from runner.errors import EXIT_OK
 from runner.launch.local.stops import StopRequests
 
 __all__ = [
-    "INTERRUPT_GRACE_SECONDS",
     "PLAIN_ENDINGS",
     "POLL_SECONDS",
     "Ending",
@@ -44,7 +43,6 @@ PARENT_VARIABLE = "RUNNER_PARENT_PID"
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 0.5  # after a first failure: time for the others to report how it affected them
 FAILURE_GRACE_SECONDS = 2.0  # SIGTERM to SIGKILL after a failure: the others only wait for a dead peer
-INTERRUPT_GRACE_SECONDS = 10.0  # SIGTERM to SIGKILL at the user's request: time to reach the end of a step
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
@@ -129,13 +127,14 @@ def supervise(
     start_together: Callable[[Callable[[], bool]], Sequence[Process]] | None = None,
     after_start: Callable[[], None] | None = None,
     endings: Endings = PLAIN_ENDINGS,
-    interrupt_grace_seconds: float = INTERRUPT_GRACE_SECONDS,
+    grace_seconds: Callable[[], float],
 ) -> Ending:
     """Start the processes, wait until all have ended, and end the others as soon as one fails.
 
-    SIGINT, SIGHUP, SIGTERM, SIGUSR1 and SIGUSR2 to this process end all of them; a second signal ends them at once.
-    After the first signal this process is ending too, so later signals are ignored once the group has ended
-    (:func:`end_undisturbed`).
+    SIGINT, SIGHUP, SIGTERM, SIGUSR1 and SIGUSR2 to this process end all of them, except those that it was started to
+    ignore, as ``nohup`` does. They have ``grace_seconds`` for it. Further signals change nothing, because a scheduler
+    sends several (SIGUSR1 some time ahead, then SIGTERM), except that a second SIGINT, the user's second Ctrl-C, ends
+    all at once. Once the group has ended, signals are ignored (:func:`end_undisturbed`).
 
     Args:
         specs: the processes to start, at least one.
@@ -143,18 +142,18 @@ def supervise(
             tells whether this process has been told to stop. If it starts none, the processes are executed one by one.
         after_start: called when all have been started, e.g. to close what they inherited.
         endings: what the processes' exit statuses mean.
-        interrupt_grace_seconds: time from SIGTERM to SIGKILL after this process was told to stop.
+        grace_seconds: called when this process is told to stop: the time from SIGTERM to SIGKILL.
     """
     with StopRequests.listening() as stop:
         processes: list[Process] = []
         try:
             if start_together is not None:
-                processes += start_together(lambda: stop.count > 0)
-            for spec in specs if not processes and not stop.count else ():
+                processes += start_together(lambda: stop.is_told)
+            for spec in specs if not processes and not stop.is_told else ():
                 processes.append(start(spec))
             if after_start is not None:
                 after_start()
-            failed = _wait(processes, stop, endings, interrupt_grace_seconds)
+            failed = _wait(processes, stop, endings, grace_seconds)
         finally:
             end(processes, signal.SIGKILL)
             for process in processes:
@@ -192,18 +191,20 @@ def start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
         )
 
 
-def _wait(processes: Sequence[Process], stop: StopRequests, endings: Endings, grace_seconds: float) -> tuple[int, ...]:
+def _wait(
+    processes: Sequence[Process], stop: StopRequests, endings: Endings, grace_seconds: Callable[[], float]
+) -> tuple[int, ...]:
     """Wait until all have ended or must be killed; return the indices of those that failed by themselves."""
     failed: list[int] = []
     settled_at: float | None = None  # the time from which on the others are told to end
     kill_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
-        told = stop.count > 0 or any(endings.means_killed(process.poll()) for process in processes)
+        told = stop.is_told or any(endings.means_killed(process.poll()) for process in processes)
         if kill_at is None and (told or (settled_at is not None and now >= settled_at)):
             end([process for process in processes if process.poll() is None], signal.SIGTERM)
-            kill_at = now + (grace_seconds if told else FAILURE_GRACE_SECONDS)
-        if kill_at is not None and (now >= kill_at or stop.count > 1):
+            kill_at = now + (grace_seconds() if told else FAILURE_GRACE_SECONDS)
+        if kill_at is not None and (now >= kill_at or stop.interrupts > 1):
             break
         if kill_at is None:
             _note_failures(processes, failed, endings)

@@ -15,9 +15,10 @@ from runner.config.compose.resolve import fingerprint, save, to_container
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST, Problem, RunnerError
 from runner.launch.failure import status_of
+from runner.launch.local.grace import grace_seconds
 from runner.launch.local.ranks import stopped_early
 from runner.launch.local.stops import exit_status_of, name_of_signal, signal_of
-from runner.launch.local.supervise import INTERRUPT_GRACE_SECONDS, ProcessSpec, supervise
+from runner.launch.local.supervise import ProcessSpec, supervise
 from runner.launch.run.directory import job_directory
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere
 from runner.launch.run.restart import from_newest
@@ -29,8 +30,8 @@ __all__ = ["JOB_MODULE", "Request", "Sweep", "run_all"]
 logger = logging.getLogger(__name__)
 
 JOB_MODULE = "runner.launch.sweep.job"
-# A job must have time to end its own ranks before it may be killed.
-_JOB_GRACE_SECONDS = INTERRUPT_GRACE_SECONDS + 5.0
+# Beyond the grace of its ranks: a job must have time to end them before it may be killed.
+_JOB_GRACE_SECONDS = 5.0
 _NO_FAILURE = ("ok", "unsupported")
 _RETRIED = ("failed", "out_of_memory", "unsupported")
 
@@ -170,10 +171,10 @@ def _run(one: Sweep, job: Job, request: Request) -> int | None:
     begun = _begin(one, job, request)
     if begun is None:
         return None
-    job_dir, _ = begun
+    job_dir, config = begun
     log = job_dir / "logs" / "job.log" if one.hides_output else None
     spec = ProcessSpec([sys.executable, "-m", JOB_MODULE, str(job_dir), one.entry], {}, log=log)
-    ending = supervise([spec], interrupt_grace_seconds=_JOB_GRACE_SECONDS)
+    ending = supervise([spec], grace_seconds=lambda: grace_seconds(config.launcher) + _JOB_GRACE_SECONDS)
     _account(job_dir, ending.returncodes[0], ending.interrupted_by)
     return ending.interrupted_by
 
