@@ -14,9 +14,7 @@ import dataclasses
 import errno
 import json
 import math
-import os
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from runner.environment import environment
+from runner.files import write_atomically
 
 __all__ = [
     "RECORD_FILE",
@@ -266,26 +265,6 @@ def finish_failed(run_dir: Path, status: Status, reason: str, **blank: Any) -> R
 def hang_file(run_dir: Path, rank: int) -> Path:
     """The file in which rank ``rank`` reports where it is stuck; its first line is the reason."""
     return run_dir / "logs" / f"rank_{rank}.hang.txt"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of ``path`` by ``text``, durably: a crash leaves the old file or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _line(values: Mapping[str, Any]) -> str:

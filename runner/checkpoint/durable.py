@@ -11,8 +11,9 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from runner.errors import RunFailedError
+from runner.files import make_directories, sync_directory
 
-__all__ = ["TEMPORARY", "CheckpointError", "durably", "first_line", "sync_directory"]
+__all__ = ["TEMPORARY", "CheckpointError", "durably", "first_line"]
 
 TEMPORARY = ".unfinished-"
 """Prefix of the names of files that are being written, or that a killed writer left behind."""
@@ -31,7 +32,7 @@ def durably(path: Path) -> Iterator[Path]:
     """
     temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY, suffix=f"-{path.name}")
         os.close(handle)
         temporary = Path(name)
@@ -53,16 +54,8 @@ def durably(path: Path) -> Iterator[Path]:
         # torch raises its own error on top of the cause.
         if isinstance(error, OSError | RuntimeError | SafetensorError):
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            raise RunFailedError(f"the checkpoint {path} could not be written: {first_line(cause)}") from error
+            raise RunFailedError(f"{path} could not be written: {first_line(cause)}") from error
         raise
-
-
-def sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def first_line(error: BaseException) -> str:

@@ -25,10 +25,11 @@ from typing import Any
 
 import torch
 
-from runner.checkpoint.durable import TEMPORARY, CheckpointError, durably, first_line, sync_directory
+from runner.checkpoint.durable import TEMPORARY, CheckpointError, durably, first_line
 from runner.checkpoint.parts import check_parts, read_parts
 from runner.config.rules.sections import NEVER_CALLED
 from runner.errors import RunFailedError
+from runner.files import sync_directory
 from runner.targets import import_target
 
 __all__ = [

@@ -36,7 +36,7 @@ from runner.launch.run.directory import OUTPUTS
 from runner.launch.run.lock import Incarnation, InUseError, alone_in, take_directory
 from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import compile_operators, prepare, write_request
-from runner.launch.run.restart import FAILURES, go_on, has_begun
+from runner.launch.run.restart import failures_before, go_on, has_begun
 from runner.launch.slurm.requeue import requeue
 from runner.launch.slurm.step import Step
 from runner.record import RunRecord, Status, finish_failed
@@ -164,8 +164,8 @@ def _account(failure: RankFailure, config: RunConfig, run_dir: Path, rank: int, 
         return failure.exit_status
     if status == "out_of_memory" and is_first:
         advise(config, run_dir)
-    failures = int(RunRecord.load(run_dir).extras.get(FAILURES, 0))
-    if step is not None and failure.exit_status == EXIT_FAILED and failures <= config.launcher.max_restarts:
+    may_restart = failures_before(RunRecord.load(run_dir)) < config.launcher.max_restarts
+    if step is not None and failure.exit_status == EXIT_FAILED and may_restart:
         requeue(step.job)
     return failure.exit_status
 
@@ -276,9 +276,7 @@ def _finish(run_dir: Path, status: Status, reason: str) -> bool:
     """
     if RunRecord.load(run_dir).status != "running":
         return False
-    record = finish_failed(run_dir, status, reason)
-    if status == "failed":
-        record.replace(extras=record.extras | {FAILURES: record.extras.get(FAILURES, 0) + 1}).save(run_dir)
+    finish_failed(run_dir, status, reason)
     return True
 
 

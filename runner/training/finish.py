@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runner.checkpoint.durable import durably
 from runner.config.compose.resolve import to_container
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
@@ -66,10 +67,10 @@ def finish(
         averages = average.whole(strategy) if average is not None else {}
     if measures is None:
         return
-    save_file(_apart(weights), run_dir / WEIGHTS_FILE)
+    _save_weights(weights, run_dir / WEIGHTS_FILE)
     artifacts = {"weights": WEIGHTS_FILE, "steps": "steps.jsonl"}
     if averages:
-        save_file(_apart(averages), run_dir / AVERAGE_FILE)
+        _save_weights(averages, run_dir / AVERAGE_FILE)
         artifacts["averaged_weights"] = AVERAGE_FILE
     if checkpoints.newest is not None:
         artifacts["checkpoint"] = str(checkpoints.newest.relative_to(run_dir))
@@ -90,6 +91,16 @@ def finish(
     record = record.replace(status="ok")
     record.save(run_dir)
     _call_report(config, run_dir, weights, record)
+
+
+def _save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write weights durably; a crash leaves no file that is cut short.
+
+    Raises:
+        RunFailedError: the file system refuses.
+    """
+    with durably(path) as temporary:
+        save_file(_apart(weights), temporary)
 
 
 def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

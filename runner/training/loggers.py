@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import inspect
+import io
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def _csv_logger(run_dir: Path, rank: int, steps: int, kwargs: dict[str, Any]) ->
     if rank == 0 and steps:
         if file.exists() and not aside.exists():
             file.replace(aside)
-        earlier = [row for row in _complete_rows(aside) if int(row["step"]) < steps]
+        earlier = _rows_before(aside, steps)
+    kwargs.setdefault("flush_logs_every_n_steps", 1)  # Lightning's 100 would be lost when the process is killed
     made = CSVLogger(str(run_dir), name="", version="csv", **kwargs)
     for row in earlier:
         step = int(row.pop("step"))
@@ -90,12 +92,17 @@ def _csv_logger(run_dir: Path, rank: int, steps: int, kwargs: dict[str, Any]) ->
     return made
 
 
-def _complete_rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, without a last one whose line is cut; none if there is no file."""
+def _rows_before(file: Path, steps: int) -> list[dict[str, str]]:
+    """The rows of the first ``steps`` steps; none if there is no file.
+
+    A last row that a killed writer did not complete is left out.
+    """
     if not file.exists():
         return []
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return list(csv.DictReader(line for line in lines if line.endswith("\n")))
+    text = file.read_bytes().decode("utf-8", errors="replace")
+    complete = text[: text.rfind("\n") + 1].replace("\0", "")  # a machine that crashes may leave zeros at the end
+    rows = [row for row in csv.DictReader(io.StringIO(complete, newline="")) if str(row.get("step")).isdecimal()]
+    return [row for row in rows if None not in row.values() and int(row["step"]) < steps]
 
 
 def build_profiler(config: RunConfig, run_dir: Path) -> Profiler | None:

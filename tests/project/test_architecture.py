@@ -13,21 +13,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 _REQUEST = {"errors", "targets", "config.schema", "optim.catalogue", "config"}
-_FOUNDATION = _REQUEST | {"", "noise", "environment", "record", "profile", "schedule", "memory.solve", "plan"}
+_FOUNDATION = _REQUEST | {"", "noise", "files", "environment", "record", "profile", "schedule", "memory.solve", "plan"}
 _TRAINED = _FOUNDATION | {"optim", "memory", "model", "profiling", "engine", "checkpoint"}
 
 # A room and the rooms it may import, "" being the package itself (its version). docs/design.md says why.
 MAY_IMPORT = {
     "": set(),
     "environment": {""},
-    "record": {"environment"},
+    "files": set(),
+    "record": {"environment", "files"},
     "errors": set(),
     "targets": {"errors"},
     "profile": set(),
     "noise": set(),
     "config.schema": {"errors", "memory.solve"},
     "optim.catalogue": {"errors", "targets", "config.schema"},
-    "config": {"errors", "config.schema", "optim.catalogue", "memory.solve"},
+    "config": {"errors", "files", "config.schema", "optim.catalogue", "memory.solve"},
     "schedule": {"errors", "targets"},
     "memory.solve": {"errors", "targets", "profile"},
     "plan": _REQUEST | {"profile", "schedule", "memory.solve"},
@@ -61,7 +62,7 @@ PARTS = {
     ),
 }
 WITHOUT_TORCH = (
-    *("errors", "noise", "profile", "environment", "record", "targets", "config.schema", "optim.catalogue", "config"),
+    *("errors", "noise", "files", "profile", "environment", "record", "targets", "config.schema", "optim.catalogue", "config"),
     *("schedule", "memory.solve", "plan", "report", "cli"),
 )
 NEVER_TOGETHER = [

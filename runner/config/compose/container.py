@@ -11,6 +11,7 @@ from typing import Any
 from runner.config.compose.shape import build
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
+from runner.files import write_atomically
 
 __all__ = ["config_from_container", "fingerprint", "load", "save", "to_container"]
 
@@ -72,7 +73,7 @@ def fingerprint(config: RunConfig) -> str:
 
 
 def save(config: RunConfig, file: Path | str) -> Path:
-    """Write ``config`` to ``file``: JSON if the name ends in .json, else YAML."""
+    """Write ``config`` to ``file``, atomically: JSON if the name ends in .json, else YAML."""
     path = Path(file)
     container = to_container(config)
     if path.suffix == ".json":
@@ -81,7 +82,7 @@ def save(config: RunConfig, file: Path | str) -> Path:
         import yaml
 
         text = yaml.safe_dump(container, sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
+    write_atomically(path, text)
     return path
 
 

@@ -15,7 +15,7 @@ from runner.record import RECORD_FILE, RunRecord
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
 
-__all__ = ["FAILURES", "RESTARTS", "from_newest", "go_on", "has_begun"]
+__all__ = ["FAILURES", "RESTARTS", "failures_before", "from_newest", "go_on", "has_begun"]
 
 RESTARTS = "restarts"
 """Key in the record's extras: how often the run has been started again."""
@@ -26,6 +26,15 @@ FAILURES = "failures"
 def has_begun(run_dir: Path) -> bool:
     """Whether a run was planned in the directory, so that it can continue with the same plan."""
     return (run_dir / RECORD_FILE).exists() and (run_dir / PROFILE_FILE).exists()
+
+
+def failures_before(record: RunRecord) -> int:
+    """How many starts of the run have failed before the present one.
+
+    It is counted when the run is started again, so that all ranks of a start read the same number, whoever reports the
+    end of that start.
+    """
+    return int(record.extras.get(FAILURES, 0))
 
 
 def from_newest(config: RunConfig) -> RunConfig:
@@ -49,9 +58,11 @@ def go_on(config: RunConfig, run_dir: Path, *, command: str) -> tuple[RunConfig,
     """
     from runner.training.run_plan import planned
 
+    had_failed = RunRecord.load(run_dir).status == "failed"
     config = from_newest(replace(config, run_dir=str(run_dir)))
     plan = planned(config, run_dir)
     write_request(config, plan, run_dir, command=command)
     record = RunRecord.load(run_dir)
-    record.replace(extras=record.extras | {RESTARTS: record.extras.get(RESTARTS, 0) + 1}).save(run_dir)
+    counts = {RESTARTS: record.extras.get(RESTARTS, 0) + 1, FAILURES: failures_before(record) + int(had_failed)}
+    record.replace(extras=record.extras | counts).save(run_dir)
     return config, plan
