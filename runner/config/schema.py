@@ -247,7 +247,8 @@ class TrainerConfig:
 
 @dataclass
 class CheckpointConfig:
-    every: int | None = None  # steps between checkpoints; null = only after the last step
+    every: int | None = None  # steps between checkpoints; null = by time alone, and after the last step
+    every_seconds: float | None = 900.0  # a step that ends so long after the last save is saved; null = never by time
     keep: int = 1  # number of newest checkpoints that are kept
     keep_best: int = 0  # further checkpoints that are kept: those with the lowest validation loss
     timeout_seconds: float = 3600.0  # a save that takes longer ends the run

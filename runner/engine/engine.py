@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.engine.asks import SAVE, STOP
 from runner.engine.context import RankContext, RankView
 from runner.engine.executor import Executor
 from runner.engine.failure import describe_place, draw_place, explain_failure
@@ -103,6 +104,7 @@ class Engine:
         self._begin_step: Callable[[], None] | None = None
         self._filler: Filler | None = None
         self._stop_requested = False
+        self._save_requested = False
         self._is_training = True  # whether the last window was of training
         schedules = {True: schedule, False: forward_only.schedule}
         self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding)
@@ -245,6 +247,11 @@ class Engine:
         """Whether no further batch shall be submitted: a rank asked to stop, and all ranks are at the same step."""
         return self._ends.stop_after is not None and self._step > self._ends.stop_after
 
+    @property
+    def saves(self) -> bool:
+        """Whether the run shall be saved before the next batch: a rank asked for it, and all are at the same step."""
+        return self._ends.save_after is not None and self._step == self._ends.save_after + 1
+
     def start_at(self, step: int) -> None:
         """Set the index of the next step, after a resume. The weights have version ``step``."""
         if step != self._step:
@@ -252,7 +259,7 @@ class Engine:
                 if store.newest != step:
                     store.start_at(step)
         self._step = self._since = step
-        self._ends.stop_after = None
+        self._ends.stop_after = self._ends.save_after = None
 
     @property
     def actions_begun(self) -> int:
@@ -271,6 +278,10 @@ class Engine:
     def request_stop(self) -> None:
         """Ask all ranks to stop at the end of the next step that this rank begins; safe in a signal handler."""
         self._stop_requested = True
+
+    def request_save(self) -> None:
+        """Ask all ranks to save at the end of the next step that this rank begins; see :attr:`saves`."""
+        self._save_requested = True
 
     def submit(self, batch: StepBatch) -> list[FinishedStep]:
         """Run this rank's actions from one step's batch to the next batch.
@@ -394,7 +405,7 @@ class Engine:
             batch,
             step=self._step,
             training=training,
-            stop=self._stop_requested,
+            asks=self._take_asks() if training and place is None else 0,
             loss_scale=self.update.scale.of_sum,
             timeline=self.timeline,
         )
@@ -405,6 +416,12 @@ class Engine:
             self._sharding.begin(self.options.microbatches)
         self._ends.send_loss(window)  # a replica without samples has no forward that would do this
         return window
+
+    def _take_asks(self) -> int:
+        """What this rank asks of all: a stop until it has come, a save once."""
+        asks = STOP * self._stop_requested + SAVE * self._save_requested
+        self._save_requested = False
+        return asks
 
     def _in_program(self, action: Action) -> Action:
         """An action of the present windows, with the numbers of its program."""

@@ -41,9 +41,9 @@ class Headers:
         self._last = self._lasts[0]
 
     def header(
-        self, batch: StepBatch, *, step: int, training: bool, stop: bool, timeline: Timeline
+        self, batch: StepBatch, *, step: int, training: bool, asks: int, timeline: Timeline
     ) -> tuple[int, int, int]:
-        """Receive the header and pass it on; return samples, the input's signature, how many ranks want to stop."""
+        """Receive the header and pass it on; return samples, the input's signature, what ranks ask for."""
         previous, following = self._neighbours()
         header = torch.zeros(6, dtype=torch.int64, device=self._transport.device)
         if previous is None:
@@ -55,7 +55,7 @@ class Headers:
             start = time.perf_counter()
             self._transport.receive(header, previous, Channel.HEADER).wait()
             timeline.current.waiting += time.perf_counter() - start
-        header[4] += int(stop)
+        header[4] += asks
         values = [int(value) for value in header.tolist()]
         if values[2:4] != [int(training), step]:
             raise RunFailedError(
@@ -71,7 +71,7 @@ class Headers:
         if following is not None:
             self._pass_on(header, following, Channel.HEADER)
         elif training and self._view.position != self._last:
-            self._pass_on(header[4:5].clone(), self._view.pipeline[self._last], Channel.STOP)
+            self._pass_on(header[4:5].clone(), self._view.pipeline[self._last], Channel.ASKS)
         return values[0], values[1], values[4]
 
     def _signature(self, batch: StepBatch) -> int:
@@ -87,23 +87,23 @@ class Headers:
         return before, after
 
     def send_totals(self, window: Window) -> None:
-        """Send ``[sum, weight, stops]`` to every other rank of the pipeline; the last stage's rank calls it per window.
+        """Send ``[sum, weight, asks]`` to every other rank of the pipeline; the last stage's rank calls it per window.
 
-        If several ranks have a last stage, each sends its own part of the sums, and the first of them sends the stops.
+        If several ranks have a last stage, each sends its own part of the sums, and the first of them sends the asks.
         """
         if self._view.position != self._last:
-            window.stops = 0
+            window.asks = 0
         elif window.training and self._down[-1] != self._last:
-            stop = torch.zeros(1, dtype=torch.int64, device=self._transport.device)
-            self._transport.receive(stop, self._view.pipeline[self._down[-1]], Channel.STOP).wait()
-            window.stops = int(stop)
+            asked = torch.zeros(1, dtype=torch.int64, device=self._transport.device)
+            self._transport.receive(asked, self._view.pipeline[self._down[-1]], Channel.ASKS).wait()
+            window.asks = int(asked)
         message = window.totals().to(self._transport.device)
         for position, rank in enumerate(self._view.pipeline):
             if position != self._view.position:
                 self._pass_on(message, rank, Channel.TOTALS)
 
     def totals(self, window: Window) -> Tensor:
-        """Wait for ``[sum, weight, stops]`` of the window over the pipeline; the result is the same on every rank."""
+        """Wait for ``[sum, weight, asks]`` of the window over the pipeline; the result is the same on every rank."""
         parts = []
         for last in self._lasts:
             if last == self._view.position:

@@ -33,19 +33,19 @@ class WindowOpener:
         self._microbatches, self._all_take_part = microbatches, all_take_part
 
     def open(
-        self, batch: StepBatch, *, step: int, training: bool, stop: bool, loss_scale: float, timeline: Timeline
+        self, batch: StepBatch, *, step: int, training: bool, asks: int, loss_scale: float, timeline: Timeline
     ) -> Window:
         """Make the window of a batch, and send its sizes to the next rank.
 
         Args:
-            stop: whether this rank asks all to stop.
+            asks: what this rank asks of all.
             timeline: the time of waiting for the rank before is added to it.
 
         Raises:
             RunFailedError: ranks loaded different samples, or are at different steps.
         """
-        samples, signature, stops = self._headers.header(
-            batch, step=step, training=training, stop=stop, timeline=timeline
+        samples, signature, asked = self._headers.header(
+            batch, step=step, training=training, asks=asks, timeline=timeline
         )
         if batch.samples is not None and batch.samples != samples:
             raise RunFailedError(
@@ -68,7 +68,7 @@ class WindowOpener:
             signature=signature,
             inputs=parts(batch.inputs) if has_inputs else None,
             targets=parts(batch.targets) if has_targets else None,
-            stops=stops,
+            asks=asked,
             loss_scale=loss_scale,
             own_losses=self._stream.own_losses(training) if has_targets else (),
             stand_ins=stand_ins,

@@ -57,6 +57,7 @@ class FinishedStep:
         grad_norm: global norm before clipping; None if nothing clips, and with post-validation, which knows it only a
             step later.
         stop: whether some rank asked to stop after this step; all ranks learn it with the same step.
+        save: whether some rank asked to save after this step; likewise.
         skipped: whether the loss or a gradient was not finite, so that the weights are those of the step before;
             with post-validation, :class:`TakenBack` reports gradients.
         loss_scale: the factor by which this step's loss was scaled; None if losses are not scaled.
@@ -66,6 +67,7 @@ class FinishedStep:
     loss: float
     grad_norm: float | None
     stop: bool = False
+    save: bool = False
     skipped: bool = False
     loss_scale: float | None = None
 

@@ -48,6 +48,7 @@ class StepEnds:
         tied_gradients: the gradients of weights that several stages hold; they belong to no stage's gradients.
         updating: the step whose update is being applied.
         stop_after: the last step that is to begin, since a rank has asked to stop; None: no rank has.
+        save_after: the last step that is to begin before a save for which a rank has asked; None: no rank has.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class StepEnds:
         self.tied_gradients = tied_sets(rank.stages, tags)
         self.updating = 0
         self.stop_after: int | None = None
+        self.save_after: int | None = None
         self._rank, self._stream, self._headers = rank, stream, headers
         self._updates = _make_updates(self, rank, options, stream.schedule(training=True).is_asynchronous, stores)
         self._reductions: dict[int, list[Handle]] = {}
@@ -133,6 +135,8 @@ class StepEnds:
             self._finished.append(finished)
             if finished.stop and self.stop_after is None:
                 self.stop_after = window.step + self._stream.overlap
+            if finished.save:
+                self.save_after = window.step + self._stream.overlap
 
     def settle(self, drop: Callable[[], None] | None = None) -> bool:
         """Wait until the last step can no longer be undone; undo and correct it if another rank's gradients say so.

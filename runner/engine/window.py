@@ -45,11 +45,11 @@ class Window:
         inputs, targets: one entry per micro-batch, on the ranks that load them.
         loss: float64 ``[sum, weight]`` of the loss over the micro-batches, on the last stage and, after STEP,
             everywhere.
-        stops: how many ranks asked to stop after this step, as far as this rank knows.
+        asks: what ranks ask for after this step, as far as this rank knows; see :mod:`runner.engine.asks`.
         loss_scale: factor by which the loss is multiplied before its backward.
         own_losses: micro-batches whose loss this rank computes.
         losses_to_come: number of those with samples whose loss is not in ``loss`` yet.
-        knows_totals: whether ``loss`` and ``stops`` are those of all ranks.
+        knows_totals: whether ``loss`` and ``asks`` are those of all ranks.
         is_told: whether the loss need not be sent: the other ranks know it, or must not get it.
         waits_for_step: this rank's stages whose optimizer step has not come yet.
         stand_ins: micro-batches without samples that are computed nevertheless, on one sample whose loss does not
@@ -66,7 +66,7 @@ class Window:
     inputs: Sequence[Any] | None
     targets: Sequence[Any] | None
     loss: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
-    stops: int = 0
+    asks: int = 0
     loss_scale: float = 1.0
     own_losses: Sequence[int] = ()
     losses_to_come: int = 0
@@ -81,19 +81,19 @@ class Window:
         self.losses_to_come = sum(self.sizes[number] > 0 for number in self.own_losses)
 
     def begin_again(self, loss_scale: float) -> None:
-        """Reset the losses; the number of ranks that asked to stop is kept."""
+        """Reset the losses; what ranks ask for is kept."""
         self.loss.zero_()
         self.loss_scale = loss_scale
         self.__post_init__()
 
     def totals(self) -> Tensor:
-        """``[sum, weight, stops]`` as one tensor."""
-        return torch.cat([self.loss, torch.tensor([float(self.stops)], dtype=torch.float64)])
+        """``[sum, weight, asks]`` as one tensor."""
+        return torch.cat([self.loss, torch.tensor([float(self.asks)], dtype=torch.float64)])
 
     def learn(self, totals: Tensor) -> None:
-        """Set the loss and the stops from the sum of all ranks' :meth:`totals`."""
+        """Set the loss and the asks from the sum of all ranks' :meth:`totals`."""
         self.loss.copy_(totals[:2])
-        self.stops = round(float(totals[2]))
+        self.asks = round(float(totals[2]))
         self.knows_totals = True
 
     @property

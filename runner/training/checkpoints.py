@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -30,7 +31,11 @@ _Content = dict[str, Any]
 
 
 class Checkpoints(Callback):
-    """Saves every so many steps and at the last step, deletes old checkpoints, and restores a resumed run.
+    """Saves every so many steps or seconds and at the last step, deletes old checkpoints, and restores a resumed run.
+
+    Rank 0 looks at the clock, and asks all ranks through the engine, so that they save after the same step. A
+    checkpoint that is due by time alone is kept until the next one of either kind is complete, and does not count
+    among those that ``checkpoint.keep`` keeps.
 
     Args:
         directory: made on first use.
@@ -65,6 +70,9 @@ class Checkpoints(Callback):
         self._val_losses = val_losses
         self._start = resumed.step if resumed is not None else 0
         self._files = {step: path for step, path in checkpoint_files(directory).items() if step <= self._start}
+        self._by_time: set[int] = set()  # steps of checkpoints that were due by time alone
+        self._saved_at = time.monotonic()
+        self._is_asked = False
         self._background = _Background()
         self._copied = 0  # bytes of the largest copy so far
         self._requested: list[list[dict[str, Any]]] = []  # settings of the optimizers before a checkpoint is loaded
@@ -94,6 +102,7 @@ class Checkpoints(Callback):
             for step, path in checkpoint_files(self._directory).items():
                 if step > self._start:  # the run passed it over as damaged; what is newer is never deleted
                     logger.warning("%s is kept as %s", path.name, set_aside(path).name)
+        self._saved_at = time.monotonic()
         if self._resumed is not None:
             if self._follows_config:
                 follow_config(trainer, self._requested)
@@ -101,18 +110,34 @@ class Checkpoints(Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         self._background.check()
-        if self._is_due(trainer.global_step) and not self._validates(trainer.global_step):
-            self._save(trainer)
+        if not self._validates(trainer.global_step):
+            self._save_if_due(trainer)
+        self._look_at_clock(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._save_if_due(trainer)
+
+    def _save_if_due(self, trainer: pl.Trainer) -> None:
+        engine = _strategy(trainer).engine
         if self._is_due(trainer.global_step):
             self._save(trainer)
+        elif engine is not None and engine.saves and trainer.global_step < trainer.max_steps:  # type: ignore[operator]
+            self._by_time.add(trainer.global_step)
+            self._save(trainer)
+
+    def _look_at_clock(self, trainer: pl.Trainer) -> None:
+        """Ask for a save if the last one is too long ago."""
+        seconds, engine = self._config.every_seconds, _strategy(trainer).engine
+        if seconds is None or engine is None or not trainer.is_global_zero or self._is_asked:
+            return
+        if time.monotonic() - self._saved_at >= seconds:
+            self._is_asked = True
+            engine.request_save()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._save(trainer)
         if self._config.asynchronous:
-            assert isinstance(trainer.strategy, EngineStrategy)
-            with trainer.strategy.patient(self._config.timeout_seconds):
+            with _strategy(trainer).patient(self._config.timeout_seconds):
                 self._wait_for_all_ranks(trainer)
             self._remove_old(trainer)
 
@@ -125,10 +150,9 @@ class Checkpoints(Callback):
         if step in self._files:
             return
         path = self._directory / checkpoint_name(step)
-        strategy = trainer.strategy
-        assert isinstance(strategy, EngineStrategy)
-        with strategy.patient(self._config.timeout_seconds):
+        with _strategy(trainer).patient(self._config.timeout_seconds):
             self._save_as(trainer, path, step)
+        self._saved_at, self._is_asked = time.monotonic(), False
         self._saved()
 
     def _save_as(self, trainer: pl.Trainer, path: Path, step: int) -> None:
@@ -144,8 +168,7 @@ class Checkpoints(Callback):
 
     def _start_saving(self, trainer: pl.Trainer, path: Path) -> None:
         """Copy what is to be saved, and write it in a thread while the run continues."""
-        strategy = trainer.strategy
-        assert isinstance(strategy, EngineStrategy)
+        strategy = _strategy(trainer)
         with strategy.in_parts(partial(self._start_writing, strategy, path)):
             trainer.save_checkpoint(path, weights_only=False)
 
@@ -163,7 +186,8 @@ class Checkpoints(Callback):
 
     def _remove_old(self, trainer: pl.Trainer) -> None:
         """Delete checkpoints that need not be kept; call it only after a newer one is complete."""
-        kept = {*sorted(self._files)[-self._config.keep :], *self._best()[: self._config.keep_best]}
+        regular = sorted(self._files.keys() - self._by_time)
+        kept = {*regular[-self._config.keep :], *self._best()[: self._config.keep_best], max(self._files, default=0)}
         for step in self._files.keys() - kept:
             path = self._files.pop(step)
             if trainer.is_global_zero:
@@ -174,6 +198,11 @@ class Checkpoints(Callback):
         seen = {int(step): value for step, value in self._val_losses() if int(step) in self._files}
         losses = {step: value for step, value in seen.items() if math.isfinite(value)}
         return sorted(losses, key=lambda step: (losses[step], -step))
+
+
+def _strategy(trainer: pl.Trainer) -> EngineStrategy:
+    assert isinstance(trainer.strategy, EngineStrategy)
+    return trainer.strategy
 
 
 class _Background:

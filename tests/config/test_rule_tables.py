@@ -33,7 +33,7 @@ NEGATIVE = [
     "hardware.link_latency_seconds", "transport.delay_seconds", "transport.bytes_per_second", "cost.F", "cost.B",
     "cost.I", "cost.W", "cost.comm", "cost.curvature", "cost.inversion", "launcher.rendezvous_timeout_seconds",
     "launcher.step_timeout_seconds", "launcher.watchdog_seconds", "launcher.max_restarts", "seed",
-    "launcher.grace_seconds", "checkpoint.timeout_seconds",
+    "launcher.grace_seconds", "checkpoint.timeout_seconds", "checkpoint.every_seconds",
 ]  # fmt: skip
 UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",

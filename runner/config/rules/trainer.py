@@ -58,6 +58,7 @@ CHECKPOINT: Table[RunConfig] = Table(
     (
         at_least("checkpoint.every", 1),
         at_least("checkpoint.keep", 1),
+        positive("checkpoint.every_seconds", "900"),
         positive("checkpoint.timeout_seconds", "3600"),
         at_least("checkpoint.keep_best", 0),
         Row(

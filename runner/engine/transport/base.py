@@ -28,7 +28,7 @@ class Channel(IntEnum):
     HEADER = 2  # once per step to the next rank: number of samples and their shapes
     SPEC = 3  # to the next rank, when a boundary's shapes are new
     TOTALS = 4  # once per step, from the last stage's rank to every other rank: the loss
-    STOP = 5  # once per step, from the last rank that gets the header to the last stage's rank, if they differ
+    ASKS = 5  # once per step, from the last rank that gets the header to the last stage's rank, if they differ
     MOMENTUM = 6  # between replicas, for optimizers that compress it
     INPUT = 7  # input of a stage, for the rank of its backward, if another rank runs its forward
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from runner.engine.asks import asks_for_save, asks_for_stop
 from runner.engine.measure.timeline import StepTimes
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
 from runner.engine.update.update import Update, Verdict
@@ -127,7 +128,8 @@ class StageUpdate:
         times.optimizer += time.perf_counter() - agreed
         skipped = not verdict.finite and not speculative
         norm = self.update.norm_of(verdict)
-        return FinishedStep(window.step, total / weight, norm, window.stops > 0, skipped, scale)
+        stop, save = asks_for_stop(window.asks), asks_for_save(window.asks)
+        return FinishedStep(window.step, total / weight, norm, stop, save, skipped, scale)
 
     def settle(self, times: StepTimes, begun: Callable[[], None] | None = None) -> bool:
         """Wait for the verdict on the last step, and take the step back if the verdict demands it.
