@@ -105,6 +105,7 @@ class Engine:
         self._filler: Filler | None = None
         self._stop_requested = False
         self._save_requested = False
+        self._buffers_at_start: list[tuple[int, int]] = []
         self._is_training = True  # whether the last window was of training
         schedules = {True: schedule, False: forward_only.schedule}
         self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding)
@@ -294,6 +295,7 @@ class Engine:
                 on several ranks differ.
         """
         self.timeline.begin(self._step, time.perf_counter())
+        self._buffers_at_start = self._versions_of_buffers()
         if self._begin_step is not None:
             self._begin_step()
         if self._filler is not None:
@@ -375,6 +377,27 @@ class Engine:
         self._empty()
         return self._ends.take_finished()
 
+    def give_up(self) -> bool:
+        """Drop a step that has failed, so that the state before it can be read.
+
+        Returns:
+            whether that state is whole. It is not where windows overlap or the last step may still be undone, because
+            weights of several steps are in use; where another object keeps the gradients; and where the step's
+            forwards have changed buffers, e.g. running statistics.
+        """
+        if self._stream.overlap or self._ends.is_pending or self._sharding is not None:
+            return False
+        if self._versions_of_buffers() != self._buffers_at_start:
+            return False
+        self._rank.windows.clear()
+        self._executor.abandon(())
+        self._ends.close()
+        return True
+
+    def _versions_of_buffers(self) -> list[tuple[int, int]]:
+        """The identity of each buffer and how often it was changed, to see whether forwards have changed one."""
+        return [(id(value), value._version) for module in self.stages.values() for _, value in _named_buffers(module)]
+
     def _empty(self) -> None:
         """Like :meth:`drain`, but the next call of it or of :meth:`submit` returns the steps."""
         self.settle()
@@ -395,10 +418,14 @@ class Engine:
             gradients.claim()
         with self.transport.exclusive():
             random_state = torch.get_rng_state()
-        self._executor.run(actions, failed, training=training)
-        with self.transport.exclusive():  # ranks in threads share the generator: wait for other ranks' use of it
-            seed_generators(mix_seed(self.options.seed, self._step))  # of Python and NumPy, alike on all ranks
-            torch.set_rng_state(random_state)
+        ended = self._step - 1  # a step that fails leaves the generators as the step before it did
+        try:
+            self._executor.run(actions, failed, training=training)
+            ended = self._step
+        finally:
+            with self.transport.exclusive():  # ranks in threads share the generator: wait for other ranks' use of it
+                seed_generators(mix_seed(self.options.seed, ended))  # of Python and NumPy, alike on all ranks
+                torch.set_rng_state(random_state)
 
     def _open(self, batch: StepBatch, training: bool, place: int | None = None) -> Window:
         window = self._opener.open(

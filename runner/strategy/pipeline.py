@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, cast
 
@@ -93,6 +93,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         self.exchange: ReplicaExchange | None = None  # exchanges momentum instead of gradients
         self._device_type = device
         self._timeout = timedelta(seconds=timeout_seconds)
+        self._is_updating = False  # whether the optimizer has begun an update and not ended it
         self._batch: StepBatch | None = None
         self._finished: list[FinishedStep] = []  # and not yet asked for
         self._rates: dict[int, list[float]] = {}  # learning rates of the steps under way
@@ -325,8 +326,35 @@ class EngineStrategy(NamedCheckpointStrategy):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # it is the Trainer's list
             callback.on_before_optimizer_step(trainer, self.lightning_module, optimizer)
         self.lightning_module.on_before_optimizer_step(optimizer)
+        self._is_updating = True
         with self._rates_of_step(optimizer):
             self._step_optimizer()
+        self._is_updating = False
+
+    def give_up_step(self, *, together: bool) -> bool:
+        """Drop a step that has failed, so that the state before it can be saved.
+
+        Args:
+            together: whether all ranks call it for the same step; else there must be no other rank.
+
+        Returns:
+            whether that state is whole and finite on all ranks.
+        """
+        if self.engine is None or (self.world_size > 1 and not together):
+            return False
+        is_good = False
+        with suppress(Exception):  # what ended the run is told elsewhere; the other ranks wait for this one's answer
+            is_good = not self._is_updating and self.engine.give_up() and self._is_finite()
+        return all(self.all_gather_objects(is_good))
+
+    def _is_finite(self) -> bool:
+        """Whether the weights, buffers and optimizer states of this rank are finite."""
+        assert self.engine is not None
+        held: list[Any] = [value for module in self.engine.stages.values() for value in module.state_dict().values()]
+        for optimizer in self.optimizers:
+            held += [value for state in optimizer.state.values() for value in state.values()]
+        tensors = [value for value in held if isinstance(value, Tensor) and value.is_floating_point()]
+        return all(bool(torch.isfinite(value).all()) for value in tensors)
 
     @contextmanager
     def _rates_of_step(self, optimizer: Optimizer) -> Iterator[None]:

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from runner.checkpoint.file import checkpoint_files, checkpoint_name, remove_checkpoint, remove_leftovers, set_aside
 from runner.checkpoint.parts import write_part
 from runner.config.schema import CheckpointConfig
+from runner.engine.update.stage_update import NotFiniteError
 from runner.optim.states.settings import settings_of
 from runner.strategy.checkpoints_by_name import num_bytes
 from runner.strategy.pipeline import EngineStrategy
@@ -70,7 +71,7 @@ class Checkpoints(Callback):
         self._val_losses = val_losses
         self._start = resumed.step if resumed is not None else 0
         self._files = {step: path for step, path in checkpoint_files(directory).items() if step <= self._start}
-        self._by_time: set[int] = set()  # steps of checkpoints that were due by time alone
+        self._by_time: set[int] = set()  # steps of checkpoints that were due by time or by a failure alone
         self._saved_at = time.monotonic()
         self._is_asked = False
         self._background = _Background()
@@ -121,7 +122,7 @@ class Checkpoints(Callback):
         engine = _strategy(trainer).engine
         if self._is_due(trainer.global_step):
             self._save(trainer)
-        elif engine is not None and engine.saves and trainer.global_step < trainer.max_steps:  # type: ignore[operator]
+        elif engine is not None and engine.saves and trainer.global_step < trainer.max_steps:
             self._by_time.add(trainer.global_step)
             self._save(trainer)
 
@@ -140,6 +141,24 @@ class Checkpoints(Callback):
             with _strategy(trainer).patient(self._config.timeout_seconds):
                 self._wait_for_all_ranks(trainer)
             self._remove_old(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Save the steps before one that has failed, if their state is whole.
+
+        It is where the rank is alone, and where all ranks end at the same step because it is not finite. Elsewhere the
+        other ranks are at some action of theirs, and would not take part.
+        """
+        step = trainer.global_step
+        if not isinstance(exception, Exception) or step in self._files or step <= self._start:
+            return
+        try:
+            if _strategy(trainer).give_up_step(together=isinstance(exception.__cause__, NotFiniteError)):
+                self._by_time.add(step)
+                self._save(trainer)
+                self._background.wait()
+                logger.warning("saved after step %d, the last before the failure", step)
+        except Exception as error:  # what ended the run must be told, not what came of it
+            logger.warning("step %d could not be saved after the failure: %s", step, error)
 
     def _is_due(self, step: int) -> bool:
         every = self._config.every

@@ -150,7 +150,7 @@ def alone_in(run_dir: Path, command: str, incarnation: Incarnation | None = None
     Args:
         run_dir: an existing directory.
         command: what the user typed, for the message that another command gets.
-        incarnation: of a command that a scheduler starts again.
+        incarnation: which start of the command this is, if a scheduler may start it several times.
 
     Raises:
         InUseError: another command holds it and lives.

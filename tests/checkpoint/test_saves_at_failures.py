@@ -1,0 +1,87 @@
+"""A step that fails does not take the steps before it along, where their state is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from resume_runs import assert_same_run, record_of, run_here, train
+from torch import nn
+
+RUN = ("model.target=failing_steps:model", "checkpoint.every=null", "trainer.val_every=null", "trainer.max_steps=7")
+
+
+def _request(run_dir: Path, how: str, *more: str) -> tuple[str, ...]:
+    run_dir.mkdir(exist_ok=True)
+    return (*RUN, f"+model.kwargs.run={run_dir}", f"+model.kwargs.how={how}", *more)
+
+
+@pytest.mark.parametrize("parts", ["false", "true"])
+@pytest.mark.parametrize("how", ["raise", "nan"])
+def test_the_steps_before_a_failure_are_saved_and_the_run_goes_on(
+    how: str, parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "failed").write_text("it has failed before")
+    run_here(monkeypatch, tmp_path / "whole", *_request(tmp_path / "whole", how))
+    broken = tmp_path / "broken"
+    request = _request(broken, how, f"checkpoint.asynchronous={parts}")
+    with pytest.raises(Exception, match="vocabulary" if how == "raise" else "step 4: the loss is nan"):
+        run_here(monkeypatch, broken, *request)
+    assert "saved after step 4, the last before the failure" in caplog.text
+    assert [path.name for path in (broken / "checkpoints").iterdir()] == ["step-4.ckpt"]
+    (broken / "failed").write_text("mended")
+    run_here(monkeypatch, broken, *request, "resume=auto")
+    assert_same_run(tmp_path / "whole", broken)
+
+
+def test_weights_that_an_update_has_left_half_changed_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, calls = torch.optim.AdamW.step, []
+
+    def half(optimizer: torch.optim.AdamW, closure: None = None) -> None:
+        calls.append(1)
+        step(optimizer, closure)
+        if len(calls) == 5:
+            raise ValueError("after the weights, before the rest")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", half)
+    with pytest.raises(ValueError, match="before the rest"):
+        run_here(monkeypatch, tmp_path / "run", *_request(tmp_path / "run", "never"), "logger=none")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_running_statistics_that_the_failed_step_has_changed_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import failing_steps
+
+    plain = failing_steps.model
+
+    def normalized(run: str, how: str) -> nn.Sequential:
+        return nn.Sequential(nn.BatchNorm1d(6), *plain(run, how))
+
+    monkeypatch.setattr(failing_steps, "model", normalized)
+    with pytest.raises(Exception, match="vocabulary"):
+        run_here(monkeypatch, tmp_path / "run", *_request(tmp_path / "run", "raise"))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_ranks_that_end_together_at_a_step_that_is_not_finite_save_together(tmp_path: Path) -> None:
+    two = ("parallelism.pipeline=2", "parallelism.data=2", "partition=uniform")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    (whole / "failed").write_text("it has failed before")
+    done = train(whole, *_request(whole, "nan"), *two)
+    assert done.returncode == 0, done.stderr
+    done = train(broken, *_request(broken, "nan"), *two)
+    assert done.returncode == 1
+    assert "step 4: the loss is nan" in str(record_of(broken)["reason"])
+    (broken / "failed").write_text("mended")
+    done = train(broken, *_request(broken, "nan"), *two, "resume=auto")
+    assert done.returncode == 0, done.stderr
+    assert "continuing after step 4" in done.stderr
+    assert_same_run(whole, broken)
