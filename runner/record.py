@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

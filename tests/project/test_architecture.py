@@ -62,7 +62,18 @@ PARTS = {
     ),
 }
 WITHOUT_TORCH = (
-    *("errors", "noise", "files", "profile", "environment", "record", "targets", "config.schema", "optim.catalogue", "config"),
+    *(
+        "errors",
+        "noise",
+        "files",
+        "profile",
+        "environment",
+        "record",
+        "targets",
+        "config.schema",
+        "optim.catalogue",
+        "config",
+    ),
     *("schedule", "memory.solve", "plan", "report", "cli"),
 )
 NEVER_TOGETHER = [
