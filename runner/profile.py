@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,12 +59,32 @@ class SplitBackward:
         deferred_bytes: what I leaves to W, without the layer's input and the gradient of its output.
         input_bytes, gradient_bytes: what W needs of the layer's input, and of the gradient of its output.
         transient_bytes: peak while I runs above (saved + the gradient of its output), like that of a backward.
+        kept_share: the part of the whole backward that makes gradients of weights and cannot wait for W; by FLOPs or,
+            where the layer was timed, by seconds. 0 for a layer whose input requires no gradient: nothing waits for it.
+        kept: names of the weights whose gradients with two or more axes cannot wait, each with the reason.
+        kept_in_one_piece: whether some are made together with the gradient of the input even if only that is asked for;
+            the share is then what I takes beyond half of the backward.
     """
 
     deferred_bytes: int
     input_bytes: int
     gradient_bytes: int
     transient_bytes: int
+    kept_share: float = 0.0
+    kept: tuple[tuple[str, str], ...] = ()
+    kept_in_one_piece: bool = False
+
+    def with_kept_share(self, backward: float, of_input: float, alone: float) -> SplitBackward:
+        """With a share that follows from FLOPs or seconds.
+
+        Args:
+            backward: what the whole backward takes; I of a short layer may take longer, and is the whole then.
+            of_input: what I takes.
+            alone: what the gradient of the input takes if no other is asked for.
+        """
+        whole = max(backward, of_input)
+        beyond = max(of_input - alone, of_input - whole / 2 if self.kept_in_one_piece else 0.0, 0.0)
+        return replace(self, kept_share=beyond / whole if whole else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +199,10 @@ class LayerProfile:
 
     @property
     def split_seconds(self) -> tuple[float, float]:
-        """Seconds of I and of W."""
-        half = self.backward_seconds / 2
+        """Seconds of I and of W; where they are not known, weights take half of a backward."""
+        in_w = max(0.0, 0.5 - (self.split.kept_share if self.split is not None else 0.0)) * self.backward_seconds
         known = self.input_gradient_seconds, self.weight_gradient_seconds
-        return half if known[0] is None else known[0], half if known[1] is None else known[1]
+        return self.backward_seconds - in_w if known[0] is None else known[0], in_w if known[1] is None else known[1]
 
     @property
     def gradient_of_output_bytes(self) -> int:
@@ -289,6 +309,8 @@ def _trace(document: dict[str, Any] | None) -> MemoryTrace | None:
 def _layer(document: dict[str, Any]) -> LayerProfile:
     made_again = {name: Recomputation(**figures) for name, figures in document.pop("recomputation", {}).items()}
     split = document.pop("split", None)
+    if split is not None:
+        split["kept"] = tuple((name, reason) for name, reason in split["kept"])
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))

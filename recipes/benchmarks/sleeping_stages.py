@@ -4,13 +4,15 @@
     python -m runner.recipes.benchmarks.sleeping_stages --delay 12.5 --schedule 1f1b 1f1b_eager
     python -m runner.recipes.benchmarks.sleeping_stages --ranks 4 \\
         --schedule chimera_concatenation chimera_doubling chimera_halving
+    python -m runner.recipes.benchmarks.sleeping_stages --weights function --schedule zb_h1 zb_v
     python -m runner.recipes.benchmarks.sleeping_stages --post-validation --steps 10 --schedule zb_v zb_h2
 
 A rank's share of a forward sleeps, and so do those of the gradients of its input and of its weights; a schedule with
 two stages per rank halves them. The figure is the time of a step above its compute, over its compute. Each schedule
 runs beside torch's own of the same kind, where there is one; --delay adds to every message of the runner, and leaves
 torch, whose messages cannot be delayed, out. --post-validation lets ranks begin a step while others end the one before,
-and leaves torch, which has nothing like it, out; the figure is of a step in a row of --steps.
+and leaves torch, which has nothing like it, out; the figure is of a step in a row of --steps. With --weights function,
+the weights pass a function that saves them before they meet the input; the targets are those of plain products.
 """
 
 from __future__ import annotations
@@ -90,6 +92,21 @@ class _Sleep(torch.autograd.Function):
         return gradients[0], None, None
 
 
+class _SleepingCube(torch.autograd.Function):
+    """The cube of each element of a weight, which is saved; its backward takes its time."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        ctx.save_for_backward(weight)
+        return weight**3
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0] * 3 * ctx.saved_tensors[0] ** 2, None
+
+
 class SleepingLayer(nn.Module):
     """``(value + bias) @ weight`` of [batch, width]: sleeps for the forward, and as long for each of the gradients.
 
@@ -97,17 +114,22 @@ class SleepingLayer(nn.Module):
 
     Args:
         seconds: of each.
+        of_function: the product is with a function of the weight, which saves it.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, of_function: bool = False) -> None:
         super().__init__()
         self.seconds = seconds
+        self.of_function = of_function
         self.bias = nn.Parameter(torch.zeros(_WIDTH))
         self.weight = nn.Parameter(torch.eye(_WIDTH))
 
     def forward(self, value: Tensor) -> Tensor:
         slept = _Sleep.apply(value + self.bias, self.seconds, self.seconds)  # type: ignore[no-untyped-call]
-        weight = _Sleep.apply(self.weight, 0.0, self.seconds)  # type: ignore[no-untyped-call]
+        if self.of_function:
+            weight = _SleepingCube.apply(self.weight, self.seconds)  # type: ignore[no-untyped-call]
+        else:
+            weight = _Sleep.apply(self.weight, 0.0, self.seconds)  # type: ignore[no-untyped-call]
         made: Tensor = slept @ weight
         return made
 
@@ -132,11 +154,13 @@ def compare(
     steps: int = 1,
     delay_seconds: float = 0.0,
     post_validation: bool = False,
+    of_function: bool = False,
 ) -> dict[str, Any]:
     """As one rank: ``seconds`` per step, and ``losses`` of the first step, by contestant.
 
     Args:
         seconds: of a rank's share of a forward, and as long for each gradient.
+        of_function: see :class:`SleepingLayer`.
 
     Raises:
         RuntimeError: the contestants do not compute the same losses.
@@ -150,7 +174,8 @@ def compare(
         schedule = _schedule(name, dist.get_world_size(), microbatches)
 
         def fresh(chunks: int = kind.chunks, parts: int = schedule.parts) -> tuple[Any, ...]:
-            layers = [SleepingLayer(seconds / (chunks * parts)) for _ in range(chunks * dist.get_world_size())]
+            share = seconds / (chunks * parts)
+            layers = [SleepingLayer(share, of_function=of_function) for _ in range(chunks * dist.get_world_size())]
             return layers, mean_square, make_optimizer, microbatches
 
         contestants[f"runner {name}"] = RunnerPipeline(
@@ -216,6 +241,7 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=16)
     parser.add_argument("--milliseconds", type=float, default=50.0, help="of a rank's share of a forward")
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds added to a message")
+    parser.add_argument("--weights", choices=["plain", "function"], default="plain", help="what the products are with")
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks/sleeping_stages.json"))
     options = parser.parse_args()
     seconds = options.milliseconds / 1000
@@ -228,6 +254,7 @@ def main() -> None:
         steps=options.steps,
         delay_seconds=options.delay / 1000,
         post_validation=options.post_validation,
+        of_function=options.weights == "function",
     )
     measured = run_ranks(options.ranks, run)
     compute = 3 * seconds * options.microbatches
@@ -240,6 +267,7 @@ def main() -> None:
             "delay_seconds": options.delay / 1000,
             "steps": options.steps,
             "post_validation": options.post_validation,
+            "weights": options.weights,
         },
         seconds=measured["seconds"],
         figures=[

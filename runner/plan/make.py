@@ -23,6 +23,7 @@ from runner.plan.search.advice import Comparison, compare_without_pipeline, misf
 from runner.plan.search.choose import choose
 from runner.plan.search.improve import Improvement, best_override
 from runner.plan.search.partition import best_cut
+from runner.plan.split_notes import split_notes
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.compression import with_compression
@@ -231,6 +232,7 @@ def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], *, measured: 
         *stages.notes,
         *kept,
         *_move_notes(draft.schedule, stages.figures),
+        *split_notes(draft.schedule, draft.profile, stages.layers),
         *_link_notes(draft, measured=measured),
     )
 

@@ -69,7 +69,7 @@ def profile_call(
         saves_output=scan.saves_output,
         unsaved_forward_bytes=scan.peak_bytes,
         recomputation=scan.recomputation(forward_flops),
-        split=split_figures(function, value, tracker),
+        split=split_figures(function, value, tracker, module, backward_flops),
         output=_boundary(output, tracker, numbers),
         saves=tuple(sorted(kept)),
         output_gradient_bytes=num_bytes(roots),

@@ -1,37 +1,50 @@
-"""Measures what the split backward of a layer leaves to W, the gradient of its weights."""
+"""Measures what the split backward of a layer leaves to W, the gradient of its weights, and what stays in I."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
 from runner.model.split.backward import backward_input
+from runner.model.split.reasons import kept_in_input
 from runner.profile import SplitBackward
 
 __all__ = ["split_figures"]
 
 
-def split_figures(function: Callable[[Any], Any], value: Any, tracker: LiveTracker) -> SplitBackward:
+def split_figures(
+    function: Callable[[Any], Any],
+    value: Any,
+    tracker: LiveTracker,
+    module: nn.Module | None = None,
+    backward_flops: float = 0.0,
+) -> SplitBackward:
     """Run ``function`` forward, then I (the input gradient); the gradients of weights must be allocated already.
 
     Args:
         function: a layer or loss.
         value: its input: tensors in containers; copies of them are made and dropped.
         tracker: active; its peak is reset.
+        module: names the weights that ``function`` uses.
+        backward_flops: FLOPs of a whole backward.
     """
     base = tracker.live
     given = map_tensors(_copied, value)
     roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
     gradients = [torch.ones_like(root) for root in roots]
     leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
+    kept = kept_in_input(roots, leaves)
     before = tracker.live
     tracker.reset_peak()
-    made, pending = backward_input(roots, gradients, leaves)
+    with FlopCounterMode(display=False) as flops:
+        made, pending = backward_input(roots, gradients, leaves)
     transient = tracker.peak - before
     del roots, made, leaves
     gradient_bytes, input_bytes = (_num_bytes(each) for each in (gradients, flatten(given)[0]))
@@ -43,7 +56,26 @@ def split_figures(function: Callable[[Any], Any], value: Any, tracker: LiveTrack
     needed_gradient = gradient_bytes - (live[0] - live[1])
     needed_input = input_bytes - (live[1] - live[2])
     del pending
-    return SplitBackward(live[2] - base - needed_gradient - needed_input, needed_input, needed_gradient, transient)
+    figures = SplitBackward(live[2] - base - needed_gradient - needed_input, needed_input, needed_gradient, transient)
+    if not kept or module is None:
+        return figures
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    figures = replace(
+        figures,
+        kept=tuple((names.get(id(each.weight), "a weight"), each.reason) for each in kept),
+        kept_in_one_piece=any(each.in_one_piece for each in kept),
+    )
+    return figures.with_kept_share(backward_flops, float(flops.get_total_flops()), _flops_for_input(function, value))
+
+
+def _flops_for_input(function: Callable[[Any], Any], value: Any) -> float:
+    """FLOPs of the gradient of the input alone."""
+    given = map_tensors(_copied, value)
+    roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
+    leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
+    with FlopCounterMode(display=False) as flops:
+        torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True)
+    return float(flops.get_total_flops())
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from runner.model.precision import autocast_of, autocasting, dtype_of, to_precis
 from runner.model.split.backward import backward_input, backward_weight
 from runner.optim.catalogue.registry import optimizer_of
 from runner.optim.kinds.build import measure_step_seconds_per_byte
-from runner.profile import LayerProfile, ModelProfile
+from runner.profile import LayerProfile, ModelProfile, SplitBackward
 from runner.profiling.backward_scan import as_leaf
 from runner.profiling.fills import TimeFills
 
@@ -86,6 +86,7 @@ def _time_call(function: Any, value: Any, device: torch.device, row: LayerProfil
     """Return the output of ``function``, and its row with seconds."""
     lists: tuple[list[float], ...] = ([], [], [], [])
     forward, backward, of_input, of_weights = lists
+    alone: list[float] = []
     output: Any = None
     for _ in range(_TIMED_RUNS + 1):
         _, _, roots = _forward(function, value)
@@ -98,6 +99,10 @@ def _time_call(function: Any, value: Any, device: torch.device, row: LayerProfil
             _, pending = backward_input(roots, _ones(roots), leaves)
         with _timed(of_weights, device):
             backward_weight(pending)
+        if row.split is not None and row.split.kept:
+            _, leaves, roots = _forward(function, value)
+            with _timed(alone, device):
+                torch.autograd.grad(roots, leaves, _ones(roots), allow_unused=True)
     medians = [median(seconds[1:]) for seconds in lists]
     return map_tensors(as_leaf, output), replace(
         row,
@@ -105,7 +110,17 @@ def _time_call(function: Any, value: Any, device: torch.device, row: LayerProfil
         backward_seconds=medians[1],
         input_gradient_seconds=medians[2],
         weight_gradient_seconds=medians[3],
+        split=_with_kept_seconds(row.split, medians, alone),
     )
+
+
+def _with_kept_seconds(
+    split: SplitBackward | None, medians: Sequence[float], alone: Sequence[float]
+) -> SplitBackward | None:
+    """``split`` with the share that stays in I, if something does; ``alone``: seconds of the input's gradient alone."""
+    if split is None or not alone:
+        return split
+    return split.with_kept_share(medians[1], medians[2], median(alone[1:]))
 
 
 def _forward(function: Any, value: Any) -> tuple[Any, list[Tensor], list[Tensor]]:
