@@ -131,6 +131,7 @@ class PartitionConfig:
 class ZeroConfig:
     """How the replicas of a stage shard weights, gradients and states. Rules: runner/config/rules/zero_table.py."""
 
+    name: str = "none"  # of the preset
     stage: int | None = None  # DeepSpeed shards 0 nothing, 1 states, 2 also gradients, 3 also weights; null = no ZeRO
     bucket_elements: int = 5_000_000  # gradient elements reduced at once; each bucket takes memory
     config: str | None = None  # your own DeepSpeed configuration (JSON): checked key by key, then used

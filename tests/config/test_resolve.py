@@ -29,6 +29,7 @@ COMPANY = {
         ("activation_checkpoint", name): [f"activation_checkpoint.{each.key}={each.example}" for each in known.options]
         for name, known in STRATEGIES.items()
     },
+    ("zero", "3"): ["parallelism.pipeline=1"],
     ("offload", "optimizer_cpu"): ["zero.stage=1"],
     ("offload", "parameters_cpu"): ["zero.stage=3", "parallelism.pipeline=1"],
     ("offload", "nvme"): ["zero.stage=3", "offload.nvme_path=drive", "parallelism.pipeline=1"],
@@ -52,6 +53,13 @@ def test_every_option_composes_and_keeps_the_rules(group: str, name: str) -> Non
     assert rules(config) == []
 
 
+def test_a_preset_of_zero_may_be_a_number_and_may_bring_an_offload() -> None:
+    assert [resolve([f"zero={stage}", "model=mlp"]).zero.stage for stage in range(4)] == [0, 1, 2, 3]
+    config = resolve(["zero=offload", "model=mlp"])
+    assert (config.zero.stage, config.offload.optimizer) == (2, "cpu")
+    assert resolve(["zero=offload", "offload=parameters_cpu", "model=mlp"]).offload.parameters == "cpu"
+
+
 def test_names_known_to_the_rules_are_the_options() -> None:
     for group, known in KNOWN_NAMES.items():
         assert set(known) == set(options(group, (shipped_conf(),))), group
@@ -62,7 +70,7 @@ def test_every_option_says_what_it_is_and_takes_its_own_name() -> None:
         text = (shipped_conf() / group / f"{name}.yaml").read_text(encoding="utf-8")
         assert text.startswith("# "), f"{group}/{name}"
         if group != RECIPE and name != "dapple":
-            assert re.search(rf"^name: {name}$", text, re.MULTILINE), f"{group}/{name}"
+            assert re.search(rf"^name: \"?{name}\"?$", text, re.MULTILINE), f"{group}/{name}"
 
 
 def test_the_default_recipe_applies_when_model_data_and_recipe_are_unnamed() -> None:
@@ -133,7 +141,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("microbatches=4", "microbatches = 4: there is no such key. Try schedule.microbatches=4."),
         ("modle=gpt", "modle = gpt: there is no such key. Try model=gpt."),
         ("+zzz=1", "zzz = 1: there is no such key. The help of a command lists the keys, e.g. runner train --help."),
-        ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has stage, bucket_elements, config."),
+        ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has name, stage, bucket_elements, config."),
         ("optimizer=adm", f"optimizer = adm: there is no such option. optimizer has {', '.join(sorted(OPTIMIZERS))}. Try optimizer=adam."),
         ("precision=8", "precision = 8: there is no such option. precision has bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp32."),
         ("schedule.microbatches=4.5", "schedule.microbatches = 4.5: must be a whole number. It is a fraction."),

@@ -184,8 +184,8 @@ def _compose(
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    # Without a recipe, Hydra uses its default.
-    lines = [f"{group}={name}" for group, name in choices.items() if name is not None]
+    # Without a recipe, Hydra uses its default. Quoted, a name such as 1 is no number.
+    lines = [f"{group}={json.dumps(name)}" for group, name in choices.items() if name is not None]
     lines += settings
     search = ",".join(json.dumps(f"file://{root}") for root in roots[1:])
     if search:
