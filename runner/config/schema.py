@@ -44,6 +44,7 @@ __all__ = [
 Section = TypeVar("Section")
 
 WATCHDOG_MARGIN_SECONDS = 10.0
+SERVICE_LOGGERS = ("wandb", "mlflow")  # each is named as the package that it needs
 
 
 @dataclass
@@ -248,6 +249,7 @@ class TrainerConfig:
 
 @dataclass
 class CheckpointConfig:
+    name: str = "every"  # of the preset
     every: int | None = None  # steps between checkpoints; null = by time alone, and after the last step
     every_seconds: float | None = 900.0  # a step that ends so long after the last save is saved; null = never by time
     keep: int = 1  # number of newest checkpoints that are kept

@@ -48,7 +48,8 @@ OF_SLURM = {
 SCALING = ("initial_scale", "growth_interval", "growth_factor", "backoff_factor", "minimum_scale")
 WRONG: dict[Any, Any] = {int: -1, float: -1.0, str: "no such", list[str]: []}  # of a strategy's option, by its type
 COMBINED: list[dict[str, Any]] = [
-    {"resume": ""}, {"memory_limit": "0"}, {"report": "???", "sweep_report": "???", "plan_report": "???"},
+    {"resume": ""}, {"profiler.name": "nvtx", "device": "cpu"},
+    {"memory_limit": "0"}, {"report": "???", "sweep_report": "???", "plan_report": "???"},
     {"model.target": "???", "data.target": "???", "loss.target": "???", "data.collate": "???"},
     {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
     {"parallelism.tensor": 2}, {"schedule.post_validation": True, "trainer.ema_decay": 0.9},

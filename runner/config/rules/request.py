@@ -10,7 +10,7 @@ from runner.config.rules.launcher import LAUNCHERS
 from runner.config.rules.memory import POLICIES
 from runner.config.rules.table import Row, Table, where
 from runner.config.rules.values import at_least, is_given, one_of, optional_target, target
-from runner.config.schema import RunConfig
+from runner.config.schema import SERVICE_LOGGERS, RunConfig
 from runner.config.units import parse_bytes
 from runner.memory.solve.strategy import SECTION
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
@@ -26,8 +26,8 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "precision": tuple(PRECISIONS),
     "activation_checkpoint": POLICIES,
     "launcher": LAUNCHERS,
-    "logger": ("tensorboard", "csv", "none", "custom"),
-    "profiler": ("none", "simple", "pytorch"),
+    "logger": ("tensorboard", "csv", *SERVICE_LOGGERS, "none", "custom"),
+    "profiler": ("none", "simple", "cprofile", "pytorch", "nvtx"),
 }
 _OF_USERS = ("optimizer", "compression", SECTION)  # groups for which a user's option may name the user's own kind
 _DEVICES = ("auto", "cpu", "cuda")
@@ -71,6 +71,14 @@ _RUN: Table[RunConfig] = Table(
             "must be a size such as 80GB, 8GiB, 512MB or a number of bytes",
             fix="memory_limit=8GiB",
         ),
+        Row(
+            "profiler",
+            lambda c: c.profiler.name == "nvtx" and c.device == "cpu",
+            "must be another with device=cpu",
+            "NVTX ranges are those of CUDA's tools",
+            fix="profiler=pytorch",
+            value=lambda c: c.profiler.name,
+        ),
         *optional_target("report"),
         *optional_target("sweep_report"),
         *where(lambda c: is_given(c, "sweep_retry"), one_of("sweep_retry", ("failed",))),
@@ -96,7 +104,7 @@ _FUNCTIONS: Table[RunConfig] = Table(
             "belongs to logger=custom",
             "The logger {logger.name} calls no function of yours",
             fix="logger=custom",
-            when=lambda c: c.logger.name != "custom",
+            when=lambda c: c.logger.name not in ("custom", *SERVICE_LOGGERS),
         ),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from runner.config.schema import RunConfig
+from runner.config.schema import SERVICE_LOGGERS, RunConfig
 from runner.errors import Problem
 from runner.optim.catalogue.registry import find_optimizer
 from runner.optim.operators import has_ninja
@@ -14,7 +14,7 @@ __all__ = ["missing_for_plan", "missing_packages"]
 
 def missing_packages(config: RunConfig) -> dict[str, Problem]:
     """The packages that a run of this request needs and that are not installed here, each with what needs it."""
-    return {**_of_zero(config), **_of_operator(config), **missing_for_plan(config)}
+    return {**_of_zero(config), **_of_operator(config), **_of_logger(config), **missing_for_plan(config)}
 
 
 def missing_for_plan(config: RunConfig) -> dict[str, Problem]:
@@ -53,6 +53,13 @@ def _of_operator(config: RunConfig) -> dict[str, Problem]:
     if kind is None or kind.operator is None or has_ninja():
         return {}
     return {"ninja": _problem("optimizer.name", config.optimizer.name, "ninja")}
+
+
+def _of_logger(config: RunConfig) -> dict[str, Problem]:
+    package = config.logger.name
+    if package not in SERVICE_LOGGERS or _is_installed(package):
+        return {}
+    return {package: _problem("logger", package, package)}
 
 
 def _is_installed(package: str) -> bool:
