@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -211,20 +212,20 @@ def stopped_early(run_dir: Path, number: int) -> Outcome:
     if record.status == "ok":
         return Outcome(EXIT_OK, "ok")
     exit_status = exit_status_of(number)
-    if exit_status != EXIT_PREEMPTED:
-        return Outcome(exit_status, "interrupted", (f"stopped by {name_of_signal(number)}",))
     saved = record.steps if record.status == "interrupted" else None
-    return Outcome(exit_status, "preempted", (stopped_reason(number, saved),))
+    status: Status = "preempted" if exit_status == EXIT_PREEMPTED else "interrupted"
+    return Outcome(exit_status, status, (stopped_reason(number, saved),))
 
 
 def stopped_reason(number: int | None, saved: int | None) -> str:
-    """The reason in the record of a run that was preempted and can be resumed.
+    """The reason in the record of a run that a signal has stopped and that can be resumed.
 
     Args:
         number: the signal, if it is known.
         saved: the step after which the ranks saved; None if they could not, or had not begun.
     """
     name = name_of_signal(number) if number is not None else "a signal"
+    name += " (Ctrl-C)" if number == signal.SIGINT else ""
     how = f"saved after step {saved}" if saved is not None else "before it could save"
     return f"stopped by {name}, {how}; resume=auto continues"
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem, raise_problems
-from runner.record import RECORD_FILE
+from runner.record import RECORD_FILE, RunRecord
 
-__all__ = ["check_run_directory", "create_run_directory", "job_directory", "run_directory_problems"]
+__all__ = ["check_run_directory", "create_run_directory", "job_directory", "last_run", "run_directory_problems"]
 
 OUTPUTS = Path("outputs")
 
@@ -29,8 +30,7 @@ def run_directory_problems(name: str, run_dir: str | None, *, continues: bool = 
     if (wanted.exists() or wanted.is_symlink()) and not wanted.is_dir():
         return [Problem("run_dir", wanted, "must be a directory", "it is a file", "run_dir=outputs/other")]
     if run_dir is not None and not continues and _holds_a_run(wanted):
-        why = "it holds the record of an earlier run, which would be overwritten"
-        return [Problem("run_dir", wanted, "must be new or empty", why, f"run_dir={wanted}_again")]
+        return [_taken(wanted)]
     existing = wanted
     while not existing.exists():
         existing = existing.parent
@@ -85,6 +85,22 @@ def _new_directory(parent: Path, name: str) -> Path:
             attempt += 1
         else:
             return path
+
+
+def last_run(name: str) -> Path | None:
+    """The newest of the default directories of the runs called ``name``; None if there is none."""
+    found = [record.parent for record in (OUTPUTS / name).glob(f"*/{RECORD_FILE}")]
+    return max(found, key=lambda directory: directory.stat().st_mtime, default=None)
+
+
+def _taken(directory: Path) -> Problem:
+    """The refusal of a directory that holds a run or a sweep; a run that is not complete can continue in it."""
+    rule, why = "must be new or empty", "it holds the record of an earlier run, which would be overwritten"
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        record = RunRecord.load(directory)
+        if record.status != "ok":
+            return Problem("run_dir", directory, rule, f"{why}; that run is not complete", "resume=auto")
+    return Problem("run_dir", directory, rule, why, f"run_dir={directory}_again")
 
 
 def _holds_a_run(directory: Path) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.schema import RunConfig
 from runner.environment import arithmetic
 from runner.errors import Problem, raise_problems
+from runner.launch.run.directory import last_run
 from runner.record import RunRecord, StepLog, read_steps
 
 if TYPE_CHECKING:
@@ -96,8 +97,13 @@ def continue_record(record: RunRecord, config: RunConfig, run_dir: Path) -> RunR
 
 
 def _newest(config: RunConfig) -> Path | None:
-    directory = Path(config.run_dir, CHECKPOINTS) if config.run_dir is not None else None
-    if directory is None or not directory.is_dir():
+    if config.run_dir is None:
+        last = last_run(config.name)
+        continues = f"; run_dir={last} continues the last run of this name" if last is not None else ""
+        logger.warning("resume=auto without run_dir: the run starts anew, in a new directory%s", continues)
+        return None
+    directory = Path(config.run_dir, CHECKPOINTS)
+    if not directory.is_dir():
         return None
     from runner.checkpoint.file import newest_good_checkpoint
 

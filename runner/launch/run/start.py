@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.schema import RunConfig
-from runner.errors import EXIT_FAILED, EXIT_OK
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED
 from runner.launch.failure import unwritable
 from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, stopped_early
 from runner.launch.local.stops import end_undisturbed, signal_of
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from runner.launch.local.forked import Template
     from runner.plan.values import RunPlan
 
-__all__ = ["run_in", "train"]
+__all__ = ["command_that_continues", "run_in", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,18 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
         plan = prepare(config)
         config = take_directory(config, command, held)
         run_dir = Path(str(config.run_dir))
-        return run_in(run_dir, config, plan, command=command, entry=entry, console=console, template=template)
+        status = run_in(run_dir, config, plan, command=command, entry=entry, console=console, template=template)
+    if status in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+        logger.error("to continue: %s", command_that_continues(command, run_dir))
+    return status
+
+
+def command_that_continues(command: str, run_dir: Path) -> str:
+    """The whole command that continues the run which ``command`` has begun in ``run_dir``."""
+    words = [word for word in shlex.split(command) if not word.startswith(("run_dir=", "resume="))]
+    here = Path.cwd()
+    place = run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir
+    return shlex.join([*words, f"run_dir={place}", "resume=auto"])
 
 
 def _submit(config: RunConfig, *, command: str, entry: str) -> int:

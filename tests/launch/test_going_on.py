@@ -1,0 +1,70 @@
+"""A run that was stopped says how it continues, and so does a request that meets its directory."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from runner.config.schema import RunConfig
+from runner.launch.local.ranks import stopped_early
+from runner.launch.run.directory import last_run, run_directory_problems
+from runner.launch.run.resume import with_checkpoint
+from runner.launch.run.start import command_that_continues
+from runner.record import RunRecord, Status
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _record(directory: Path, status: Status) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    RunRecord(status=status, steps=7, command="runner train").save(directory)
+
+
+def test_the_command_that_continues_is_whole(tmp_path: Path) -> None:
+    command = "runner train model=gpt run_dir=outputs/a resume=outputs/b/step-3.ckpt 'model.kwargs={a: 1}'"
+    whole = "runner train model=gpt 'model.kwargs={a: 1}' run_dir=outputs/a resume=auto"
+    assert command_that_continues(command, tmp_path / "outputs" / "a") == whole
+    assert command_that_continues("runner train", Path("/elsewhere")) == "runner train run_dir=/elsewhere resume=auto"
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (2, "stopped by SIGINT (Ctrl-C), saved after step 7; resume=auto continues"),
+        (15, "stopped by SIGTERM, saved after step 7; resume=auto continues"),
+    ],
+)
+def test_a_stopped_run_says_where_it_saved(tmp_path: Path, number: int, reason: str) -> None:
+    _record(tmp_path / "run", "interrupted")
+    assert stopped_early(tmp_path / "run", number).reason == reason
+
+
+@pytest.mark.parametrize("status", get_args(Status))
+def test_the_directory_of_a_run_that_is_not_complete_offers_to_continue(status: Status) -> None:
+    _record(Path("run"), status)
+    (problem,) = run_directory_problems("run", "run")
+    assert problem.fix == ("run_dir=run_again" if status == "ok" else "resume=auto")
+
+
+def test_the_directory_of_a_sweep_offers_another_one() -> None:
+    _record(Path("sweep/0"), "failed")
+    (problem,) = run_directory_problems("run", "sweep")
+    assert problem.fix == "run_dir=sweep_again"
+
+
+def test_resume_auto_without_a_directory_says_that_it_starts_anew(caplog: pytest.LogCaptureFixture) -> None:
+    config = RunConfig(name="demo", resume="auto")
+    with caplog.at_level(logging.WARNING, "runner"):
+        assert with_checkpoint(config).resume is None
+        _record(Path("outputs/demo/2026-01-02_00-00-00"), "interrupted")
+        assert last_run("demo") == Path("outputs/demo/2026-01-02_00-00-00")
+        assert with_checkpoint(config).resume is None
+    anew = "resume=auto without run_dir: the run starts anew, in a new directory"
+    continues = "; run_dir=outputs/demo/2026-01-02_00-00-00 continues the last run of this name"
+    assert caplog.messages == [anew, anew + continues]
