@@ -515,7 +515,7 @@ class Engine:
             where = f"; first not finite: {found.what}"
         elif self._stream.overlap:
             where = ""
-        step = error.window.step
+        step = error.window.step + 1
         return RunFailedError(f"step {step}: {error.what}{where}; the weights are those of the step before")
 
     def _find_nonfinite(self, window: Window) -> Finding | None:

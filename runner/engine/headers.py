@@ -59,12 +59,12 @@ class Headers:
         values = [int(value) for value in header.tolist()]
         if values[2:4] != [int(training), step]:
             raise RunFailedError(
-                f"rank {self._transport.rank} is at step {step} (training: {training}) where the rank before it "
-                f"is at step {values[3]} (training: {bool(values[2])}): the ranks' loops differ"
+                f"rank {self._transport.rank} is at step {step + 1} (training: {training}) where the rank before it "
+                f"is at step {values[3] + 1} (training: {bool(values[2])}): the ranks' loops differ"
             )
         if batch.checksum is not None and batch.checksum != values[5]:
             raise RunFailedError(
-                f"step {step}: rank {self._transport.rank} loaded other samples than rank "
+                f"step {step + 1}: rank {self._transport.rank} loaded other samples than rank "
                 f"{self._view.pipeline[self._down[0]]}, so that inputs would meet other samples' targets: all ranks of "
                 f"a pipeline must get the same from the data function, the dataset and data.collate; {OWN_GENERATOR}"
             )

@@ -49,7 +49,7 @@ class WindowOpener:
         )
         if batch.samples is not None and batch.samples != samples:
             raise RunFailedError(
-                f"step {step}: this rank loaded {batch.samples} samples where the first stage loaded {samples}; "
+                f"step {step + 1}: this rank loaded {batch.samples} samples where the first stage loaded {samples}; "
                 "the dataset must give the same samples on every rank"
             )
         sizes = split_sizes(samples, self._microbatches)

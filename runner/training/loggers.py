@@ -38,17 +38,28 @@ def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) ->
             return False
         case "tensorboard":
             if steps:
-                kwargs.setdefault("purge_step", steps)
-            return TensorBoardLogger(str(run_dir), name="", version="tensorboard", **kwargs)
+                kwargs.setdefault("purge_step", steps + 1)
+            return _counting_from_one(TensorBoardLogger(str(run_dir), name="", version="tensorboard", **kwargs))
         case "csv":
-            return _csv_logger(run_dir, rank, steps, kwargs)
+            return _counting_from_one(_csv_logger(run_dir, rank, steps, kwargs))
     if rank != 0:
         return False  # a third-party logger may open a connection as soon as it is made
     make = import_target("logger.target", config.logger.target or "")
     made = make(**_identity(make, run_dir, kwargs), **kwargs)
     if not isinstance(made, Logger):
         raise TypeError(f"logger.target = {config.logger.target} is no Lightning logger")
-    return made
+    return _counting_from_one(made)
+
+
+def _counting_from_one(logger: Logger) -> Logger:
+    """The logger, with steps counted from 1 as everywhere else; Lightning's loop counts them from 0."""
+    write = logger.log_metrics
+
+    def log_metrics(metrics: dict[str, float], step: int | None = None) -> None:
+        write(metrics, None if step is None else step + 1)
+
+    logger.log_metrics = log_metrics  # type: ignore[method-assign]  # the instance alone
+    return logger
 
 
 def note_identity(logger: Logger | None, run_dir: Path) -> None:
@@ -104,7 +115,7 @@ def _rows_before(file: Path, steps: int) -> list[dict[str, str]]:
     text = file.read_bytes().decode("utf-8", errors="replace")
     complete = text[: text.rfind("\n") + 1].replace("\0", "")  # a machine that crashes may leave zeros at the end
     rows = [row for row in csv.DictReader(io.StringIO(complete, newline="")) if str(row.get("step")).isdecimal()]
-    return [row for row in rows if None not in row.values() and int(row["step"]) < steps]
+    return [row for row in rows if None not in row.values() and int(row["step"]) <= steps]
 
 
 def build_profiler(config: RunConfig, run_dir: Path) -> Profiler | None:

@@ -44,7 +44,14 @@ def test_the_logs_are_those_of_an_unbroken_run(
     in_halves(monkeypatch, tmp_path / "halves", logger)
     expected = read(tmp_path / "whole")
     assert len(expected) >= 3
+    assert _steps_of_validations(expected) == [2, 4, 6, 7]
     assert read(tmp_path / "halves") == expected
+
+
+def _steps_of_validations(log: Any) -> list[int]:
+    if isinstance(log, dict):
+        return [step for step, _ in log["val_loss"]]
+    return [int(row["step"]) for row in log if "val_loss" in row]
 
 
 def test_a_second_start_that_fails_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +60,7 @@ def test_a_second_start_that_fails_loses_no_line(tmp_path: Path, monkeypatch: py
     run_here(monkeypatch, tmp_path / "whole", *request, "trainer.max_steps=7")
     run_here(monkeypatch, tmp_path / "run", *request, "trainer.max_steps=4")
     with (tmp_path / "run" / "csv" / "metrics.csv").open("a") as log:
-        log.write("0.25,4")  # it was killed while it wrote
+        log.write("0.25,5")  # it was killed while it wrote
     with monkeypatch.context() as full:
         full.setattr(CSVLogger, "save", no_space)
         with pytest.raises(OSError, match="No space left"):

@@ -71,7 +71,7 @@ def test_a_bit_that_flips_in_one_replica_is_found_by_the_ranks_of_its_stage() ->
         if engine.transport.rank < 2:
             step(3)
             return
-        said = "step 4: the copies of 3.weight on ranks 2 and 3 differ, though their gradients are summed"
+        said = "after step 4: the copies of 3.weight on ranks 2 and 3 differ, though their gradients are summed"
         with pytest.raises(RunFailedError, match=said):
             step(3)
 
@@ -95,7 +95,8 @@ def test_buffers_of_replicas_start_equal() -> None:
 
     def act(engine: Engine, step: Callable[[int], None]) -> None:
         with pytest.raises(
-            RunFailedError, match="step 0: the copies of 1.running_mean on ranks 0 and 1 differ: the model"
+            RunFailedError,
+            match="before the first step: the copies of 1.running_mean on ranks 0 and 1 differ: the model",
         ):
             engine.compare_copies()
 

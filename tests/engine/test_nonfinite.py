@@ -86,7 +86,7 @@ def test_a_forward_is_named(at: int, stage: int, data: int) -> None:
     with pytest.raises(RunFailedError) as caught:
         run("forward", at, pipeline=3, data=data)
     assert str(caught.value) == (
-        f"step 1: the loss is nan; first not finite: the output of layer {at} on stage {stage}, micro-batch 2; "
+        f"step 2: the loss is nan; first not finite: the output of layer {at} on stage {stage}, micro-batch 2; "
         "the weights are those of the step before"
     )
 
@@ -99,7 +99,7 @@ def test_a_single_process_names_it_as_well() -> None:
 @pytest.mark.parametrize(("at", "stage"), [(2, 0), (4, 1)])
 def test_a_backward_is_named(at: int, stage: int) -> None:
     """The loss is finite; the gradient of what the layer before gave is the first that is not."""
-    with pytest.raises(RunFailedError, match=r"step 1: the loss is [\d.]+, but a gradient is not finite") as caught:
+    with pytest.raises(RunFailedError, match=r"step 2: the loss is [\d.]+, but a gradient is not finite") as caught:
         run("backward", at, pipeline=3)
     assert f"first not finite: the gradient of the output of layer {at - 1} on stage {stage}, micro-batch 2" in str(
         caught.value

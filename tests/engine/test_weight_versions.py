@@ -323,5 +323,5 @@ def test_a_gradient_that_is_not_finite_ends_the_run() -> None:
             engine.submit(part_of(batch, transport, ranks, 1, schedule))
         engine.drain()
 
-    with pytest.raises(RunFailedError, match="step 1: the loss is nan; the weights are those of the step before"):
+    with pytest.raises(RunFailedError, match="step 2: the loss is nan; the weights are those of the step before"):
         run_ranks(ranks, run)

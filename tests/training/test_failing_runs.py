@@ -58,7 +58,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_the_losses_before_it_stay(tm
     done = train(make_directory(tmp_path), *PIPELINE, *broken)
     assert done.returncode == 1
     where = "first not finite: the output of layer 1 on stage 0, micro-batch 0"
-    assert f"step 3: the loss is nan; {where}; the weights are those of the step before" in done.stderr
+    assert f"step 4: the loss is nan; {where}; the weights are those of the step before" in done.stderr
     made = record(tmp_path / "run")
     assert (made["status"], made["steps"]) == ("failed", 3)
     assert len(made["loss"]) == 3

@@ -121,7 +121,8 @@ def test_it_is_what_a_plain_trainer_makes_of_it(tmp_path: Path) -> None:
     )
     assert {key[1] for key in expected} == set(NAMES)
     for key, value in expected.items():
-        assert found[key] == pytest.approx(value, rel=1e-5), key
+        counted_from_one = (str(int(key[0]) + 1), key[1])
+        assert found[counted_from_one] == pytest.approx(value, rel=1e-5), key
     assert made["val_loss"][0] == [3, pytest.approx(expected["2", "val_loss"], rel=1e-6)]
 
 

@@ -152,7 +152,7 @@ def test_pipelines_in_both_directions(directory: Path) -> None:
     [("own_model", "2.weight"), pytest.param("permuted_model", "1.order", marks=pytest.mark.slow)],
 )
 def test_replicas_that_start_with_other_weights_end(directory: Path, target: str, name: str) -> None:
-    said = f"step 0: the copies of {name} on ranks 0 and 1 differ: the model function must make the same weights"
+    said = f"before the first step: the copies of {name} on ranks 0 and 1 differ: the model function must make the same"
     assert SEED_IT in assert_ends(directory, said, *REPLICAS, f"model.target=mine:{target}")
 
 

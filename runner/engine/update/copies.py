@@ -81,7 +81,8 @@ def _difference(ranks: Sequence[int], own: Mapping[str, int], transport: Transpo
         for name in first | other
         if first.get(name) != other.get(name)
     )
-    where = f"step {step}: the copies of {name} on ranks {ranks[0]} and {rank} differ"
+    when = f"after step {step}" if step else "before the first step"
+    where = f"{when}: the copies of {name} on ranks {ranks[0]} and {rank} differ"
     if not step:
         return f"{where}: the model function must make the same weights on every rank; {OWN_GENERATOR}"
     return (

@@ -111,7 +111,7 @@ class StageUpdate:
         total, weight = window.loss.tolist()
         if weight <= 0:
             what = "no sample has a weight" if weight == 0 else f"the samples' weights add up to {weight}"
-            raise RunFailedError(f"step {window.step}: {what}; the model's weights are those of the step before")
+            raise RunFailedError(f"step {window.step + 1}: {what}; the model's weights are those of the step before")
         scale = self.update.scale.value if self.update.scale.is_dynamic else None
         loss_is_finite = math.isfinite(total) and math.isfinite(weight)
         if loss_is_finite:

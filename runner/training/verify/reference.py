@@ -85,7 +85,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
                 optimizer.step()
                 scale.succeeded()
             elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
-                raise RunFailedError(f"step {step}: the loss or a gradient is not finite")
+                raise RunFailedError(f"step {step + 1}: the loss or a gradient is not finite")
             versions.stepped()
             if scheduler is not None:
                 scheduler.step()
