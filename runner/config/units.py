@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-__all__ = ["format_bytes", "format_seconds", "parse_bytes"]
+__all__ = ["byte_unit", "format_bytes", "format_seconds", "parse_bytes"]
 
 _UNITS = {
     "": 1,
@@ -36,15 +36,22 @@ def parse_bytes(text: str | int | float) -> int:
 
 def format_bytes(num_bytes: float) -> str:
     """``1.50 GB``: three significant digits, powers of 1000."""
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(size) < 999.5 or unit == "TB":
-            break
-        size /= 1000
+    unit, scale = byte_unit(num_bytes)
+    size = num_bytes / scale
     if unit == "B":
         return f"{size:.0f} B"
     digits = 0 if abs(size) >= 100 else 1 if abs(size) >= 10 else 2
     return f"{size:.{digits}f} {unit}"
+
+
+def byte_unit(num_bytes: float) -> tuple[str, float]:
+    """The unit in which people read so many bytes, and its bytes: ``("MB", 1e6)`` for 11 million."""
+    scale = 1.0
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(num_bytes) / scale < 999.5:
+            return unit, scale
+        scale *= 1000
+    return "TB", scale
 
 
 def format_seconds(seconds: float) -> str:

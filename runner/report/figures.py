@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.config.units import byte_unit
 from runner.report.read import Report, Run
 
 if TYPE_CHECKING:
@@ -64,10 +65,11 @@ def _memory(runs: Sequence[Run], path: Path) -> Path | None:
     ]
     if not rows:
         return None
-    figure, axes = _figure("", "peak memory, GB")
+    unit, scale = byte_unit(max(seen or 0 for *_, seen in rows))
+    figure, axes = _figure("", f"peak memory, {unit}")
     places = range(len(rows))
-    axes.bar([at - 0.2 for at in places], [predicted / 1e9 for _, predicted, _ in rows], width=0.4, label="predicted")
-    axes.bar([at + 0.2 for at in places], [(seen or 0) / 1e9 for *_, seen in rows], width=0.4, label="measured")
+    axes.bar([at - 0.2 for at in places], [predicted / scale for _, predicted, _ in rows], width=0.4, label="predicted")
+    axes.bar([at + 0.2 for at in places], [(seen or 0) / scale for *_, seen in rows], width=0.4, label="measured")
     axes.set_xticks(list(places), [name for name, *_ in rows], rotation=45 if len(rows) > 4 else 0, ha="right")
     return _save(figure, axes, path, 1)
 

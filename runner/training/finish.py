@@ -16,6 +16,7 @@ from runner.checkpoint.durable import durably
 from runner.config.compose.resolve import to_container
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
+from runner.config.units import format_seconds
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
 from runner.record import RunRecord, read_steps, step_seconds
@@ -190,7 +191,8 @@ def _slowest(measures: Sequence[RankMeasures], timed: Sequence[int]) -> dict[str
         return {}
     slowest, mean = seconds.index(max(seconds)), sum(seconds) / len(seconds)
     ratio = seconds[slowest] / mean
-    logger.info("slowest rank: %d, %.4f s of compute in a median step, %.2f of the mean", slowest, max(seconds), ratio)
+    longest = format_seconds(max(seconds))
+    logger.info("slowest rank: %d, %s of compute in a median step, %.2f of the mean", slowest, longest, ratio)
     return {"slowest_rank": {"rank": slowest, "of_mean": ratio, "compute_seconds": seconds}}
 
 

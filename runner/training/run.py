@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from runner.checkpoint.file import CheckpointError, admitted
 from runner.config.schema import RunConfig
+from runner.config.units import format_seconds
 from runner.errors import Problem, RequestError
 from runner.model.lightning_module import brings
 from runner.model.seeds import seed_process
@@ -223,12 +224,9 @@ def _predict(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile,
             bubble_ratio=record.bubble_ratio | {"predicted": plan.time.bubble_ratio},
             extras=record.extras | {"seconds_source": plan.time.source},
         ).save(run_dir)
-        logger.info(
-            "predicted: %.4f s per step, bubble %.3f (rehearsed in %.1f s)",
-            plan.time.step_seconds,
-            plan.time.bubble_ratio,
-            time.perf_counter() - start,
-        )
+        bubble = f", bubble {plan.time.bubble_ratio:.1%}" if plan.topology.world_size > 1 else ""
+        seconds, rehearsed = format_seconds(plan.time.step_seconds), format_seconds(time.perf_counter() - start)
+        logger.info("predicted: %s per step%s (rehearsed in %s)", seconds, bubble, rehearsed)
     return plan
 
 

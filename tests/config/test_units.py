@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.config.units import format_bytes, format_seconds, parse_bytes
+from runner.config.units import byte_unit, format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,7 @@ def test_shown_sizes(num_bytes: float, text: str) -> None:
 )
 def test_shown_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_the_unit_fits_the_number() -> None:
+    assert [byte_unit(size) for size in (0, 999, 11_000_000, 2e15)] == [("B", 1), ("B", 1), ("MB", 1e6), ("TB", 1e12)]

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shlex
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,9 +78,13 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
 def command_that_continues(command: str, run_dir: Path) -> str:
     """The whole command that continues the run which ``command`` has begun in ``run_dir``."""
     words = [word for word in shlex.split(command) if not word.startswith(("run_dir=", "resume="))]
+    return shlex.join([*words, f"run_dir={_short(run_dir)}", "resume=auto"])
+
+
+def _short(path: Path) -> Path:
+    """The path as people type it: relative if it is below the working directory."""
     here = Path.cwd()
-    place = run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir
-    return shlex.join([*words, f"run_dir={place}", "resume=auto"])
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _submit(config: RunConfig, *, command: str, entry: str) -> int:
@@ -105,6 +110,7 @@ def run_in(
     Args:
         template: see :func:`runner.launch.local.ranks.run_ranks`.
     """
+    begun = time.perf_counter()
     config = replace(config, run_dir=str(run_dir))
     try:
         outcome = _run_with_restarts(run_dir, config, plan, template, command=command, entry=entry)
@@ -123,7 +129,7 @@ def run_in(
         advise(config, run_dir)
     if outcome.exit_status != EXIT_OK:
         return outcome.exit_status
-    _show(run_dir, console)
+    _show(run_dir, time.perf_counter() - begun, console)
     return EXIT_OK
 
 
@@ -155,9 +161,13 @@ def _without_space(run_dir: Path, error: OSError) -> int:
     return EXIT_FAILED
 
 
-def _show(run_dir: Path, console: Console | None) -> None:
+def _show(run_dir: Path, seconds: float, console: Console | None) -> None:
     from rich.console import Console
 
+    from runner.report.ending import ending
     from runner.report.tables import predicted_measured_table
 
-    (console or Console()).print(predicted_measured_table(RunRecord.load(run_dir)))
+    record, console = RunRecord.load(run_dir), console or Console()
+    console.print(predicted_measured_table(record))
+    for line in ending(record, _short(run_dir), seconds):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
