@@ -243,7 +243,7 @@ class TrainerConfig:
     on_nonfinite: str = "stop"  # if the loss or a gradient is NaN or infinite: stop, or skip the step
     ema_decay: float | None = None  # average of weights: average = decay x average + (1 - decay) x weights
     log_every: int = 1  # steps between entries of the loggers
-    progress: bool = True  # show a progress bar
+    progress: bool = True  # one line that changes, on a terminal; false = a line now and then
     threads: int = 1  # CPU threads per rank
 
 

@@ -1,32 +1,32 @@
-"""Callbacks that the runner adds to Lightning's loop: the record, the prediction, validations, progress."""
+"""Callbacks that the runner adds to Lightning's loop: the record, the prediction, validations."""
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.callbacks import Callback
 
 from runner.engine.engine import Engine, FinishedStep
 from runner.record import StepLog
 from runner.strategy.pipeline import EngineStrategy
-from runner.training.module import LayersModule
+from runner.training.measure.shared import SharedFigures
 from runner.training.resume import History
 
-__all__ = ["BeforeFirstStep", "ProgressBar", "ProgressLines", "StepClock", "Validations", "progress"]
-
-logger = logging.getLogger(__name__)
-
-_LINES_PER_RUN = 20
+__all__ = ["BeforeFirstStep", "StepClock", "Validations"]
 
 
 def _strategy(trainer: pl.Trainer) -> EngineStrategy:
     assert isinstance(trainer.strategy, EngineStrategy)
     return trainer.strategy
+
+
+def _batches(trainer: pl.Trainer) -> int:
+    """The batches that the run has taken, with those before it was continued."""
+    taken: int = trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
+    return taken
 
 
 class BeforeFirstStep(Callback):
@@ -46,19 +46,25 @@ class StepClock(Callback):
 
     Args:
         log: where rank 0 writes.
-        batch_size: samples per step.
+        samples_of: the samples of a step, by the number of the batch from the beginning of the run, from 0.
         before: the steps that a continued run has taken already.
+        figures: what the ranks tell one another.
 
     Attributes:
         walls: seconds of each step that this process has taken, in order.
+        samples: samples of each of them.
     """
 
-    def __init__(self, log: StepLog | None, batch_size: int, before: History) -> None:
+    def __init__(
+        self, log: StepLog | None, samples_of: Callable[[int], int], before: History, figures: SharedFigures
+    ) -> None:
         self.walls: list[float] = []
+        self.samples: list[int] = []
+        self.figures = figures
         self._losses: list[float] = []  # losses of the steps that have ended; more steps may have begun
         self._before = before
         self._log = log
-        self._batch_size = batch_size
+        self._samples_of = samples_of
         self._mark = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -72,6 +78,11 @@ class StepClock(Callback):
             tuple((int(step), value) for step, value in val_losses),
         )
 
+    @property
+    def loss(self) -> float | None:
+        """Loss of the last step that has ended in this process."""
+        return self._losses[-1] if self._losses else None
+
     def start(self) -> None:
         """Start the time of the next step now."""
         self._mark = time.perf_counter()
@@ -84,16 +95,17 @@ class StepClock(Callback):
         now = time.perf_counter()
         self.walls.append(now - self._mark)
         self._mark = now
-        times = engine.timeline.steps[-1]
-        span = times.last_compute - times.first_compute
+        self.samples.append(self._samples_of(_batches(trainer) - 1))
+        assert strategy.meter is not None
+        self.figures.update(engine.timeline.steps, strategy.meter.peak_bytes)
         pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"], batch_size=1)
-        pl_module.log("samples_per_second", self._batch_size / self.walls[-1], batch_size=1)
-        if span > 0:
-            pl_module.log("bubble", 1.0 - times.compute / span, batch_size=1)
+        pl_module.log("samples_per_second", self.samples[-1] / self.walls[-1], batch_size=1)
+        if self.figures.bubble is not None:
+            pl_module.log("bubble", self.figures.bubble, batch_size=1)
         finished = self._note(strategy.take_finished(), engine)
         if finished is None:
             return
-        pl_module.log("loss", finished.loss, prog_bar=True, batch_size=1)
+        pl_module.log("loss", finished.loss, batch_size=1)
         if finished.grad_norm is not None:
             pl_module.log("grad_norm", finished.grad_norm, batch_size=1)
         if finished.loss_scale is not None:
@@ -147,56 +159,3 @@ class Validations(Callback):
             trainer.should_stop = True
         elif _strategy(trainer).stopped and not self._are_due(trainer.global_step):
             trainer.limit_val_batches = 0
-
-
-class ProgressLines(Callback):
-    """Logs a line of progress now and then, for output that is not a terminal."""
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        step, total = trainer.global_step, trainer.max_steps
-        if trainer.is_global_zero and (step % max(1, total // _LINES_PER_RUN) == 0 or step == total):
-            logger.info("step %d/%d  %s", step, total, _status(trainer))
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: LayersModule) -> None:  # type: ignore[override]
-        if trainer.is_global_zero and pl_module.val_losses:
-            step, loss = pl_module.val_losses[-1]
-            logger.info("step %d  val_loss %.4f", step, loss)
-
-
-def _status(trainer: pl.Trainer) -> str:
-    metrics = trainer.callback_metrics
-    parts = [f"loss {float(metrics['loss']):.4f}"] if "loss" in metrics else []
-    if "samples_per_second" in metrics:
-        parts.append(f"{float(metrics['samples_per_second']):.1f} samples/s")
-    if "bubble" in metrics:
-        parts.append(f"bubble {float(metrics['bubble']):.3f}")
-    meter = _strategy(trainer).meter
-    if meter is not None:
-        parts.append(f"peak {meter.peak_bytes / 2**20:.0f} MiB")
-    return "  ".join(parts)
-
-
-class ProgressBar(RichProgressBar):
-    """Lightning's progress bar, with samples/s, this rank's measured bubble and its peak memory."""
-
-    def __init__(self) -> None:
-        super().__init__(refresh_rate=10, leave=True)
-
-    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        metrics = dict(super().get_metrics(trainer, pl_module))
-        metrics.pop("v_num", None)
-        found = trainer.callback_metrics
-        for name, shown in (("samples_per_second", "samples/s"), ("bubble", "bubble")):
-            if name in found:
-                metrics[shown] = f"{float(found[name]):.3g}"
-        meter = _strategy(trainer).meter
-        if meter is not None:
-            metrics["peak MiB"] = f"{meter.peak_bytes / 2**20:.0f}"
-        return metrics
-
-
-def progress(enabled: bool, rank: int) -> list[Callback]:
-    """The progress callback of a rank: a bar on a terminal, lines elsewhere, none for ranks other than 0."""
-    if not enabled or rank != 0:
-        return []
-    return [ProgressBar()] if sys.stderr.isatty() else [ProgressLines()]

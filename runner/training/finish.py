@@ -14,7 +14,6 @@ from torch import Tensor
 
 from runner.checkpoint.durable import durably
 from runner.config.compose.resolve import to_container
-from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.model.ties import with_all_names
@@ -28,11 +27,11 @@ from runner.training.checkpoints import Checkpoints
 from runner.training.lightning_module import TrainedModule
 from runner.training.measure.measures import (
     RankMeasures,
-    bubble_ratio,
     compute_seconds,
+    measured_bubble_ratio,
     seconds_of_median_step,
-    steady_bubble_ratio,
 )
+from runner.training.measure.rates import flops_per_step, mfu, tokens_per_second
 from runner.training.measure.timelines import draw_timelines
 
 __all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
@@ -146,7 +145,7 @@ def _measured(
     seconds = step_seconds([*earlier, *walls.values()])
     predicted = {key: value for key, value in record.step_seconds.items() if key == "predicted"}
     median = seconds["median"]
-    flops = _flops_per_step(config, plan)
+    tokens = tokens_per_second(config, plan, median)
     timed = list(walls)
     assert strategy.meter is not None
     return record.replace(
@@ -155,24 +154,18 @@ def _measured(
         val_loss=module.val_losses,
         step_seconds=seconds | predicted,
         samples_per_second=config.data.batch_size / median if median else None,
-        bubble_ratio=record.bubble_ratio | {"measured": _bubble_ratio(plan, measures, timed)},
+        bubble_ratio=record.bubble_ratio | {"measured": measured_bubble_ratio(plan, measures, timed)},
         seconds=seconds_of_median_step(measures, timed, walls) or record.seconds,
-        flops_per_step=flops,
-        mfu=_mfu(config, plan, flops, median),
+        flops_per_step=flops_per_step(config, plan),
+        mfu=mfu(config, plan, median),
         bytes_moved=_bytes_moved(measures),
         peak_memory_bytes=record.peak_memory_bytes | {"kind": strategy.meter.kind} | _peaks(measures),
         extras=record.extras
-        | _tokens_per_second(config, plan, median)
+        | ({"tokens_per_second": tokens} if tokens is not None else {})
         | _skipped(config, lines)
         | _slowest(measures, timed)
         | _states(record, plan, measures),
     )
-
-
-def _bubble_ratio(plan: RunPlan, measures: Sequence[RankMeasures], timed: Sequence[int]) -> float | None:
-    if plan.schedule.is_asynchronous:
-        return steady_bubble_ratio(measures, timed)
-    return bubble_ratio(measures, timed, plan.schedule.windows)
 
 
 def _took_steps(measures: Sequence[RankMeasures]) -> bool:
@@ -214,25 +207,6 @@ def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str,
         return {}
     skipped = {"skipped_steps": [line["step"] for line in lines if line.get("skipped")]}
     return skipped | ({"loss_scale": scales[-1]} if scales else {})
-
-
-def _flops_per_step(config: RunConfig, plan: RunPlan) -> float:
-    """FLOPs of the profiled micro-batch, scaled to the samples of a step."""
-    rows = [*plan.profile.layers, plan.profile.loss]
-    flops = sum(row.forward_flops + row.backward_flops for row in rows)
-    return flops * config.data.batch_size / plan.profile.samples
-
-
-def _mfu(config: RunConfig, plan: RunPlan, flops: float, median: float | None) -> float | None:
-    peak = config.hardware.flops.get(PRECISIONS[config.precision.name].arithmetic)
-    if not peak or not median:
-        return None
-    return flops / median / (peak * plan.layout["world_size"])
-
-
-def _tokens_per_second(config: RunConfig, plan: RunPlan, median: float | None) -> dict[str, float]:
-    tokens = plan.profile.tokens_per_sample
-    return {"tokens_per_second": tokens * config.data.batch_size / median} if tokens and median else {}
 
 
 def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:

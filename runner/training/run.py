@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,25 @@ from runner.strategy.pipeline import EngineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
     BeforeFirstStep,
-    ProgressBar,
     StepClock,
     Validations,
-    progress,
 )
 from runner.training.checkpoints import Checkpoints
-from runner.training.data.loading import close_loader, first_batch, resume_at, samples_per_epoch, steps_per_epoch
+from runner.training.data.loading import (
+    close_loader,
+    first_batch,
+    resume_at,
+    samples_of_step,
+    samples_per_epoch,
+    steps_per_epoch,
+)
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule
 from runner.training.loggers import build_logger, build_profiler, note_identity
 from runner.training.measure.prediction import measured_plan
+from runner.training.measure.shared import SharedFigures, store_of_ranks
 from runner.training.module import LayersModule
+from runner.training.progress import progress
 from runner.training.random_state import random_state
 from runner.training.rank_parts import load_parts
 from runner.training.resume import History, Progress, read_progress
@@ -84,7 +92,8 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     before = resumed.history if resumed is not None else History()
     module.val_losses = [list(pair) for pair in before.val_loss]
     log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
-    clock = StepClock(log, config.data.batch_size, before)
+    figures = SharedFigures(parts.plan, rank, strategy.replica, store_of_ranks())
+    clock = StepClock(log, partial(samples_of_step, loaders[0], config.data.batch_size), before, figures)
     checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed)
     plans = [parts.plan]
 
@@ -104,7 +113,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         clock,
         Validations(_validations(config, loaders[1])),
         checkpoints,
-        *progress(config.trainer.progress, rank),
+        *progress(config, parts.plan, clock, rank),
         *_watchdog(config, run_dir, rank, parts.plan),
         *watchers,
     ]
@@ -258,7 +267,7 @@ def _trainer(
         log_every_n_steps=config.trainer.log_every,
         callbacks=callbacks,
         enable_checkpointing=False,
-        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in callbacks),
+        enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
         default_root_dir=str(run_dir),

@@ -95,7 +95,7 @@ def last_run(name: str) -> Path | None:
 
 def _taken(directory: Path) -> Problem:
     """The refusal of a directory that holds a run or a sweep; a run that is not complete can continue in it."""
-    rule, why = "must be new or empty", "it holds the record of an earlier run, which would be overwritten"
+    rule, why = "must be new or empty", "It holds the record of an earlier run, which would be overwritten"
     with contextlib.suppress(FileNotFoundError, ValueError):
         record = RunRecord.load(directory)
         if record.status != "ok":

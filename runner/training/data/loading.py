@@ -34,6 +34,7 @@ __all__ = [
     "first_batch",
     "make_loader",
     "resume_at",
+    "samples_of_step",
     "samples_per_epoch",
     "steps_per_epoch",
 ]
@@ -259,6 +260,18 @@ def steps_per_epoch(loader: DataLoader[Any]) -> int | None:
 def samples_per_epoch(loader: DataLoader[Any]) -> int | None:
     """Samples of the training dataset, or None if they have not been counted because it is iterable."""
     return loader.batch_sampler.length if isinstance(loader.batch_sampler, StepSampler) else None
+
+
+def samples_of_step(loader: DataLoader[Any], batch_size: int, batch: int) -> int:
+    """Samples of all replicas in a batch, by its number from the beginning of the run, from 0.
+
+    The last batch of an epoch may have fewer than ``batch_size``. For an iterable dataset, which is not counted, it is
+    taken for a whole one.
+    """
+    samples, steps = samples_per_epoch(loader), steps_per_epoch(loader)
+    if samples is None or not steps:
+        return batch_size
+    return min(batch_size, samples - batch % steps * batch_size)
 
 
 def resume_at(loader: DataLoader[Any], epoch: int, step: int) -> None:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from runner.engine.measure.timeline import Event, StepTimes
+from runner.plan.values import RunPlan
 
 __all__ = [
     "steady_bubble_ratio",
     "RankMeasures",
     "bubble_ratio",
     "compute_seconds",
+    "measured_bubble_ratio",
     "seconds_of_median_step",
     "timed_events",
 ]
@@ -72,6 +74,13 @@ def steady_bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> 
             if total > 0:
                 ratios.append(1.0 - sum(step.compute for step, _ in pairs) / total)
     return median(ratios) if ratios else None
+
+
+def measured_bubble_ratio(plan: RunPlan, ranks: Sequence[RankMeasures], timed: Sequence[int]) -> float | None:
+    """The bubble as the plan's schedule defines it; None if no step was timed."""
+    if plan.schedule.is_asynchronous:
+        return steady_bubble_ratio(ranks, timed)
+    return bubble_ratio(ranks, timed, plan.schedule.windows)
 
 
 def compute_seconds(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> list[float]:
