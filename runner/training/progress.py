@@ -37,10 +37,10 @@ class Progress:
     Args:
         step, total: steps that are done, and all steps.
         seconds_left: until the last step, without validations.
-        loss: of the last step that has ended.
+        loss: the loss of the last step that has ended.
         rate, unit: how many of what the latest steps took per second.
         mfu: model FLOPs utilization of the latest steps, from 0 to 1.
-        bubble: of all ranks in the latest steps.
+        bubble: the bubble of all ranks in the latest steps.
         peak_bytes: peak memory of the fullest rank.
         validating: the batch of a validation that is under way.
     """
