@@ -7,6 +7,7 @@ with the id of its position, then all of the image's codes.
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -138,6 +139,9 @@ def spec(**kwargs: Any) -> tuple[Tensor, Tensor]:
 
 
 build.spec = spec  # type: ignore[attr-defined]  # so that a plan needs no data
+_OF_CONFIG: tuple[Any, ...] = (build, spec)
+for _function in _OF_CONFIG:  # so that messages name the arguments that there are
+    _function.__signature__ = inspect.signature(EmojiConfig)
 
 
 def prepare(**kwargs: Any) -> EmojiFolder:

@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         number = signal_of(error)
         print(f"stopped by {name_of_signal(number)}", file=sys.stderr)
         return exit_status_of(number)
+    except Exception as error:  # of a user's function or of a library; the place is told, the traceback on request
+        return _explain_foreign(error)
 
 
 def _dispatch(line: Sequence[str]) -> int:
@@ -102,6 +104,17 @@ def _explain(error: RunnerError) -> int:
     if os.environ.get(_FULL_ERROR) == "1":
         traceback.print_exception(error)
     return error.exit_status
+
+
+def _explain_foreign(error: Exception) -> int:
+    """One line for an error that no part of the runner explains, or its traceback if the environment asks for it."""
+    if os.environ.get(_FULL_ERROR) == "1":
+        traceback.print_exception(error)
+    from runner.launch.failure import RankFailure
+
+    failure = RankFailure.of(error)
+    print(f"{failure.summary()}. {_FULL_ERROR}=1 shows the whole traceback", file=sys.stderr)
+    return failure.exit_status
 
 
 def _log_to_standard_error() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from runner.engine.context import RankView
 from runner.errors import RunFailedError, RunnerError
 from runner.model.layers import StageModule
+from runner.model.out_of_range import out_of_range
 from runner.schedule.simulation.clock import Costs
 from runner.schedule.values import COMPUTE, Action, Op, Payload, Program
 
@@ -36,8 +37,10 @@ def explain_failure(
     if isinstance(error, RunnerError | torch.OutOfMemoryError | MemoryError):
         return error
     rank = view.pipeline[view.position]
+    known = out_of_range(error, stages.get(action.stage))
+    what = f"{error}: {known}" if known is not None else str(error)
     lines = [
-        f"{action} failed on rank {rank} {_held(action, stages)}: {type(error).__name__}: {error}{_where(error)}",
+        f"{action} failed on rank {rank} {_held(action, stages)}: {type(error).__name__}: {what}{_where(error)}",
         f"its buffers: {buffers}",
         draw_place(program, view, action),
     ]

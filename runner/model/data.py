@@ -15,7 +15,7 @@ from runner.errors import Problem, RequestError, RunFailedError, RunnerError, ra
 from runner.model.boundary import flatten, shapes
 from runner.model.datamodule import Loaded, loaded
 from runner.model.seeds import seeded
-from runner.model.targets import call_target, explained
+from runner.model.targets import call_function, call_target, explained
 from runner.targets import import_target
 
 __all__ = [
@@ -142,7 +142,7 @@ def example_batch(config: DataConfig, samples: int, seed: int) -> tuple[Any, Any
 def _one_batch(config: DataConfig, samples: int, seed: int) -> tuple[Any, Any]:
     spec = getattr(import_target("data.target", config.target), "spec", None)
     if callable(spec):
-        sample = spec(**config.kwargs)
+        sample = call_function("data", config.target, spec, config.kwargs)
         collate = import_target("data.collate", config.collate) if config.collate is not None else default_collate
     else:
         datasets = load_datasets(config, seed)

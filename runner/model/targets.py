@@ -14,7 +14,7 @@ from runner.errors import Problem, RequestError, RunnerError, did_you_mean
 from runner.model.seeds import seeded
 from runner.targets import import_target
 
-__all__ = ["call_target", "explained", "import_users_code"]
+__all__ = ["call_function", "call_target", "explained", "import_users_code"]
 
 
 def import_users_code(config: RunConfig) -> None:
@@ -43,7 +43,11 @@ def call_target(section: str, target: str, kwargs: Mapping[str, Any]) -> Any:
     Raises:
         RequestError: the function refuses the arguments (a ``TypeError`` at the call itself), or raises.
     """
-    function = import_target(f"{section}.target", target)
+    return call_function(section, target, import_target(f"{section}.target", target), kwargs)
+
+
+def call_function(section: str, target: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function that belongs to the target of a section, as :func:`call_target` calls the target itself."""
     _refuse_wrong_arguments(section, function, kwargs)
     try:
         return function(**kwargs)
@@ -82,6 +86,6 @@ def _refuse_wrong_arguments(section: str, function: Callable[..., Any], kwargs: 
         names = [p.name for p in signature.parameters.values()]
         unknown = [key for key in kwargs if key not in names]
         near = did_you_mean(unknown[0], names) if unknown else None
-        fix = f"{section}.kwargs.{near}=…" if near else ""
+        fix = f"{section}.kwargs.{near}={kwargs[unknown[0]]}" if near else ""
         rule = f"must be arguments of {getattr(function, '__name__', function)}{signature}"
         raise RequestError([Problem(f"{section}.kwargs", dict(kwargs), rule, str(error), fix)]) from error

@@ -14,6 +14,7 @@ import platform
 import sys
 import sysconfig
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -35,10 +36,9 @@ def cached_profile(config: RunConfig, make: Callable[[RunConfig], ModelProfile])
     import_users_code(config)  # so that its sources are part of the key
     optimizer_of(config.optimizer)
     path = _folder() / f"{_key(config)}.json"
-    try:
+    with suppress(OSError, ValueError, TypeError, KeyError):
         return profile_from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError):
-        profile = make(config)
+    profile = make(config)  # outside of the block, so that its errors are not told as errors about a missing file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, profile.to_json())

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError
-from runner.model.boundary import flatten, map_tensors, num_samples, shapes
+from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.layers import LayerSource
@@ -43,6 +43,7 @@ from runner.profiling.cache import cached_profile
 from runner.profiling.fills import FillProfiler
 from runner.profiling.fused_dropout import FusedDropout
 from runner.profiling.layer import num_bytes, profile_call
+from runner.profiling.layer_error import about_layer, about_loss, refusing
 from runner.profiling.memory_trace import trace_memory
 from runner.profiling.timing import can_be_timed, with_measured_seconds
 
@@ -89,7 +90,8 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         optimizer_constant_bytes=optimizer_of(config.optimizer).constant_bytes,
     )
     if can_be_timed(config, profile):
-        return with_measured_seconds(config, profile, inputs, targets)
+        with refusing(config):
+            return with_measured_seconds(config, profile, inputs, targets)
     return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
 
 
@@ -182,22 +184,10 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
     """Profile with real tensors, as in the run itself: what fails here would fail there."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     model = load_model(config)
-    try:
+    with refusing(config):
         states = _state_bytes(config, dtype)
         profiler = _fill_profiler(config)
         return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
-    except _LayerError as error:
-        section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
-        raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
-
-
-class _LayerError(Exception):
-    """A layer, or the loss (``index`` None), does not accept its input."""
-
-    def __init__(self, index: int | None, what: str, given: Any, cause: Exception) -> None:
-        self.index = index
-        self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
-        super().__init__(f"Given {shapes(given)}, it raised {type(cause).__name__}: {cause}")
 
 
 def profile_layers(
@@ -236,7 +226,7 @@ def profile_layers(
             function = autocasting(source.calling(module), device_type, autocast)
             name = source.label or source.name or "model"
             given = value
-            with _named(source.index, f"layer {source.index} ({type(module).__name__})", value):
+            with about_layer(source.index, module, value):
                 value, row = profile_call(name, function, value, tracker, numbers, module)
                 _refuse_no_tensor(source.index, module, value)
             states = _states_of(module, state_bytes)
@@ -245,7 +235,7 @@ def profile_layers(
                 row = replace(row, fills=profiler.fills(module, tied, function, given))
             rows.append(replace(row, optimizer_bytes=states))
         lose = partial(_checked_loss, loss, targets, samples)
-        with _named(None, "the loss", (value, targets)):
+        with about_loss((value, targets)):
             _, loss_row = profile_call("loss", lose, value, tracker, numbers)
     return ModelProfile(
         layers=tuple(rows),
@@ -259,17 +249,6 @@ def profile_layers(
         tokens_per_sample=_tokens_per_sample(targets),
         shared=_shared_weights(sources, dtype, state_bytes),
     )
-
-
-@contextmanager
-def _named(index: int | None, what: str, given: Any) -> Iterator[None]:
-    """Turn errors of a user's code in the block into errors about ``what``; RequestErrors pass unchanged."""
-    try:
-        yield
-    except RequestError:
-        raise
-    except Exception as error:
-        raise _LayerError(index, what, given, error) from error
 
 
 def _checked_loss(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:

@@ -27,6 +27,7 @@ from runner.optim.kinds.build import measure_step_seconds_per_byte
 from runner.profile import LayerProfile, ModelProfile, SplitBackward
 from runner.profiling.backward_scan import as_leaf
 from runner.profiling.fills import TimeFills
+from runner.profiling.layer_error import about_layer, about_loss
 
 __all__ = ["can_be_timed", "with_measured_seconds"]
 
@@ -46,7 +47,11 @@ def can_be_timed(config: RunConfig, profile: ModelProfile) -> bool:
 
 
 def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any, targets: Any) -> ModelProfile:
-    """Time every layer alone: forward, backward, and backward in two parts; median of three after a warm-up."""
+    """Time every layer alone: forward, backward, and backward in two parts; median of three after a warm-up.
+
+    Raises:
+        LayerError: a layer or the loss refuses its input's values, which are real here for the first time.
+    """
     device = torch.device(device_type(config))
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)
     model = load_model(config)
@@ -60,12 +65,14 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
         for source, row in zip(model.layers, profile.layers, strict=True):
             module = source.build().to(device=device, dtype=dtype)
             function = autocasting(source.calling(module), device.type, autocast)
-            value, timed = _time_call(function, value, device, row)
+            with about_layer(source.index, module, value):  # fake tensors have no ids that could be out of range
+                value, timed = _time_call(function, value, device, row)
             module.zero_grad(set_to_none=True)
             rows.append(replace(timed, fills=time_fills(row.fills)))
         value = to_precision(value, torch.float32)
         lose = partial(_summed, model.loss, targets, samples)
-        _, loss = _time_call(lose, value, device, profile.loss)
+        with about_loss((value, targets)):
+            _, loss = _time_call(lose, value, device, profile.loss)
         masters = PRECISIONS[config.precision.name].master_weights
         per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
     gc.collect()

@@ -1,0 +1,61 @@
+"""Errors of a user's layers and loss while they are profiled, told as errors about one layer and its input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem, RequestError
+from runner.model.boundary import shapes
+from runner.model.out_of_range import out_of_range
+
+__all__ = ["LayerError", "about_layer", "about_loss", "refusing"]
+
+
+class LayerError(Exception):
+    """A layer, or the loss (``index`` None), does not accept its input."""
+
+    def __init__(self, index: int | None, what: str, given: Any, cause: Exception, module: nn.Module | None) -> None:
+        self.index = index
+        self.rule = f"{what} must take what {'comes before it' if index != 0 else 'the data gives'}"
+        known = out_of_range(cause, module)
+        said = known if known is not None else f"it raised {type(cause).__name__}: {cause}"
+        super().__init__(f"Given {shapes(given)}, {said}")
+
+
+@contextmanager
+def about_layer(index: int, module: nn.Module, given: Any) -> Iterator[None]:
+    """Turn errors of the layer in the block into a :class:`LayerError`; RequestErrors pass unchanged."""
+    with _named(index, f"layer {index} ({type(module).__name__})", given, module):
+        yield
+
+
+@contextmanager
+def about_loss(given: Any) -> Iterator[None]:
+    """Turn errors of the loss in the block into a :class:`LayerError`; RequestErrors pass unchanged."""
+    with _named(None, "the loss", given, None):
+        yield
+
+
+@contextmanager
+def _named(index: int | None, what: str, given: Any, module: nn.Module | None) -> Iterator[None]:
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        raise LayerError(index, what, given, error, module) from error
+
+
+@contextmanager
+def refusing(config: RunConfig) -> Iterator[None]:
+    """Turn a :class:`LayerError` of the block into a problem with the request's model or loss."""
+    try:
+        yield
+    except LayerError as error:
+        section, target = ("model", config.model.target) if error.index is not None else ("loss", config.loss.target)
+        raise RequestError([Problem(f"{section}.target", target, error.rule, str(error))]) from error.__cause__
