@@ -26,6 +26,8 @@ __all__ = [
     "raise_problems",
 ]
 
+_LETTERS_PER_SLIP = 4
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_WRONG_REQUEST = 2
@@ -107,8 +109,37 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """The known name most similar to ``name``, or None if none is similar."""
-    import difflib
+    """The known name of which ``name`` is a slip of the keyboard; None if there is none, or more than one.
 
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    A slip leaves out, adds or changes a letter, or exchanges two neighbours; one is admitted for every four letters.
+    Names that merely look alike (``max_epochs`` and ``max_steps``) mean different things, and so do short names of
+    which one letter differs (``gpu`` and ``cpu``). Case and dashes do not count.
+    """
+    most = max(1, len(name) // _LETTERS_PER_SLIP)
+    change = 1 if len(name) >= _LETTERS_PER_SLIP else most + 1
+    slips = {each: _slips(_plain(name), _plain(each), change) for each in known if abs(len(each) - len(name)) <= most}
+    fewest = min(slips.values(), default=most + 1)
+    near = [each for each, count in slips.items() if count == fewest]
+    return near[0] if fewest <= most and len(near) == 1 else None
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("-", "_")
+
+
+def _slips(first: str, second: str, change: int) -> int:
+    """The optimal string alignment distance: letters left out, added, exchanged with a neighbour, or changed.
+
+    Args:
+        change: what a changed letter counts; each of the others counts 1.
+    """
+    before: list[int] = []
+    row = list(range(len(second) + 1))
+    for i, letter in enumerate(first, start=1):
+        earlier, before, row = before, row, [i]
+        for j, other in enumerate(second, start=1):
+            ways = [before[j] + 1, row[j - 1] + 1, before[j - 1] + change * (letter != other)]
+            if i > 1 and j > 1 and letter == second[j - 2] and other == first[i - 2]:
+                ways.append(earlier[j - 2] + 1)
+            row.append(min(ways))
+    return row[-1]

@@ -131,6 +131,8 @@ def damage_of(path: Path) -> str | None:
     try:
         if path.is_dir():
             check_parts(path)
+        elif path.suffix == ".safetensors":
+            return "it holds weights alone, not the optimizer's states and the progress of a run"
         else:
             _check_sums(path)
         read_checkpoint(path)

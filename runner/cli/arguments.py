@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runner.errors import Problem, did_you_mean
@@ -78,30 +79,48 @@ def parse(command: Command, line: Sequence[str]) -> Arguments:
     flags: dict[str, str | bool] = {}
     words: list[str] = []
     problems: list[Problem] = []
-    rest = iter(line)
-    for word in rest:
+    rest = deque(line)
+    while rest:
+        word = rest.popleft()
         if not word.startswith("-") or word == "-":
             words.append(word)
             continue
         name, equals, inline = word.partition("=")
         flag = known.get(name)
         if flag is None:
-            problems.append(_unknown(command, name, known))
+            problems.append(_key_as_flag(name, inline if equals else None, rest) or _unknown(command, name, known))
             continue
         problems += _take(flag, inline if equals else None, rest, flags)
     return Arguments(flags, tuple(words), tuple(problems))
 
 
-def _take(flag: Flag, inline: str | None, rest: Iterator[str], flags: dict[str, str | bool]) -> list[Problem]:
+def _take(flag: Flag, inline: str | None, rest: deque[str], flags: dict[str, str | bool]) -> list[Problem]:
     name = flag.name.lstrip("-")
     if not flag.value:
         flags[name] = True
         return [] if inline is None else [Problem(flag.name, inline, "takes no value", fix=flag.name)]
-    value = inline if inline is not None else next(rest, None)
+    value = inline if inline is not None else _popped(rest)
     if not value:
         return [Problem(flag.name, value, f"needs {flag.value}", fix=flag.usage)]
     flags[name] = value
     return []
+
+
+def _popped(rest: deque[str]) -> str | None:
+    return rest.popleft() if rest else None
+
+
+def _key_as_flag(name: str, inline: str | None, rest: deque[str]) -> Problem | None:
+    """The problem of a key that is written as a flag, which takes the word after it as its value; None for another."""
+    from runner.config.compose.shape import key_paths
+
+    key = name.lstrip("-").replace("-", "_")
+    if key not in key_paths():
+        return None
+    is_value = inline is None and bool(rest) and "=" not in rest[0] and not rest[0].startswith("-")
+    value = _popped(rest) if is_value else inline
+    fix = f"{key}={value}" if value else ""
+    return Problem("flag", name, "there is no such flag", f"{key} is a key, which is written without dashes", fix)
 
 
 def _unknown(command: Command, name: str, known: Mapping[str, Flag]) -> Problem:

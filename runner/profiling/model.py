@@ -33,7 +33,7 @@ from runner.model.precision import autocast_of, autocasting, cast_module, dtype_
 from runner.model.ties import find_ties, tied_parameters
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import optimizer_of
-from runner.optim.kinds.build import observed_state_ratio, state_bytes_per_gradient_byte
+from runner.optim.kinds.build import observed_state_ratio, over_other_parameters, state_bytes_per_gradient_byte
 from runner.plan.layout.batches import largest_microbatch
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved
@@ -141,10 +141,10 @@ def _own_state_ratio(config: RunConfig) -> float | None:
                 return None
             made = with_one_optimizer(module.configure_optimizers(), config.model.target)
             (optimizer,) = optimizers_in(made)
-        return observed_state_ratio(lambda given: type(optimizer)(given, **optimizer.defaults))
+        return observed_state_ratio(partial(over_other_parameters, optimizer))
     except RequestError:
         raise
-    except Exception as error:  # it may need a Trainer, or its class may have further arguments
+    except Exception as error:  # it may need a Trainer
         if module is not None:
             logger.info("the states of the model's own optimizer are assumed to be as large as AdamW's: %s", error)
         return None

@@ -31,7 +31,7 @@ def build(
         config: the configuration's fields, e.g. ``hidden_size`` or the architecture's own names.
 
     Raises:
-        ValueError: there is no such architecture, task or field.
+        ValueError: there is no such architecture, task or field, or a field would load trained weights.
     """
     made = _configuration(model_type, config_class, config)
     classes = {
@@ -59,6 +59,10 @@ def _configuration(model_type: str | None, config_class: str | None, fields: dic
             near = _nearest(str(model_type), transformers.CONFIG_MAPPING)
             raise ValueError(f"transformers has no model_type = {model_type}{near}")
         kind = transformers.CONFIG_MAPPING[str(model_type)]
+    loaded = [name for name in fields if "pretrained" in name or name.endswith("name_or_path")]
+    if loaded:
+        why = "the weights are fresh; a model function of your own can load trained ones"
+        raise ValueError(f"{', '.join(loaded)} would load trained weights: {why}")
     known = {*kind().to_dict(), *kind.attribute_map}
     unknown = [name for name in fields if name not in known]
     if unknown:
@@ -70,7 +74,7 @@ def _configuration(model_type: str | None, config_class: str | None, fields: dic
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, list(known), n=1)
+    found = difflib.get_close_matches(name, [each for each in known if not each.startswith("_")], n=1, cutoff=0.75)
     return f" (did you mean {found[0]}?)" if found else ""
 
 

@@ -69,7 +69,7 @@ REQUESTS = [
     ("parallelism.pipelin=2", "parallelism.pipelin = 2: there is no such key. Try parallelism.pipeline=2."),
     ("schedule=1f2b", "Try schedule=1f1b."),
     ("precision=fp17", "Try precision=fp16."),
-    ("device=tpu", "Try device=cpu."),
+    ("device=tpu", "device = tpu: must be one of auto, cpu, cuda."),
     ("+nonsense.key=1", "nonsense.key = 1: there is no such key."),
     ("schedule.microbatches=two", "schedule.microbatches = two: must be a whole number. It is text."),
     ("memory_limit=1XB", "memory_limit = 1XB: must be a size such as 80GB, 8GiB"),

@@ -155,7 +155,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("model.kwargs=3", "model.kwargs = 3: must be a mapping of names to values. It is a whole number."),
         ("data.shuffle=yes please", "data.shuffle = yes please: must be true or false or null. It is text."),
         ("seed=1,2", "seed = 1,2: several values make a sweep. A plain command runs one job. Try seed=1,2 -m."),
-        ("hydra.run.dir=x", "hydra.run.dir = x: Hydra's own settings are not used. The runner starts, names and places its runs itself. Try run_dir=PATH."),
+        ("hydra.run.dir=x", "hydra.run.dir = x: Hydra's own settings are not used. The runner starts, names and places its runs itself. Try run_dir=x."),
         ("optimizer@x=adam", "optimizer@x = adam: packages cannot be renamed. Every option has one place in a request. Try optimizer=adam."),
         ("seed", "argument = seed: an override is KEY=VALUE."),
         ("--sed", "argument = --sed: there is no such flag here."),

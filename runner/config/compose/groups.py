@@ -88,7 +88,6 @@ def clashes(group: str, name: str, roots: Sequence[Path]) -> list[Problem]:
             name,
             "two files have this name",
             f"{own} and the option that is shipped differ; give yours another name",
-            f"{group}={name}_own",
         )
     ]
 

@@ -63,7 +63,7 @@ def _unreadable(line: str) -> Problem:
             "Flags stand in the help of the command, overrides are KEY=VALUE",
         )
     if not equals:
-        return Problem("argument", line, "an override is KEY=VALUE", why, f"{key}=VALUE")
+        return Problem("argument", line, "an override is KEY=VALUE", why)
     return Problem(key, value, "the value cannot be read", why, f"'{key}=\"{value.strip(chr(34))}\"'")
 
 
@@ -79,7 +79,7 @@ def read_overrides(lines: Sequence[str], roots: Sequence[Path]) -> tuple[Request
         if not found and override.key_or_group in known_groups and not _is_section(override):
             found = _choose(override, roots, choices)
         elif not found:
-            found = _check_setting(override, known_groups)
+            found = _check_setting(override, known_groups, roots)
             settings.append(_as_setting(line, override))
             named.add(override.key_or_group)
         problems += found
@@ -97,7 +97,8 @@ def _refused(line: str, override: Override) -> list[Problem]:
         return [Problem(key, shown, "several values make a sweep", "A plain command runs one job", f"{line} -m")]
     if override.is_hydra_override():
         why = "The runner starts, names and places its runs itself"
-        return [Problem(key, shown, "Hydra's own settings are not used", why, "run_dir=PATH")]
+        fix = f"run_dir={shown}" if key == "hydra.run.dir" else ""
+        return [Problem(key, shown, "Hydra's own settings are not used", why, fix)]
     if override.package is not None:
         why = "Every option has one place in a request"
         return [Problem(f"{key}@{override.package}", shown, "packages cannot be renamed", why, f"{key}={shown}")]
@@ -125,7 +126,7 @@ def _choose(override: Override, roots: Sequence[Path], choices: dict[str, str | 
     return [Problem(group, value, "there is no such option", why, fix)]
 
 
-def _check_setting(override: Override, known_groups: Sequence[str]) -> list[Problem]:
+def _check_setting(override: Override, known_groups: Sequence[str], roots: Sequence[Path]) -> list[Problem]:
     key, value = override.key_or_group, override.value()
     annotation = type_at(key)
     if override.is_delete() and annotation is not None:
@@ -133,7 +134,7 @@ def _check_setting(override: Override, known_groups: Sequence[str]) -> list[Prob
     if annotation is None:
         if "." not in key and not any(path.startswith(f"{key}.") for path in key_paths()):
             near = did_you_mean(key, known_groups)
-            if near is not None:
+            if near is not None and str(value) in options(near, roots):
                 return [Problem(key, value, "there is no such key", "", f"{near}={value}")]
         return [unknown_key(key, value)]
     return check_value(annotation, value, key)[1]

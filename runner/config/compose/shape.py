@@ -60,9 +60,9 @@ def type_at(path: str) -> Any:
 
 
 def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
-    """The problem of a key that the schema does not have, with the most similar existing key."""
+    """The problem of a key that the schema does not have, with a similar existing key that takes the value."""
     near = _nearest_path(path)
-    if near is not None:
+    if near is not None and not check_value(type_at(near), value, near)[1]:
         return Problem(where + path, _shown(value), "there is no such key", fix=f"{near}={_shown(value)}")
     section = path.rpartition(".")[0]
     known = type_at(section) if section else None

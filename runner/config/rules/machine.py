@@ -21,7 +21,7 @@ def _flops(config: RunConfig) -> Iterator[Problem]:
     for precision, flops in config.hardware.flops.items():
         if not (flops > 0 and math.isfinite(flops)):
             path = f"hardware.flops.{precision}"
-            yield Problem(path, flops, "must be a finite number above 0", fix=f"{path}=1e12")
+            yield Problem(path, flops, "must be a finite number above 0")
 
 
 def _size(path: str, fix: str) -> tuple[Row[RunConfig], ...]:

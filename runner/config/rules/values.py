@@ -73,11 +73,12 @@ def another_schedule(option: str, why: str, breaks: Callable[[Any], bool]) -> Ro
 
 
 def one_of(path: str, known: tuple[str, ...]) -> Row[RunConfig]:
-    """The rule that a name is known; the fix is the most similar known name."""
+    """The rule that a name is known; the fix is the known name of which it is a slip, if there is one."""
     key = path.removesuffix(".name")
 
     def nearest(config: RunConfig) -> str:
-        return f"{key}={did_you_mean(value_at(config, path), known) or known[0]}"
+        near = did_you_mean(value_at(config, path), known)
+        return f"{key}={near}" if near is not None else ""
 
     return Row(path, lambda c: value_at(c, path) not in known, f"must be one of {', '.join(known)}", fix=nearest)
 

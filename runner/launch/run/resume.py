@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
         raise_problems([Problem("resume", error.path, "must hold tensors and plain values", why, fix)])
         raise
     except CheckpointError as error:
-        raise_problems([Problem("resume", path, "must be a good checkpoint", str(error), "resume=null")])
+        raise_problems([Problem("resume", path, "must be a good checkpoint", str(error))])
         raise
     raise_problems([*_fixed_problems(config, progress), *_model_problems(config, weights, path)])
     logger.info("continuing after step %d of %s", progress.step, path)
@@ -118,15 +119,25 @@ def _given(path: Path) -> Path:
     from runner.checkpoint.parts import has_parts
 
     if path.is_dir() and not has_parts(path):
-        inside = [*checkpoint_files(path).values(), *checkpoint_files(path / CHECKPOINTS).values()]
-        fix = f"resume={inside[-1]}" if inside else f"resume=auto run_dir={path}"
-        raise_problems([Problem("resume", path, "must be auto or a checkpoint's file", "This is a directory", fix)])
+        fix = _newest_of([*checkpoint_files(path).values(), *checkpoint_files(path / CHECKPOINTS).values()])
+        why = "This is a directory" if fix else "This is a directory without a good checkpoint of a run"
+        raise_problems([Problem("resume", path, "must be auto or a checkpoint's file", why, fix)])
     damage = damage_of(path)
     if damage is not None:
-        others = [other for other in checkpoint_files(path.parent).values() if other != path]
-        fix = f"resume={others[-1]}" if others else "resume=null"
+        fix = _newest_of([other for other in checkpoint_files(path.parent).values() if other != path])
         raise_problems([Problem("resume", path, "must be auto or a good checkpoint's file", damage, fix)])
     return path.absolute()
+
+
+def _newest_of(paths: Sequence[Path]) -> str:
+    """The override that continues from the last good one of some checkpoints; empty if there is none."""
+    from runner.checkpoint.file import CheckpointError, damage_of
+
+    for path in reversed(paths):
+        with suppress(CheckpointError):  # one that calls what is not admitted
+            if damage_of(path) is None:
+                return f"resume={path}"
+    return ""
 
 
 def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import median
@@ -20,6 +21,7 @@ __all__ = [
     "build_optimizer",
     "measure_step_seconds_per_byte",
     "observed_state_ratio",
+    "over_other_parameters",
     "state_bytes_per_gradient_byte",
 ]
 
@@ -70,6 +72,18 @@ def observed_state_ratio(make: Callable[[list[Tensor]], Optimizer]) -> float:
     optimizer.step()
     kept = [value for value in optimizer.state[parameter].values() if isinstance(value, Tensor) and value.dim()]
     return sum(value.nbytes for value in kept) / parameter.nbytes
+
+
+def over_other_parameters(optimizer: Optimizer, parameters: list[Tensor]) -> Optimizer:
+    """An optimizer of the same class and settings that has not stepped yet, over ``parameters`` in one group.
+
+    The class is not called again, because its arguments may differ from its defaults: AdamW keeps more than it takes.
+    """
+    other = object.__new__(type(optimizer))
+    other.__dict__.update(optimizer.__dict__)
+    other.state = defaultdict(dict)
+    other.param_groups = [{**optimizer.param_groups[0], "params": parameters}]
+    return other
 
 
 def measure_step_seconds_per_byte(

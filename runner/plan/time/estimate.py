@@ -37,8 +37,9 @@ def with_estimated_seconds(
     if peak is None:
         known = ", ".join(sorted(hardware.flops)) or "none"
         rule = f"states no FLOP/s for precision {precision} (stated: {known})"
-        why = "seconds that were not measured are estimated from it"
-        raise RequestError([Problem("hardware", hardware.name, rule, why, f"+hardware.flops.{precision}=1e12")])
+        key = f"hardware.flops.{precision}"
+        why = f"Seconds that were not measured are estimated from it; {key} takes the peak of the device's data sheet"
+        raise RequestError([Problem("hardware", hardware.name, rule, why)])
     rate = peak * efficiency
     return replace(
         profile,

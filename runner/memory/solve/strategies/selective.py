@@ -28,7 +28,7 @@ STRATEGY = Strategy(
             example="matmuls",
             rule=f"must be one of {', '.join(PRESETS)}",
             breaks=lambda preset: preset not in PRESETS,
-            fix=lambda preset: did_you_mean(preset, PRESETS) or next(iter(PRESETS)),
+            fix=lambda preset: did_you_mean(preset, PRESETS) or "",
         ),
     ),
     picks_operators=True,
