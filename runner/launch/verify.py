@@ -61,6 +61,7 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     if config.compression.name != "none":
         why = "One process sums whole gradients, from which compressed ones differ by what is left over"
         raise_problems([Problem("compression", config.compression.name, "must be none here", why, "compression=none")])
+    _refuse_own_scheduler(config)
     config = _short(config, steps)
     plan = prepare(config, place_is_made=True)
     place = Path(tempfile.mkdtemp(prefix="runner-verify-"))
@@ -81,6 +82,30 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     comparison = compare_runs(directories[0], directories[1], _promise(config, plan), with_gradients=seen)
     shutil.rmtree(place)
     return comparison
+
+
+def _refuse_own_scheduler(config: RunConfig) -> None:
+    """Refuse a LightningModule's own scheduler before the layout is trained, which can take long.
+
+    Raises:
+        RequestError: ``configure_optimizers`` returns more than an optimizer.
+    """
+    if config.optimizer.name != "auto":
+        return
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from runner.model.load import load_model
+    from runner.training.lightning_module import own_optimizer
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module = load_model(config, cut=False).module
+            if module is not None:
+                own_optimizer(module, config.model.target)
+    except RequestError:
+        raise
+    except Exception:  # it may need a Trainer or real tensors; the plain loop looks again
+        return
 
 
 def _short(config: RunConfig, steps: int) -> RunConfig:

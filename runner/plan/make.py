@@ -13,6 +13,7 @@ from runner.errors import raise_problems
 from runner.plan.activations import activation_notes
 from runner.plan.cut.chosen import AUTO, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
+from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.plan.layout.topology import Topology
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.of_draft import memory_of
@@ -230,6 +231,7 @@ def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], *, measured: 
     )
     return (
         *stages.notes,
+        *empty_microbatch_notes(draft.config),
         *kept,
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, draft.profile, stages.layers),

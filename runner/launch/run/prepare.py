@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from runner.launch.needs.packages import missing_for_plan, missing_packages
 from runner.launch.needs.zero import zero_needs
 from runner.launch.run.directory import check_run_directory
 from runner.launch.run.resume import continue_record
+from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.profile import PROFILE_FILE
 from runner.record import RunRecord, environment, step_seconds, write_atomically
@@ -31,6 +33,8 @@ __all__ = [
     "write_request",
     "write_submitted",
 ]
+
+logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
 
@@ -64,6 +68,8 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)
+    for note in empty_microbatch_notes(config):
+        logger.warning("%s", note)
     compile_operators(config)
     return plan
 

@@ -17,12 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from runner.errors import Problem, RequestError
-from runner.model.boundary import call_arguments
+from runner.model.boundary import call_arguments, shapes
+from runner.model.out_of_range import out_of_range
+from runner.model.targets import explained
 
 __all__ = ["Program", "trace"]
 
@@ -62,7 +65,7 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
         target: names the model in messages.
 
     Raises:
-        RequestError: torch.export cannot trace it; the message contains torch's reason.
+        RequestError: it does not take the batch, or torch.export cannot trace it; the message contains the reason.
     """
     was_training, random_state = model.training, torch.get_rng_state()
     programs = {}
@@ -73,13 +76,32 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
     except RequestError:
         raise
     except Exception as error:
+        _refuse_wrong_input(model, inputs, target)
         rule = "cannot be traced, and a pipeline cuts a module without layers where it is traced"
-        fix = "parallelism.pipeline=1, or give the module a layers() that lists its layers"
-        raise RequestError([Problem("model.target", target, rule, _reason(error), fix)]) from error
+        why = f"{_reason(error)}. A layers() that lists its layers needs no trace"
+        raise RequestError([Problem("model.target", target, rule, why, "parallelism.pipeline=1")]) from error
     finally:
         model.train(was_training)
         torch.set_rng_state(random_state)
     return programs
+
+
+def _refuse_wrong_input(model: nn.Module, inputs: Any, target: str) -> None:
+    """Run a model that cannot be traced as it is, and refuse it if that fails, because it would fail anywhere.
+
+    Raises:
+        RequestError: the model does not take the batch.
+        Exception: it fails on fake tensors, of which the model may ask what only real ones have.
+    """
+    args, kwargs = call_arguments(inputs)
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        if detect_fake_mode() is not None:
+            raise
+        why = f"Given {shapes(inputs)}, {out_of_range(error, model) or f'it raised {explained(error)}'}"
+        raise RequestError([Problem("model.target", target, "must take what the data gives", why)]) from error
 
 
 def _export(model: nn.Module, inputs: Any) -> Program:
