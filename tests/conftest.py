@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -33,7 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the option once, here: workers of pytest-xdist get what was read."""
+    """Read the option once, here: workers of pytest-xdist get what was read.
+
+    A shell starts commands in its background with SIGINT ignored, and their children would keep that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     asked = config.getoption("--full-slice")
     if asked is None:
         return

@@ -151,6 +151,8 @@ class Checkpoints(Callback):
         step = trainer.global_step
         if not isinstance(exception, Exception) or step in self._files or step <= self._start:
             return
+        if not self._directory.parent.is_dir():  # it was removed, and must not come back with a checkpoint alone
+            return
         try:
             if _strategy(trainer).give_up_step(together=isinstance(exception.__cause__, NotFiniteError)):
                 self._by_time.add(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -212,10 +213,23 @@ def _validation_interval(config: RunConfig) -> int:
     return min(config.trainer.val_every or config.trainer.max_steps, config.trainer.max_steps)
 
 
+class _Lines(logging.StreamHandler[Any]):
+    """Writes log lines to standard error.
+
+    Torch's handler of SIGCHLD raises in the main thread, wherever it is, when a loader worker has died. If this is
+    within a log call, logging would print the error and go on.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        if not isinstance(sys.exc_info()[1], OSError):  # a terminal that is gone ends no run
+            raise
+
+
 def _set_up_logging(rank: int) -> None:
     """Let rank 0 log, and hide Lightning's advice for people who configure it by hand."""
     if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(message)s")
+        level = logging.INFO if rank == 0 else logging.WARNING
+        logging.basicConfig(level=level, format="%(message)s", handlers=[_Lines()])
     warnings.filterwarnings("ignore", module=r"lightning\..*")
     warnings.filterwarnings("ignore", message=r".*(does not have many workers|isinstance\(treespec).*")
     for name in ("lightning.pytorch", "lightning.fabric"):

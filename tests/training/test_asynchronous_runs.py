@@ -82,9 +82,9 @@ def test_a_resumed_run_is_the_one_that_went_on_where_no_older_weights_are_kept(t
 @pytest.mark.parametrize("asked", [ASYNCHRONOUS, layout("pipedream", 3, 1)], ids=["pipedream_2bw", "pipedream"])
 def test_memory_is_predicted_with_all_versions(tmp_path: Path, asked: tuple[str, ...]) -> None:
     directory = make_directory(tmp_path / "project")
-    done = train(directory, *asked, "trainer.max_steps=8", "+model.kwargs.width=96")
+    done = train(directory, *asked, "trainer.max_steps=8", "+model.kwargs.width=96", "partition=uniform")
     assert done.returncode == 0, done.stderr
     peaks, states = (record(directory / "run")[key] for key in ("peak_memory_bytes", "state_bytes"))
     assert [part["weights"] for part in states["predicted"]] == [part["weights"] for part in states["measured"]]
     for predicted, measured in zip(peaks["predicted"], peaks["measured"], strict=True):
-        assert predicted == pytest.approx(measured, rel=0.07)  # a few buffers of a tiny model
+        assert 0.99 * measured <= predicted <= 1.15 * measured  # high by one message of these small stages

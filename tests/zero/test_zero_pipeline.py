@@ -46,7 +46,7 @@ def test_pipelines_with_zero_are_the_plain_loop(tmp_path: Path) -> None:
 
 SPLIT = (
     *GRID, "model.target=zero_model:model", "model.kwargs.width=33", "model.kwargs.depth=6", "checkpoint.every=2",
-    "checkpoint.keep=2", "lr_scheduler=linear",
+    "checkpoint.keep=2", "lr_scheduler=linear", "partition=uniform",
 )  # fmt: skip
 KINDS = {"split": "schedule=zb_h1", "v": "schedule=zb_v"}
 
