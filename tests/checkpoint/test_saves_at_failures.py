@@ -27,7 +27,7 @@ def test_the_steps_before_a_failure_are_saved_and_the_run_goes_on(
     run_here(monkeypatch, tmp_path / "whole", *_request(tmp_path / "whole", how))
     broken = tmp_path / "broken"
     request = _request(broken, how, f"checkpoint.asynchronous={parts}")
-    with pytest.raises(Exception, match="vocabulary" if how == "raise" else "step 4: the loss is nan"):
+    with pytest.raises(Exception, match="vocabulary" if how == "raise" else "step 5: the loss is nan"):
         run_here(monkeypatch, broken, *request)
     assert "saved after step 4, the last before the failure" in caplog.text
     assert [path.name for path in (broken / "checkpoints").iterdir()] == ["step-4.ckpt"]
@@ -79,7 +79,7 @@ def test_ranks_that_end_together_at_a_step_that_is_not_finite_save_together(tmp_
     assert done.returncode == 0, done.stderr
     done = train(broken, *_request(broken, "nan"), *two)
     assert done.returncode == 1
-    assert "step 4: the loss is nan" in str(record_of(broken)["reason"])
+    assert "step 5: the loss is nan" in str(record_of(broken)["reason"])
     (broken / "failed").write_text("mended")
     done = train(broken, *_request(broken, "nan"), *two, "resume=auto")
     assert done.returncode == 0, done.stderr

@@ -81,6 +81,7 @@ def over_other_parameters(optimizer: Optimizer, parameters: list[Tensor]) -> Opt
     """
     other = object.__new__(type(optimizer))
     other.__dict__.update(optimizer.__dict__)
+    other.__dict__.pop("step", None)  # a learning-rate scheduler has put one there that steps ``optimizer``
     other.state = defaultdict(dict)
     other.param_groups = [{**optimizer.param_groups[0], "params": parameters}]
     return other
