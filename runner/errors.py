@@ -36,6 +36,8 @@ EXIT_DIFFERENT = 4
 EXIT_PREEMPTED = 75
 EXIT_INTERRUPTED = 130
 
+_FIRST_WORDS = {"a", "an", "it", "its", "no", "the", "there", "this"}
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -59,10 +61,15 @@ class Problem:
         """``<path> = <value>: <rule>. <why>. Try <override>.`` in one line."""
         parts = [f"{self.path} = {_shown(self.value)}: {self.rule.rstrip('.')}."]
         if self.why:
-            parts.append(f"{self.why.rstrip('.')}.")
+            parts.append(f"{_sentence(self.why.rstrip('.'))}.")
         if self.fix:
             parts.append(f"Try {self.fix}.")
         return " ".join(" ".join(parts).split())
+
+
+def _sentence(why: str) -> str:
+    """``why`` with a capital if it begins with a word of plain English: names of options and functions have none."""
+    return why[0].upper() + why[1:] if why.split(" ", 1)[0] in _FIRST_WORDS else why
 
 
 def _shown(value: object) -> str:

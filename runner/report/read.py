@@ -90,6 +90,8 @@ def read_report(directory: Path) -> Report:
     Raises:
         RequestError: there is no record, or a record cannot be read.
     """
+    if not directory.is_dir():
+        raise_problems([wrong_directory(directory)])
     if (directory / RECORD_FILE).exists():
         runs: tuple[Run, ...] = (_read(directory),)
         return Report(directory, False, runs, {})
@@ -106,8 +108,9 @@ def read_report(directory: Path) -> Report:
 def wrong_directory(directory: Path) -> Problem:
     """The problem to report for a directory without records."""
     rule = "must be the directory of a run or of a sweep"
-    why = f"it has no {RECORD_FILE}" if directory.is_dir() else "there is no such directory"
-    return Problem("DIR", directory, rule, f"{why}, and no job's directory 0, 1, … with one")
+    if directory.is_dir():
+        return Problem("DIR", directory, rule, f"it has no {RECORD_FILE}, and no job's directory 0, 1, … with one")
+    return Problem("DIR", directory, rule, "it is a file" if directory.exists() else "there is no such directory")
 
 
 def differences(configs: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:

@@ -12,8 +12,6 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 
 from runner.config.schema import RunConfig
-from runner.errors import Problem, RequestError
-from runner.model.device import device_type
 from runner.record import RunRecord
 from runner.targets import import_target
 
@@ -119,11 +117,7 @@ def _rows_before(file: Path, steps: int) -> list[dict[str, str]]:
 
 
 def build_profiler(config: RunConfig, run_dir: Path) -> Profiler | None:
-    """The profiler that ``profiler=…`` names; it writes one report per rank into the run's directory.
-
-    Raises:
-        RequestError: it needs a GPU, and there is none.
-    """
+    """The profiler that ``profiler=…`` names; it writes one report per rank into the run's directory."""
     match config.profiler.name:
         case "simple":
             return SimpleProfiler(dirpath=run_dir, filename="profile")
@@ -132,7 +126,5 @@ def build_profiler(config: RunConfig, run_dir: Path) -> Profiler | None:
         case "pytorch":
             return PyTorchProfiler(dirpath=run_dir, filename="profile")
         case "nvtx":
-            if device_type(config) != "cuda":
-                raise RequestError([Problem("profiler", "nvtx", "needs a CUDA device", fix="profiler=pytorch")])
             return PyTorchProfiler(dirpath=run_dir, filename="profile", emit_nvtx=True)
     return None

@@ -41,7 +41,7 @@ def test_what_is_not_named_does_not_run(resume: str, strange: Path, capsys: pyte
     before = strange.read_bytes()
     assert main(["train", *OVERRIDES, f"resume={resume}", f"run_dir={'run' if resume == 'auto' else 'new'}"]) == 2
     assert (
-        "checkpoints/step-6.ckpt: must hold tensors and plain values. it would call strangers:leave_trace to make what "
+        "checkpoints/step-6.ckpt: must hold tensors and plain values. It would call strangers:leave_trace to make what "
         f"is neither a tensor nor a plain value; name what you trust. Try '{NAMED}'."
     ) in capsys.readouterr().err
     assert strange.read_bytes() == before

@@ -50,7 +50,7 @@ def test_damage_is_passed_over_and_a_checkpoint_may_be_named(tmp_path: Path) -> 
     assert (done.step, done.tensors) == (1, 6)
     assert done.num_bytes == sum(tensor.nbytes for tensor in older.values())
     assert export(tmp_path / "checkpoints" / "step-1.ckpt", tmp_path / "b.safetensors").step == 1
-    with pytest.raises(RequestError, match="step-2.ckpt: must be .* a good checkpoint. it is damaged"):
+    with pytest.raises(RequestError, match="step-2.ckpt: must be .* a good checkpoint. It is damaged"):
         export(tmp_path / "checkpoints" / "step-2.ckpt", tmp_path / "c.safetensors")
 
 

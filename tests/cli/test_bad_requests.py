@@ -52,7 +52,7 @@ REQUESTS = [
     ("data.target=user_code:texts", "layer 0 (Linear) must take what the data gives."),
     ("data.target=user_code:sampled_data", "must leave the order of its samples to the runner. train_dataloader() draws them by a WeightedRandomSampler"),
     ("data.collate=user_code:collate_one", "data.collate = user_code:collate_one: must give a batch (input, target)"),
-    ("data.collate=user_code:collate_short", "a batch of 32 samples has them on the first axis of every tensor: a tensor of shape (1, 6)."),
+    ("data.collate=user_code:collate_short", "A batch of 32 samples has them on the first axis of every tensor: a tensor of shape (1, 6)."),
     ("data.collate=user_code:collate_raising", "data.collate = user_code:collate_raising: must have samples that make a batch."),
     ("data.collate=user_code:coll", "data.collate = user_code:coll: must name a function of that module."),
     ("data.workers=-1", "data.workers = -1: must be at least 0. Try data.workers=0."),
@@ -79,11 +79,11 @@ REQUESTS = [
     (f"{TWO} partition=manual partition.boundaries=[3,2]", "partition.boundaries = [3, 2]:"),
     ("parallelism.pipeline=3 partition=manual partition.boundaries=[4,2]", "must grow from entry to entry"),
     # the place, what is continued, what is called later
-    ("run_dir={file}", "must be a directory. it is a file."),
+    ("run_dir={file}", "must be a directory. It is a file."),
     ("run_dir={file}/below", "must lie in a directory."),
     ("run_dir=/proc/nothing", "run_dir = /proc/nothing: must be writable."),
-    ("resume={file}", "must be auto or a good checkpoint's file. it is damaged or cut short"),
-    ("resume=nothing.ckpt", "there is no such file."),
+    ("resume={file}", "must be auto or a good checkpoint's file. It is damaged or cut short"),
+    ("resume=nothing.ckpt", "There is no such file."),
     ("report=user_code:nope", "report = user_code:nope: must name a function of that module."),
     ("logger.name=custom logger.target=user_code:nope", "logger.target = user_code:nope: must name a function"),
 ]  # fmt: skip
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_told_with_the_largest_part(tmp_path: Path, capsys:
     assert main(["train", *BASE.split(), "memory_limit=1kB"]) == 3
     told = capsys.readouterr().err
     assert told.startswith("memory_limit = 1.00 kB: rank 0 (stage 0) needs")
-    assert "the largest part is" in told
+    assert "The largest part is" in told
     assert list(tmp_path.iterdir()) == []
 
 

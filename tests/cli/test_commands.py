@@ -88,7 +88,7 @@ def test_help_shows_the_options_of_the_working_directory(
         (["export", "a", "b"], "RUN_DIR = a: must be a run's directory. There is no such directory."),
         (["export", "a", "/nowhere/b"], "FILE = /nowhere/b: must be a file in a folder that exists."),
         (["doctor", "model=gpt"], "word = model=gpt: is not understood. `runner doctor` takes no overrides."),
-        (["train", "model=mlp", "resume=none.ckpt"], "resume = none.ckpt: must be auto or a good checkpoint's file. there is no such file."),
+        (["train", "model=mlp", "resume=none.ckpt"], "resume = none.ckpt: must be auto or a good checkpoint's file. There is no such file."),
         (["schedule", "--jsn"], "flag = --jsn: there is no such flag. `runner schedule` has --json, --csv, --svg, --trace, --list. Try --json."),
         (["schedule", "--json=yes"], "--json = yes: takes no value. Try --json."),
         (["schedule", "--csv"], "--csv = null: needs FILE. Try --csv FILE."),

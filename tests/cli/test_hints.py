@@ -93,7 +93,7 @@ def test_weights_and_models_are_no_checkpoints(tmp_path: Path, capsys: pytest.Ca
     save_file({"weight": torch.zeros(2)}, tmp_path / "model" / "model.safetensors")
     for words, said in (
         ("resume=model", "This is a directory without a good checkpoint of a run"),
-        ("resume=model/model.safetensors", "it holds weights alone"),
+        ("resume=model/model.safetensors", "It holds weights alone"),
     ):
         told = _told("train", words, capsys)
         assert said in told

@@ -177,7 +177,7 @@ def test_the_json_document_holds_every_record(sweep: Path) -> None:
 def test_a_directory_without_records_is_a_wrong_request(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="must be the directory of a run or of a sweep.*no record.json"):
         report(tmp_path)
-    with pytest.raises(RequestError, match="there is no such directory"):
+    with pytest.raises(RequestError, match="There is no such directory"):
         report(tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 from user_project import make_directory, train
 
-from runner.config.compose.resolve import resolve
-from runner.errors import RequestError
-from runner.training.loggers import build_profiler
+from runner.cli.main import main
 
 
-def test_nvtx_ranges_need_a_gpu(tmp_path: Path) -> None:
-    config = dataclasses.replace(resolve(["model=mlp", "profiler=nvtx"]), device="cpu")
-    with pytest.raises(RequestError, match="profiler = nvtx: needs a CUDA device. Try profiler=pytorch."):
-        build_profiler(config, tmp_path)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nvtx_ranges_without_a_gpu_are_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "model=mlp", "profiler=nvtx"]) == 2
+    assert "profiler = nvtx: must be another here." in capsys.readouterr().err
+    assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     cuda = device_type(config) == "cuda"
     needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda)]
     needs += [*missing_packages(config).values()]
-    needs += [*_message_problems(config, cuda=cuda), *_device_problems(config)]
+    needs += [*_message_problems(config, cuda=cuda), *_device_problems(config, cuda=cuda)]
     raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
@@ -74,9 +74,12 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     return plan
 
 
-def _device_problems(config: RunConfig) -> Iterator[Problem]:
+def _device_problems(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
     from runner.model.device import device_is_here
 
+    if config.profiler.name == "nvtx" and not cuda:
+        why = "NVTX ranges are those of CUDA's tools, and this run has no GPU"
+        yield Problem("profiler", "nvtx", "must be another here", why, "profiler=pytorch")
     if not device_is_here(config):
         why = "torch sees no GPU here, `runner doctor` says why"
         yield Problem("device", config.device, "must be another on this machine", why, "device=cpu")
