@@ -317,6 +317,8 @@ class LauncherConfig:
     partition: str | None = None  # slurm; null = the cluster's default
     account: str | None = None  # slurm; null = the user's default
     sbatch: list[str] = field(default_factory=list)  # slurm: further options of the batch script, e.g. --mem=0
+    setup: list[str] = field(default_factory=list)  # slurm: shell lines before the ranks start, e.g. module load cuda
+    prefix: str | None = None  # slurm: words before each rank's command, e.g. apptainer exec --nv torch.sif
     wait: bool = False  # slurm: follow the job to its end
     dry_run: bool = False  # slurm: print the batch script and submit nothing
 

@@ -43,7 +43,7 @@ UNKNOWN = [
 ]  # fmt: skip
 OF_SLURM = {
     "nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "time_limit": "1:00", "signal_seconds": 1, "requeue": False,
-    "partition": "a", "account": "a", "sbatch": ["--x"], "wait": True, "dry_run": True,
+    "partition": "a", "account": "a", "sbatch": ["--x"], "wait": True, "dry_run": True, "setup": ["a"], "prefix": "a",
 }  # fmt: skip
 SCALING = ("initial_scale", "growth_interval", "growth_factor", "backoff_factor", "minimum_scale")
 WRONG: dict[Any, Any] = {int: -1, float: -1.0, str: "no such", list[str]: []}  # of a strategy's option, by its type
@@ -96,8 +96,10 @@ COMBINED: list[dict[str, Any]] = [
     {
         "launcher.name": "slurm", "launcher.nodes": 0, "launcher.gpus_per_node": -1, "launcher.cpus_per_task": 0,
         "launcher.signal_seconds": 0, "launcher.time_limit": "soon", "launcher.partition": "a b",
-        "launcher.account": "", "launcher.sbatch": ["x"], "launcher.grace_seconds": 1.0,
+        "launcher.account": "", "launcher.sbatch": ["x"], "launcher.grace_seconds": 1.0, "launcher.setup": [" "],
+        "launcher.prefix": "'", "run_dir": "a\nb",
     },
+    {"launcher.name": "slurm", "launcher.gpus_per_node": 1, "parallelism.data": 2},
 ]  # fmt: skip
 BROKEN: list[dict[str, Any]] = [*({key: -1} for key in NEGATIVE), *({key: "no such"} for key in UNKNOWN), *COMBINED]
 

@@ -17,7 +17,7 @@ from runner.launch.run.prepare import check_elsewhere
 from runner.launch.slurm.script import batch_script
 
 TEXT = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```sh[^\n]*\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 LINES = [shlex.split(line) for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 TRAINED = [words for words in LINES if "train" in words]
 
@@ -62,7 +62,7 @@ def test_a_search() -> None:
     plugins, _ = split_words(request(of("hydra/sweeper=optuna")))
     settings = plugin_settings(SWEEPER, plugins, "run")
     assert settings is not None
-    assert settings["n_trials"] == 20
+    assert settings["n_trials"] == 8
 
 
 @pytest.mark.slow

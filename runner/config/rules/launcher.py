@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from runner.config.rules.table import Computed, Row, Table, value_at
@@ -17,7 +18,7 @@ LAUNCHERS = ("local", "slurm")
 _TIME_LIMIT = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
 _OF_SLURM = (
     *("nodes", "gpus_per_node", "cpus_per_task", "time_limit", "signal_seconds", "requeue"),
-    *("partition", "account", "sbatch", "wait", "dry_run"),
+    *("partition", "account", "sbatch", "setup", "prefix", "wait", "dry_run"),
 )
 _ONE_OPTION = """'launcher.sbatch=["--exclusive"]'"""
 # Options of sbatch that the runner writes itself, each with the key that decides it.
@@ -83,6 +84,34 @@ def _uneven_nodes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("launcher.nodes", nodes, rule, "Every node runs as many ranks", f"launcher.nodes={fits}")
 
 
+def _crowded_nodes(config: RunConfig) -> Iterator[Problem]:
+    """More ranks on a node than it has devices; nothing where the ranks compute on a CPU, or nobody says how many."""
+    ranks, nodes, launcher = _ranks(config), config.launcher.nodes or 1, config.launcher
+    devices, source = launcher.gpus_per_node, "launcher.gpus_per_node"
+    if devices is None and config.device == "cuda":
+        devices, source = config.hardware.devices_per_node, f"hardware={config.hardware.name}"
+    if config.device == "cpu" or not devices or devices < 0 or nodes < 1 or ranks % nodes or ranks <= nodes * devices:
+        return
+    enough = next(count for count in range(nodes, ranks + 1) if ranks % count == 0 and ranks <= count * devices)
+    has = f"a node has {devices} GPU{'s' * (devices > 1)} ({source})"
+    rule = f"must be {enough} or more for {ranks} ranks"
+    why = f"Every rank has a GPU of its own: {ranks // nodes} ranks would be on each node, and {has}"
+    yield Problem("launcher.nodes", nodes, rule, why, f"launcher.nodes={enough}")
+
+
+def _unreadable_prefix(config: RunConfig) -> Iterator[Problem]:
+    try:
+        shlex.split(config.launcher.prefix or "")
+    except ValueError as error:
+        rule, fix = "must be words as a shell reads them", "launcher.prefix='apptainer exec --nv torch.sif'"
+        yield Problem("launcher.prefix", config.launcher.prefix, rule, str(error), fix)
+
+
+def _broken_path(config: RunConfig) -> bool:
+    """Whether the path of the job's log has a line break, which no option in a batch script can have."""
+    return re.search(r"[\n\r]", config.run_dir or config.name) is not None
+
+
 def _one_word(key: str) -> Row[RunConfig]:
     path = f"launcher.{key}"
     return Row(path, lambda c: not _is_one_word(value_at(c, path)), "must be one word", fix=f"{path}=null")
@@ -114,6 +143,12 @@ _SLURM: Table[RunConfig] = Table(
             fix="launcher.grace_seconds=null",
         ),
         Computed("launcher.nodes", _uneven_nodes, "must divide the number of ranks", "Every node runs as many ranks"),
+        Computed(
+            "launcher.nodes",
+            _crowded_nodes,
+            "must be so many that no node has more ranks than GPUs",
+            "Every rank has a GPU of its own",
+        ),
         Row(
             "launcher.time_limit",
             lambda c: c.launcher.time_limit is not None and _TIME_LIMIT.fullmatch(c.launcher.time_limit) is None,
@@ -127,6 +162,21 @@ _SLURM: Table[RunConfig] = Table(
             _batch_options,
             f"each must be one option of sbatch, --name or --name=value, and none of {', '.join(_WRITTEN)}",
             "The batch script has these from keys of the request, and would say them twice",
+        ),
+        Row(
+            "launcher.setup",
+            lambda c: any(not line.strip() or "\0" in line for line in c.launcher.setup),
+            "each must be a line of shell",
+            fix="'launcher.setup=[\"module load cuda\"]'",
+        ),
+        Computed("launcher.prefix", _unreadable_prefix, "must be words as a shell reads them"),
+        Row(
+            "run_dir",
+            _broken_path,
+            "must have no line break",
+            "sbatch reads the options of a batch script, of which one names the log, line by line",
+            fix="run_dir=outputs/run",
+            value=lambda c: c.run_dir or f"outputs/{c.name}",
         ),
     ),
     applies=lambda c: c.launcher.name == "slurm",

@@ -48,6 +48,12 @@ def array_problems(settings: Mapping[str, Any], configs: Sequence[RunConfig]) ->
     nodes, count = int(settings["nodes"]), ranks.pop()
     if nodes < 1 or count % nodes:
         return [Problem("hydra.launcher.nodes", nodes, f"must divide the number of ranks, {count}")]
+    gpus = settings["gpus_per_node"]
+    if gpus and configs[0].device != "cpu" and count > nodes * int(gpus):
+        why = f"Every rank has a GPU of its own: {count // nodes} ranks would be on each node"
+        rule = f"must be at least {count // nodes}, or the nodes more"
+        fix = f"hydra.launcher.gpus_per_node={count // nodes}"
+        return [Problem("hydra.launcher.gpus_per_node", gpus, rule, why, fix)]
     tasks = int(settings["tasks_per_node"])
     if tasks not in (1, count // nodes):
         fix = f"hydra.launcher.tasks_per_node={count // nodes}"
