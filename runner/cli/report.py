@@ -15,7 +15,7 @@ def run(arguments: Arguments) -> int:
     """Print and write the report of one directory.
 
     Raises:
-        RequestError: the directory holds no record.
+        RequestError: the directory holds no record, or the table of runs has no such column.
     """
     problems = list(arguments.problems)
     if len(arguments.words) != 1:
@@ -25,7 +25,7 @@ def run(arguments: Arguments) -> int:
     raise_problems(problems)
     from runner.report.write import REPORT_DIRECTORY, report, tables
 
-    found = report(Path(arguments.words[0]))
+    found = report(Path(arguments.words[0]), sort=arguments.value("sort"))
     if arguments.switch("json"):
         print(json.dumps(found.to_json(), indent=2))
         return EXIT_OK

@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.units import format_bytes, format_seconds
 from runner.record import RunRecord
-from runner.report.read import Report
+from runner.report.best import best_of, figure_of
+from runner.report.read import Report, Run
 
 if TYPE_CHECKING:
     from rich.console import RenderResult
 
-__all__ = ["Comparison", "TextTable", "predicted_measured", "predicted_measured_table", "runs_table", "seconds_table"]
+__all__ = [
+    "Comparison",
+    "TextTable",
+    "labels",
+    "predicted_measured",
+    "predicted_measured_table",
+    "runs_table",
+    "seconds_table",
+]
 
 _UNKNOWN = "-"
+_BEST = " *"  # after the name of the best run
 _NARROW = ("run", "status", "loss", "val loss", "step", "peak memory", "predicted", "measured", "error")
 
 
@@ -64,7 +74,7 @@ class TextTable:
         for name in self.header:
             table.add_column(name, overflow="fold", no_wrap=name in _NARROW)
         for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(cell) for cell in row), style="bold" if row[0].endswith(_BEST) else "")
         yield table
         for note in self.notes:
             yield Text(note)
@@ -131,18 +141,17 @@ def runs_table(report: Report) -> TextTable:
 
     The jobs of a sweep are distinguished by their overrides, other runs by the fields that differ.
     """
-    runs = report.runs
-    told = ["overrides"] if any("overrides" in run.record.extras for run in runs) else ["differs"]
-    if len(runs) == 1 and not report.is_sweep:
-        told = []
+    runs, (best, note) = report.runs, _best(report)
+    own_of = labels(report)
+    told = [] if len(runs) == 1 and not report.is_sweep else ["overrides" if _has_overrides(report) else "differs"]
     validated = any(run.record.val_loss for run in runs)
     rows, values = [], []
     for index, run in enumerate(runs):
-        differing = [f"{path}={_text(configs[index])}" for path, configs in report.differing.items()]
-        own = [" ".join(run.record.extras.get("overrides", []) if told == ["overrides"] else differing)] if told else []
+        own = [own_of[index]] if told else []
+        name = f"{run.name}{_BEST}" if run is best else run.name
         seen = [_shown(run.val_loss, "")] if validated else []
         figures = (_shown(run.median_seconds, "s"), _shown(run.peak_memory_bytes, "B"))
-        rows.append((run.name, *own, _progress(run.record), _shown(run.loss, ""), *seen, *figures))
+        rows.append((name, *own, _progress(run.record), _shown(run.loss, ""), *seen, *figures))
         exact = (run.loss, run.val_loss, run.median_seconds, run.record.samples_per_second, run.peak_memory_bytes)
         configured = (configs[index] for configs in report.differing.values())
         ended = (run.record.status, run.record.steps)
@@ -150,10 +159,32 @@ def runs_table(report: Report) -> TextTable:
     header = ("run", *told, "status", "loss", *(["val loss"] if validated else []), "step", "peak memory")
     exact_names = ("steps", "loss", "val_loss", "median_step_seconds", "samples_per_second", "peak_memory_bytes")
     value_header = ("run", *told, "status", *exact_names, "reason", *report.differing)
-    notes = tuple(f"{run.name}: {run.record.reason}" for run in runs if run.record.reason)
+    notes = (*note, *(f"{run.name}: {run.record.reason}" for run in runs if run.record.reason))
     if report.is_cut:
         notes += ("no process runs this sweep any more: its command, with run_dir, continues with the remaining jobs",)
     return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes)
+
+
+def labels(report: Report) -> list[str]:
+    """What tells each run from the others: its overrides in a sweep, else the fields that differ; may be empty."""
+    if _has_overrides(report):
+        return [" ".join(run.record.extras.get("overrides", [])) for run in report.runs]
+    return [
+        " ".join(f"{path}={_text(configs[index])}" for path, configs in report.differing.items())
+        for index in range(len(report.runs))
+    ]
+
+
+def _has_overrides(report: Report) -> bool:
+    return any("overrides" in run.record.extras for run in report.runs)
+
+
+def _best(report: Report) -> tuple[Run | None, tuple[str, ...]]:
+    """The best run of a sweep, and the note that says by what; nothing where fewer than two runs can be compared."""
+    figure = figure_of(report.runs) if report.is_sweep else None
+    if figure is None:
+        return None, ()
+    return best_of(report.runs, figure), (f"{_BEST.strip()} lowest {figure.replace('_', ' ')} of the complete runs",)
 
 
 def _progress(record: RunRecord) -> str:

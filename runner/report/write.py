@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runner.report.figures import draw_figures
+from runner.report.order import in_order
 from runner.report.read import Report, read_report
 from runner.report.recipe import recipe_report
 from runner.report.tables import TextTable, predicted_measured_table, runs_table, seconds_table
@@ -14,15 +15,19 @@ __all__ = ["REPORT_DIRECTORY", "report", "tables"]
 REPORT_DIRECTORY = "report"
 
 
-def report(directory: Path | str, *, write: bool = True) -> Report:
+def report(directory: Path | str, *, write: bool = True, sort: str | None = None) -> Report:
     """Read the records under ``directory`` and, if ``write``, write tables and figures to its subfolder ``report/``.
 
     It works on a run or a sweep, finished or not. Files: ``report.md``, one CSV per table, one PNG per figure.
 
+    Args:
+        sort: a column of the table of runs, by which tables and figures are ordered (:func:`in_order`).
+
     Raises:
-        RequestError: there is no record under ``directory``.
+        RequestError: there is no record under ``directory``, or no such column.
     """
     found = read_report(Path(directory))
+    found = found if sort is None else in_order(found, sort)
     if write:
         place = found.directory / REPORT_DIRECTORY
         place.mkdir(exist_ok=True)

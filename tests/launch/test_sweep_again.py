@@ -23,6 +23,7 @@ from runner.errors import RequestError
 from runner.launch.run.directory import job_directory
 from runner.launch.sweep import jobs as sweep_jobs
 from runner.launch.sweep import run as sweeps
+from runner.launch.sweep.live import in_place
 from runner.record import RunRecord, StepLog
 from runner.report import read_report
 from runner.report.ledger import Job, Ledger, is_running, running
@@ -218,7 +219,7 @@ def test_a_terminal_shows_the_table_while_the_sweep_runs(tmp_path: Path) -> None
     Ledger().entered([("a", ["seed=0"]), ("b", ["seed=1"])])[0].save(tmp_path)
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=100)
-    with running(tmp_path), sweeps._live_table(tmp_path, console):
+    with running(tmp_path), in_place(lambda: read_report(tmp_path), console):
         time.sleep(0.1)
     assert "running" in shown.getvalue()
     assert "250 ms" in shown.getvalue()

@@ -17,7 +17,7 @@ from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED
 from runner.launch.hydra.settings import SWEEPER, plugin_settings
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import create_run_directory
-from runner.launch.sweep.run import run_sweep, table
+from runner.launch.sweep.run import run_sweep, show_table
 from runner.record import RunRecord
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def study(
         logger.error("the study ends: %s", error)
         status = EXIT_FAILED
     if trials.begun:
-        (console or Console()).print(table(directory))
+        show_table(directory, console or Console())
     return status
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +20,18 @@ from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import create_run_directory, run_directory_problems
 from runner.launch.slurm.submit import needs_sbatch
 from runner.launch.sweep.jobs import Request, Sweep, run_all
+from runner.launch.sweep.live import in_place
+from runner.report.best import figure_of
 from runner.report.ledger import LEDGER_FILE, Ledger, running
+from runner.report.read import read_report
+from runner.report.tables import runs_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["distinguishing", "run_sweep", "sweep", "table"]
+__all__ = ["distinguishing", "run_sweep", "show_table", "sweep"]
 
 logger = logging.getLogger(__name__)
-
-_REFRESHES_PER_SECOND = 0.5
 
 
 def sweep(
@@ -100,9 +104,9 @@ def run_sweep(
         wanted = [(request.key, words) for request, words in zip(requests, shown, strict=True)]
         ledger, jobs = _ledger(directory).entered(wanted)
         ledger.save(directory)
-        with _live_table(directory, console):
+        with in_place(partial(read_report, directory), console):
             status = run_all(one, list(zip(jobs, requests, strict=True)))
-    console.print(table(directory))
+    show_table(directory, console)
     return status, [directory / str(job.number) for job in jobs]
 
 
@@ -186,31 +190,22 @@ def _ledger(directory: Path) -> Ledger:
         raise
 
 
-def table(directory: Path) -> object:
-    """The table of all jobs that were ever requested in the directory, in their present state."""
-    from runner.report.read import read_report
-    from runner.report.tables import runs_table
+def show_table(directory: Path, console: Console) -> None:
+    """Print the table of all jobs that were ever requested in the directory, and what can be done with them next."""
+    found = read_report(directory)
+    console.print(runs_table(found))
+    place = str(_short(directory))
+    lines = {"report": ["report", place, "--sort", "loss"]}
+    figure = figure_of(found.runs)
+    if figure is not None:
+        lines = {"report": ["report", place, "--sort", figure]}
+        lines["best weights"] = ["export", place, "best.safetensors", "--best", figure]
+    for name, words in lines.items():
+        console.print(f"{name:12}  {shlex.join(['runner', *words])}", markup=False, highlight=False, soft_wrap=True)
 
-    return runs_table(read_report(directory))
 
-
-@contextlib.contextmanager
-def _live_table(directory: Path, console: Console) -> Iterator[None]:
-    """On a terminal, show the progress of every job while the block runs; the output of the jobs goes to their logs."""
-    if not console.is_terminal:
-        yield
-        return
-    from rich.live import Live
-
-    def shown() -> object:
-        return table(directory)
-
-    with Live(
-        get_renderable=shown,  # type: ignore[arg-type]  # a renderable is anything with __rich_console__
-        console=console,
-        refresh_per_second=_REFRESHES_PER_SECOND,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ):
-        yield
+def _short(directory: Path) -> Path:
+    """The directory as it is typed here: from the working directory, if it lies there."""
+    with contextlib.suppress(ValueError):
+        return directory.relative_to(Path.cwd())
+    return directory
