@@ -11,6 +11,9 @@ from runner.errors import Problem, did_you_mean
 __all__ = ["Arguments", "Command", "Flag", "parse"]
 
 
+_HYDRAS_COMPLETION = ("--shell-completion", "-sc")
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """An option of a command; ``value`` names the argument that follows it and is empty for a switch."""
@@ -124,6 +127,9 @@ def _key_as_flag(name: str, inline: str | None, rest: deque[str]) -> Problem | N
 
 
 def _unknown(command: Command, name: str, known: Mapping[str, Flag]) -> Problem:
+    if name in _HYDRAS_COMPLETION:
+        why = "A command of its own switches completion on"
+        return Problem("flag", name, "there is no such flag", why, "runner completion bash")
     near = did_you_mean(name, known)
     why = f"`runner {command.name}` has {', '.join(flag.name for flag in command.flags) or 'none'}"
     return Problem("flag", name, "there is no such flag", why, near or "")

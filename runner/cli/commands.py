@@ -7,6 +7,7 @@ from runner.cli.arguments import Command, Flag
 __all__ = ["COMMANDS"]
 
 _JSON = Flag("--json", "print one JSON document on standard output and nothing else there")
+_CFG = Flag("--cfg", "print the resolved request, and which file or override set each key; starts nothing", "job", "-c")
 _SWEEP = Flag("--multirun", "one job per combination of KEY=A,B  KEY=range(1,5)  GROUP=glob(*)", short="-m")
 
 _TRAIN = Command(
@@ -25,7 +26,7 @@ _TRAIN = Command(
         ("runner train model.target=mine:build data.target=mine:data loss.target=mine:loss", "your own functions"),
         ("runner train -m model=gpt parallelism.pipeline=1,2 schedule=gpipe,1f1b", "a sweep of four jobs"),
     ),
-    flags=(_SWEEP,),
+    flags=(_SWEEP, _CFG),
 )
 _PLAN = Command(
     name="plan",
@@ -44,6 +45,7 @@ _PLAN = Command(
     ),
     flags=(
         _SWEEP,
+        _CFG,
         _JSON,
         Flag("--why", "also say which rules looked at what you named, with their reasons and sources"),
         Flag("--rules", "print all rules by group, and no plan; with --json a list"),
@@ -67,6 +69,7 @@ _SCHEDULE = Command(
         ),
     ),
     flags=(
+        _CFG,
         _JSON,
         Flag("--csv", "write the actions in torch's schedule CSV", "FILE"),
         Flag("--svg", "write a picture", "FILE"),
@@ -78,13 +81,19 @@ _SCHEDULE = Command(
 _REPORT = Command(
     name="report",
     summary="tables and figures of a run or a sweep",
-    usage="DIR [--json]",
+    usage="DIR [--sort COLUMN] [--json]",
     about=(
         "Reads the record.json of a run's directory, or of every job of a sweep's, prints the tables and writes the "
         "figures beside them. It reads records only, so that it works on any machine."
     ),
-    examples=(("runner report outputs/run/2026-01-31_12-00-00", "one run"),),
-    flags=(_JSON,),
+    examples=(
+        ("runner report outputs/run/2026-01-31_12-00-00", "one run"),
+        ("runner report outputs/rates --sort val_loss", "a sweep, its best job first"),
+    ),
+    flags=(
+        _JSON,
+        Flag("--sort", "order the runs by a column of runs.csv: val_loss, median_step_seconds, optimizer.lr", "COLUMN"),
+    ),
     sections=(),
 )
 
@@ -102,19 +111,25 @@ _VERIFY = Command(
         ("runner verify model=gpt parallelism.pipeline=2 schedule.microbatches=4", "a pipeline of two stages"),
         ("runner verify recipe=rudalle_tiny schedule=gpipe --steps 2 --json", "one JSON document for a script"),
     ),
-    flags=(_JSON, Flag("--steps", "optimizer steps of each, 4 unless told", "N")),
+    flags=(_CFG, _JSON, Flag("--steps", "optimizer steps of each, 4 unless told", "N")),
 )
 _EXPORT = Command(
     name="export",
     summary="write a run's whole weights into one safetensors file",
-    usage="RUN_DIR FILE [--allow-pickle NAMES]",
+    usage="RUN_DIR FILE [--best FIGURE] [--allow-pickle NAMES]",
     about=(
         "Takes the newest good checkpoint of a run, or a checkpoint's own path, whatever layout wrote it, and writes "
         "all parameters and buffers under the names they have in your model: model.load_state_dict(load_file(FILE)). "
         "The file is read back and compared before the command ends."
     ),
-    examples=(("runner export outputs/run/2026-01-31_12-00-00 model.safetensors", "the newest weights of a run"),),
-    flags=(Flag("--allow-pickle", "classes that a checkpoint may call, package.module:name, by commas", "NAMES"),),
+    examples=(
+        ("runner export outputs/run/2026-01-31_12-00-00 model.safetensors", "the newest weights of a run"),
+        ("runner export outputs/rates best.safetensors --best val_loss", "those of a sweep's best job"),
+    ),
+    flags=(
+        Flag("--best", "of a sweep, take the complete job with the lowest: val_loss, loss", "FIGURE"),
+        Flag("--allow-pickle", "classes that a checkpoint may call, package.module:name, by commas", "NAMES"),
+    ),
     sections=(),
 )
 _DOCTOR = Command(
@@ -140,7 +155,19 @@ _DOCTOR = Command(
     sections=(),
 )
 
+_COMPLETION = Command(
+    name="completion",
+    summary="complete commands, groups, options and keys in a shell",
+    usage="SHELL",
+    about=(
+        "Prints the lines that switch completion on, for bash or zsh: put them into the file that your shell reads at "
+        "its start. Options of your own conf/ are completed in the folder that holds it."
+    ),
+    examples=(("runner completion bash >> ~/.bashrc", "from the next shell on"),),
+    sections=(),
+)
+
 COMMANDS: dict[str, Command] = {
-    each.name: each for each in (_TRAIN, _PLAN, _SCHEDULE, _VERIFY, _REPORT, _EXPORT, _DOCTOR)
+    each.name: each for each in (_TRAIN, _PLAN, _SCHEDULE, _VERIFY, _REPORT, _EXPORT, _DOCTOR, _COMPLETION)
 }
 """The commands, in the order of the help."""

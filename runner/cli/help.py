@@ -27,7 +27,7 @@ _HELP = Flag("--help", "this text", short="-h")
 
 def overview() -> str:
     """The text that ``runner`` prints without arguments."""
-    commands = "\n".join(_entry(each.name, each.summary, 10) for each in COMMANDS.values())
+    commands = "\n".join(_entry(each.name, each.summary, 11) for each in COMMANDS.values())
     examples = "\n\n".join(_example(*each.examples[0]) for each in COMMANDS.values())
     return f"""\
 runner {__version__}: train large neural networks on machines you cannot change.
@@ -41,7 +41,7 @@ Usage:  runner COMMAND [KEY=VALUE ...] [GROUP=OPTION ...]
 
 {examples}
 
-  runner COMMAND --help     its flags, and every key, group and option
+  runner help COMMAND       its flags, and every key, group and option; so does runner COMMAND --help
   RUNNER_FULL_ERROR=1       a whole traceback where a message is not enough
 
 Exit status: 0 done; 1 the run failed; 2 the request is wrong; 3 it does not fit in memory; 4 verify found a

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runner.cli.arguments import Arguments, parse
+from runner.cli.arguments import Arguments, Command, parse
 from runner.cli.commands import COMMANDS
 from runner.errors import (
     EXIT_FAILED,
@@ -61,31 +61,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(line: Sequence[str]) -> int:
     if not line or line[0] in _HELP or line[0] == "help":
-        from runner.cli.help import overview
-
-        print(overview())
-        return EXIT_OK
+        return _help(line[1:])
     if line[0] == "--version":
         from runner import __version__
 
         print(__version__)
         return EXIT_OK
     name, rest = line[0], line[1:]
-    command = COMMANDS.get(name)
-    if command is None:
-        raise RequestError([_no_command(name)])
+    command = _command(name)
     if _HELP & set(rest):
-        from runner.cli.help import command_help
-
-        print(command_help(command, Path.cwd()))
-        return EXIT_OK
+        return _help([name])
     _log_to_standard_error()
     hide_noise()
-    return _runner(name)(parse(command, rest))
+    arguments = parse(command, rest)
+    return _runner("cfg" if arguments.switch("cfg") else name)(arguments)
+
+
+def _help(names: Sequence[str]) -> int:
+    """Print the help of these commands, or of all where none is named."""
+    from runner.cli.help import command_help, overview
+
+    texts = [command_help(_command(name), Path.cwd()) for name in names if name not in {*_HELP, "help"}]
+    print("\n\n\n".join(texts) or overview())
+    return EXIT_OK
+
+
+def _command(name: str) -> Command:
+    found = COMMANDS.get(name)
+    if found is None:
+        raise RequestError([_no_command(name)])
+    return found
 
 
 def _runner(name: str) -> Callable[[Arguments], int]:
-    """The ``run`` function of the command's module, imported only now because imports take most of a command's time."""
+    """The ``run`` function of a module of ``cli``, imported only now because imports take most of a command's time."""
     module = importlib.import_module(f"runner.cli.{name}")
     run: Callable[[Arguments], int] = module.run
     return run

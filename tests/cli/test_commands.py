@@ -80,8 +80,8 @@ def test_help_shows_the_options_of_the_working_directory(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (["trian"], "command = trian: there is no such command. The commands are train, plan, schedule, verify, report, export, doctor. Try runner train."),
-        (["model=gpt"], "command = model=gpt: there is no such command. The commands are train, plan, schedule, verify, report, export, doctor. Try runner train model=gpt."),
+        (["trian"], "command = trian: there is no such command. The commands are train, plan, schedule, verify, report, export, doctor, completion. Try runner train."),
+        (["model=gpt"], "command = model=gpt: there is no such command. The commands are train, plan, schedule, verify, report, export, doctor, completion. Try runner train model=gpt."),
         (["verify", "model=gpt", "--steps", "none"], "--steps = none: must be a whole number, 1 or above. Try --steps 4."),
         (["verify", "model=gpt", "seed=-1"], "seed = -1: must lie in [0, 2^32)."),
         (["export", "a"], "RUN_DIR FILE = a: must be a run's directory and the file to write."),
@@ -89,7 +89,7 @@ def test_help_shows_the_options_of_the_working_directory(
         (["export", "a", "/nowhere/b"], "FILE = /nowhere/b: must be a file in a folder that exists."),
         (["doctor", "model=gpt"], "word = model=gpt: is not understood. `runner doctor` takes no overrides."),
         (["train", "model=mlp", "resume=none.ckpt"], "resume = none.ckpt: must be auto or a good checkpoint's file. There is no such file."),
-        (["schedule", "--jsn"], "flag = --jsn: there is no such flag. `runner schedule` has --json, --csv, --svg, --trace, --list. Try --json."),
+        (["schedule", "--jsn"], "flag = --jsn: there is no such flag. `runner schedule` has --cfg, --json, --csv, --svg, --trace, --list. Try --json."),
         (["schedule", "--json=yes"], "--json = yes: takes no value. Try --json."),
         (["schedule", "--csv"], "--csv = null: needs FILE. Try --csv FILE."),
         (["schedule", "--svg", "/nowhere/a.svg"], "--svg = /nowhere/a.svg: must be a file in a folder that exists. Try --svg a.svg."),

@@ -11,7 +11,7 @@ from runner.config.compose.shape import check_value, type_at
 from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean
 
-__all__ = ["check_file", "read_option"]
+__all__ = ["check_file", "read_option", "sweep_of"]
 
 
 def read_option(path: Path) -> dict[str, Any]:
@@ -50,10 +50,38 @@ def check_file(path: Path, group: str, roots: Sequence[Path]) -> list[Problem]:
     if group == RECIPE and package != "_global_":
         why = "A recipe overrides the whole request"
         return [*problems, Problem(str(path), package, "a recipe's first line is `# @package _global_`", why)]
+    if package == "_global_":
+        problems += sweep_of(path, content)[1]
+        content.pop("sweep", None)
     annotation: Any = RunConfig if package == "_global_" else type_at(package)
     if annotation is None:
         return [*problems, Problem(str(path), package, "there is no such section to put its keys in")]
     return problems + check_value(annotation, content, "" if package == "_global_" else package, where=where)[1]
+
+
+def sweep_of(path: Path, content: Mapping[str, Any]) -> tuple[dict[str, list[Any]], list[Problem]]:
+    """The values of each key that a recipe varies, and everything that is wrong with them."""
+    asked = content.get("sweep") or {}
+    where = f"{path}: sweep"
+    if not isinstance(asked, Mapping):
+        why = f"It is {_kind(asked)}; e.g. `sweep: {{optimizer.lr: {_as_list(asked)}}}` makes a job for each value"
+        return {}, [Problem(where, asked, "must be keys with lists of values", why)]
+    problems = [
+        Problem(f"{where}.{key}", values, "must be a list", f"It is {_kind(values)}", f"{key}: {_as_list(values)}")
+        for key, values in asked.items()
+        if not isinstance(values, list)
+    ]
+    return {str(key): values for key, values in asked.items() if isinstance(values, list)}, problems
+
+
+def _kind(value: object) -> str:
+    return "text" if isinstance(value, str) else "a list" if isinstance(value, list) else "one value"
+
+
+def _as_list(value: object) -> str:
+    """The list in YAML of values that were written as a command line has them, with commas between them."""
+    values = value if isinstance(value, list) else str(value).split(",")
+    return "[" + ", ".join(str(each).strip() for each in values) + "]"
 
 
 def _check_defaults(entries: object, group: str, where: str, roots: Sequence[Path]) -> list[Problem]:

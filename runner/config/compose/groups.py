@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import Problem
+from runner.errors import Problem, did_you_mean
 
 __all__ = [
     "Option",
@@ -20,6 +20,8 @@ __all__ = [
     "config_roots",
     "first_comment",
     "groups",
+    "in_no_group",
+    "no_group",
     "options",
     "package_of",
     "shipped_conf",
@@ -90,6 +92,31 @@ def clashes(group: str, name: str, roots: Sequence[Path]) -> list[Problem]:
             f"{own} and the option that is shipped differ; give yours another name",
         )
     ]
+
+
+def in_no_group(group: str, name: str, roots: Sequence[Path], *, is_known: bool) -> list[Problem]:
+    """The problem of a user's option that lies in a folder which is no group, so that nobody reads it.
+
+    Args:
+        group, name: what a request chooses.
+        is_known: whether the group has an option of this name. Then only a folder whose name is a slip counts.
+    """
+    for folder in sorted(each for root in roots[1:] for each in root.iterdir() if each.is_dir()):
+        if folder.name in groups() or not (folder / f"{name}.yaml").is_file():
+            continue
+        if did_you_mean(folder.name, groups()) == group or not is_known:
+            why = f"conf/{folder.name}/{name}.yaml lies in a folder that is no group; the nearest group is {group}"
+            rule = f"there is no such option in conf/{group}"
+            return [Problem(group, name, rule, why, f"mv conf/{folder.name} conf/{group}")]
+    return []
+
+
+def no_group(key: str, value: object) -> Problem:
+    """The problem of a request that names a folder of the user's own ``conf/`` as if it were a group."""
+    near = did_you_mean(key, groups())
+    why = f"Nobody reads the folder conf/{key}; the groups are {', '.join(groups())}"
+    fix = f"mv conf/{key} conf/{near} and {near}={value}" if near is not None else ""
+    return Problem(key, value, "there is no such group", why, fix)
 
 
 def first_comment(path: Path) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config.compose.groups import RECIPE, groups, options
+from runner.config.compose.groups import RECIPE, groups, in_no_group, no_group, options
+from runner.config.compose.layers import Layer
 from runner.config.compose.shape import check_value, key_paths, type_at, unknown_key
 from runner.errors import Problem, did_you_mean
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-__all__ = ["Request", "expand", "read_overrides"]
+__all__ = ["Request", "expand", "read_overrides", "typed_layers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,13 @@ class Request:
         choices: group to option; None for a group that is switched off (``recipe=null``).
         settings: the other overrides, in Hydra's form, in order.
         named: keys that settings name.
+        typed: the settings as they were typed.
     """
 
     choices: dict[str, str | None]
     settings: tuple[str, ...]
     named: frozenset[str]
+    typed: tuple[str, ...] = ()
 
 
 def _parse(line: str) -> Override:
@@ -72,6 +75,7 @@ def read_overrides(lines: Sequence[str], roots: Sequence[Path]) -> tuple[Request
     parsed, problems = _parsed(lines)
     choices: dict[str, str | None] = {}
     settings: list[str] = []
+    typed: list[str] = []
     named: set[str] = set()
     known_groups = groups()
     for line, override in parsed:
@@ -81,9 +85,22 @@ def read_overrides(lines: Sequence[str], roots: Sequence[Path]) -> tuple[Request
         elif not found:
             found = _check_setting(override, known_groups, roots)
             settings.append(_as_setting(line, override))
+            typed.append(line)
             named.add(override.key_or_group)
         problems += found
-    return Request(choices, tuple(settings), frozenset(named)), problems
+    return Request(choices, tuple(settings), frozenset(named), tuple(typed)), problems
+
+
+def typed_layers(request: Request) -> Iterator[Layer]:
+    """What each setting of the command line sets; one that takes an entry of kwargs away sets nothing."""
+    for setting, line in zip(request.settings, request.typed, strict=True):
+        override = _parse(setting)
+        if override.is_delete():
+            continue
+        content: Any = override.value()
+        for key in reversed(override.key_or_group.split(".")):
+            content = {key: content}
+        yield Layer(line, content, is_typed=True)
 
 
 def _is_section(override: Override) -> bool:
@@ -117,6 +134,9 @@ def _choose(override: Override, roots: Sequence[Path], choices: dict[str, str | 
     name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
     if name is not None and group in choices and choices[group] != name:
         return [Problem(group, name, f"it is chosen twice, also {choices[group]}", "", f"{group}={name}")]
+    lost = in_no_group(group, name, roots, is_known=name in known) if name is not None else []
+    if lost:
+        return lost
     if name in known:
         choices[group] = name
         return []
@@ -133,6 +153,8 @@ def _check_setting(override: Override, known_groups: Sequence[str], roots: Seque
         return []
     if annotation is None:
         if "." not in key and not any(path.startswith(f"{key}.") for path in key_paths()):
+            if any((root / key).is_dir() for root in roots[1:]):
+                return [no_group(key, value)]
             near = did_you_mean(key, known_groups)
             if near is not None and str(value) in options(near, roots):
                 return [Problem(key, value, "there is no such key", "", f"{near}={value}")]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.config.compose.composed import compose_request, shown_path
 from runner.config.compose.container import config_from_container, fingerprint, load, save, to_container
-from runner.config.compose.files import check_file, read_option
-from runner.config.compose.groups import RECIPE, clashes, config_roots, options, shipped_conf
-from runner.config.compose.overrides import Request, expand, read_overrides
+from runner.config.compose.files import check_file, read_option, sweep_of
+from runner.config.compose.groups import RECIPE, clashes, config_roots, options
+from runner.config.compose.layers import Layer, leaves, without_arguments_of_others
+from runner.config.compose.overrides import Request, expand, read_overrides, typed_layers
 from runner.config.schema import RunConfig
-from runner.errors import Problem, RequestError, raise_problems
+from runner.errors import Problem, raise_problems
 from runner.optim.catalogue.registry import OPTIMIZERS
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "load",
     "resolve",
     "resolve_sweep",
+    "resolve_with_layers",
     "save",
     "to_container",
 ]
@@ -47,15 +49,30 @@ def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) 
     Raises:
         RequestError: there are unknown keys or options, wrong types or unreadable files; it contains all of them.
     """
+    return resolve_with_layers(overrides, working_directory=working_directory)[0]
+
+
+def resolve_with_layers(
+    overrides: Sequence[str], *, working_directory: Path | None = None
+) -> tuple[RunConfig, tuple[Layer, ...]]:
+    """As :func:`resolve`, and the files and overrides that the configuration was made of, the winning ones last."""
     roots = config_roots(working_directory if working_directory is not None else Path.cwd())
     request, problems = read_overrides(overrides, roots)
     raise_problems(problems)
     choices = _completed(request, roots)
     raise_problems(_file_problems(choices, roots))
-    settings = [*_chosen_again(choices, request, roots), *request.settings]
-    container, used = _compose(choices, settings, roots)
+    again = dict(_chosen_again(choices, request, roots))
+    settings = [line for group, content in again.items() for line in _settings(group, content)]
+    composed = compose_request(choices, [*settings, *request.settings], roots)
+    used = composed.used
     raise_problems(_file_problems({group: name for group, name in used.items() if choices.get(group) != name}, roots))
-    return config_from_container(_with_names_of_files(container, used))
+    repeated = [
+        Layer(shown_path(options(group, roots)[used[group]].path, roots), {group: content})
+        for group, content in again.items()
+    ]
+    layers = (*composed.files, *repeated, *typed_layers(request))
+    container = without_arguments_of_others(composed.container, layers)
+    return config_from_container(_with_names_of_files(container, used)), layers
 
 
 def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = None) -> list[list[str]]:
@@ -76,10 +93,12 @@ def _recipe_sweep(job: Sequence[str], roots: Sequence[Path]) -> list[list[str]]:
     recipe = chosen.choices.get(RECIPE)
     if recipe is None:
         return [[]]
+    path = options(RECIPE, roots)[recipe].path
     try:
-        axes = read_option(options(RECIPE, roots)[recipe].path).get("sweep", {})
+        axes, problems = sweep_of(path, read_option(path))
     except ValueError:
         return [[]]  # the problem is reported with all others
+    raise_problems(problems)
     named = {*chosen.choices, *chosen.named}
     varied = [[f"{key}={value}" for value in values] for key, values in axes.items() if key not in named]
     return [list(one) for one in itertools.product(*varied)]
@@ -126,8 +145,10 @@ def _file_problems(choices: dict[str, str | None], roots: Sequence[Path]) -> lis
     return problems
 
 
-def _chosen_again(choices: dict[str, str | None], request: Request, roots: Sequence[Path]) -> Iterator[str]:
-    """Repeat the values of options named on the command line, so that they win over the recipe's values.
+def _chosen_again(
+    choices: dict[str, str | None], request: Request, roots: Sequence[Path]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Group and content of the options that are repeated: those of the command line win over the recipe's values.
 
     Hydra applies a recipe after every option; without this, a recipe's ``parallelism.pipeline: 2`` would win over
     ``parallelism=single``. Settings that Adam and related optimizers share are kept from the recipe, so that they can
@@ -143,7 +164,7 @@ def _chosen_again(choices: dict[str, str | None], request: Request, roots: Seque
             content.pop("defaults", None)
             if group == "optimizer" and _is_kin_of_adam(name):
                 content = {key: value for key, value in content.items() if key == "name" or key not in shared}
-            yield from _leaves(group, content)
+            yield group, content
 
 
 def _settings_of_adam(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -167,46 +188,7 @@ def _with_names_of_files(container: dict[str, Any], used: Mapping[str, str]) -> 
     return container
 
 
-def _leaves(path: str, value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(f"{path}.{key}", inner)
-    else:
-        yield f"++{path}={json.dumps(value)}"
-
-
-def _compose(
-    choices: dict[str, str | None], settings: Iterable[str], roots: Sequence[Path]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Hydra's composition as a plain container, and the chosen option of every group."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    # Without a recipe, Hydra uses its default. Quoted, a name such as 1 is no number.
-    lines = [f"{group}={json.dumps(name)}" for group, name in choices.items() if name is not None]
-    lines += settings
-    search = ",".join(json.dumps(f"file://{root}") for root in roots[1:])
-    if search:
-        lines.append(f"hydra.searchpath=[{search}]")
-    try:
-        with warnings.catch_warnings(), initialize_config_dir(str(shipped_conf()), version_base="1.3"):
-            warnings.simplefilter("ignore")
-            composed = compose("config", overrides=lines, return_hydra_config=True)
-            used = {str(group): str(name) for group, name in composed.hydra.runtime.choices.items() if name is not None}
-            OmegaConf.set_struct(composed, False)
-            del composed["hydra"]
-            container = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, OSError) as error:
-        raise RequestError([_told(error)]) from error
-    assert isinstance(container, dict)
-    own = {group: name for group, name in used.items() if not group.startswith("hydra/")}
-    return {str(key): value for key, value in container.items()}, own
-
-
-def _told(error: Exception) -> Problem:
-    """Hydra's error message without its traceback, for errors that our own checks did not find."""
-    text = " ".join(str(error).split())
-    key = getattr(error, "full_key", None) or "request"
-    return Problem(str(key), "", text.rstrip("."))
+def _settings(group: str, content: Mapping[str, Any]) -> Iterator[str]:
+    for path, value in leaves(group, content):
+        if value != {}:
+            yield f"++{path}={json.dumps(value)}"

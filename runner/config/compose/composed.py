@@ -1,0 +1,103 @@
+"""Hydra's composition of a request, and the files that it is made of."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config.compose.files import read_option
+from runner.config.compose.groups import shipped_conf
+from runner.config.compose.layers import Layer
+from runner.errors import Problem, RequestError
+
+__all__ = ["Composed", "compose_request", "shown_path"]
+
+_PRIMARY = "config"
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A composed request.
+
+    Args:
+        container: all sections as plain values.
+        used: the chosen option of every group.
+        files: the option files, in the order in which they are laid over each other.
+    """
+
+    container: dict[str, Any]
+    used: dict[str, str]
+    files: tuple[Layer, ...]
+
+
+def compose_request(choices: Mapping[str, str | None], settings: Iterable[str], roots: Sequence[Path]) -> Composed:
+    """Compose options and settings.
+
+    Args:
+        choices: the chosen option of each group that does not have its default; None for no recipe.
+        settings: overrides of keys, in Hydra's form.
+        roots: the folders that hold options.
+
+    Raises:
+        RequestError: Hydra refuses them.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from hydra.types import RunMode
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    # Without a recipe, Hydra uses its default. Quoted, a name such as 1 is no number.
+    lines = [f"{group}={json.dumps(name)}" for group, name in choices.items() if name is not None]
+    lines += settings
+    search = ",".join(json.dumps(f"file://{root}") for root in roots[1:])
+    if search:
+        lines.append(f"hydra.searchpath=[{search}]")
+    try:
+        with warnings.catch_warnings(), initialize_config_dir(str(shipped_conf()), version_base="1.3"):
+            warnings.simplefilter("ignore")
+            composed = compose(_PRIMARY, overrides=lines, return_hydra_config=True)
+            loader = GlobalHydra.instance().config_loader()
+            ordered = loader.compute_defaults_list(_PRIMARY, lines, RunMode.RUN).defaults
+            used = {str(group): str(name) for group, name in composed.hydra.runtime.choices.items() if name is not None}
+            OmegaConf.set_struct(composed, False)
+            del composed["hydra"]
+            container = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException, OSError) as error:
+        raise RequestError([_told(error)]) from error
+    assert isinstance(container, dict)
+    own = {group: name for group, name in used.items() if not group.startswith("hydra/")}
+    places = [(str(each.config_path), str(each.package or "")) for each in ordered if each.config_path is not None]
+    return Composed({str(key): value for key, value in container.items()}, own, tuple(_layers(places, roots)))
+
+
+def shown_path(path: Path, roots: Sequence[Path]) -> str:
+    """An option file as it is shown: in the package for one that is shipped, else from the working directory."""
+    if path.is_relative_to(roots[0]):
+        return f"runner/conf/{path.relative_to(roots[0])}"
+    return f"conf/{path.relative_to(roots[-1])}"
+
+
+def _layers(places: Iterable[tuple[str, str]], roots: Sequence[Path]) -> Iterator[Layer]:
+    """The files at these paths below a root, with the section that each fills."""
+    for name, package in places:
+        path = next((root / f"{name}.yaml" for root in roots if (root / f"{name}.yaml").is_file()), None)
+        if path is None or name == _PRIMARY or name.startswith("hydra/"):
+            continue
+        content: dict[str, Any] = read_option(path)
+        content.pop("defaults", None)
+        for section in reversed(package.split(".") if package else []):
+            content = {section: content}
+        yield Layer(shown_path(path, roots), content)
+
+
+def _told(error: Exception) -> Problem:
+    """Hydra's error message without its traceback, for errors that our own checks did not find."""
+    text = " ".join(str(error).split())
+    key = getattr(error, "full_key", None) or "request"
+    return Problem(str(key), "", text.rstrip("."))

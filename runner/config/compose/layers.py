@@ -1,0 +1,110 @@
+"""The files and overrides that a request lies in, one over the other, and what follows from their order.
+
+A later layer wins over an earlier one key by key. So each key has one source, the last layer that sets it; and the
+arguments of a function that a later layer replaces by another function have to be taken out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from runner.config.schema import RunConfig
+
+__all__ = ["Layer", "leaves", "sources", "without_arguments_of_others"]
+
+DEFAULT, DERIVED = "default", "follows from other keys"
+
+_OF_TARGET = ("kwargs", "needs")  # keys of a section that belong to the function that its `target` names
+_NOT_GIVEN = (None, "???")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one file or one override sets.
+
+    Args:
+        source: the file as it is shown, or the override as it was typed.
+        content: a part of the request, as nested dictionaries.
+        is_typed: whether it stands on the command line.
+    """
+
+    source: str
+    content: Mapping[str, Any]
+    is_typed: bool = False
+
+
+def leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
+    """Every key below ``path`` that holds a value, with dots; an empty dictionary is a value."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from leaves(f"{path}.{key}" if path else str(key), inner)
+    else:
+        yield path, value
+
+
+def sources(container: Mapping[str, Any], layers: Sequence[Layer], defaults: Mapping[str, Any]) -> dict[str, str]:
+    """For every key of a resolved request what set it: a file, an override, the schema, or other keys.
+
+    Args:
+        container: the resolved request.
+        layers: what it was made of, the winning ones last.
+        defaults: the schema's own values.
+    """
+    set_by = {path: layer.source for layer in layers for path, _ in leaves("", layer.content)}
+    own = dict(leaves("", defaults))
+    return {path: _source(path, value, set_by, own) for path, value in leaves("", container)}
+
+
+def _source(path: str, value: object, set_by: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
+    if path in set_by:
+        return set_by[path]
+    return DEFAULT if path in defaults and defaults[path] == value else DERIVED
+
+
+def without_arguments_of_others(container: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
+    """``container`` without the arguments that a layer gave to a function which a later layer has replaced.
+
+    What stands on the command line counts as one layer, whatever its order.
+    """
+    typed = [layer.content for layer in layers if layer.is_typed]
+    stages = [[layer.content] for layer in layers if not layer.is_typed] + [typed]
+    for section in _sections_with_target():
+        for key in _OF_TARGET:
+            arguments = container.get(section, {}).get(key)
+            for path in _stale(section, key, stages) if isinstance(arguments, dict) else ():
+                _take_out(arguments, path.split("."))
+    return container
+
+
+def _sections_with_target() -> Iterator[str]:
+    for name, annotation in get_type_hints(RunConfig).items():
+        if is_dataclass(annotation) and {"target", "kwargs"} <= {field.name for field in fields(annotation)}:
+            yield name
+
+
+def _stale(section: str, key: str, stages: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """Paths below ``section.key`` that were set only before the section's last change of its target."""
+    target, first = None, 0
+    found: list[set[str]] = []
+    for at, contents in enumerate(stages):
+        parts = [content[section] for content in contents if isinstance(content.get(section), Mapping)]
+        found.append({path for part in parts for path, _ in leaves("", part.get(key) or {}) if path})
+        for named in (part.get("target") for part in parts):
+            if named not in _NOT_GIVEN:
+                first = at if target is not None and named != target else first
+                target = named
+    kept = set().union(*found[first:])
+    yield from sorted(set().union(*found[:first]) - kept)
+
+
+def _take_out(arguments: dict[str, Any], path: Sequence[str]) -> None:
+    *sections, last = path
+    for section in sections:
+        inner = arguments.get(section)
+        if not isinstance(inner, dict):
+            return
+        arguments = inner
+    if not isinstance(arguments.get(last), dict):
+        arguments.pop(last, None)
