@@ -10,11 +10,11 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from runner.api.failures import ScriptLauncher, report_failure
 from runner.engine.engine import EngineOptions
 from runner.engine.update.loss_scale import LossScaling
 from runner.errors import Problem, raise_problems
@@ -133,7 +133,13 @@ class PipelineStrategy(pipeline.EngineStrategy):
         assert self.cluster_environment is not None
         if not self.cluster_environment.creates_processes_externally:
             processes = len(self.parallel_devices or ())
-            self._launcher = _SubprocessScriptLauncher(self.cluster_environment, processes, self.num_nodes)
+            self._launcher = ScriptLauncher(self.cluster_environment, processes, self.num_nodes)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if isinstance(exception, Exception):
+            report_failure(exception, self.global_rank)
 
     # Start of a run
 

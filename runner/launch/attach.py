@@ -29,7 +29,7 @@ from runner.errors import (
     RunnerError,
     raise_problems,
 )
-from runner.launch.failure import RankFailure, is_interrupt, status_of
+from runner.launch.failure import RankFailure, is_interrupt, status_of, tell_torchrun
 from runner.launch.local.ranks import stopped_reason
 from runner.launch.rank import load_entry, open_store, prepare_process, process_group, report_failure
 from runner.launch.run.directory import OUTPUTS
@@ -142,6 +142,7 @@ def _run_in(
             _finish(run_dir, "interrupted", "stopped by a signal")
             return EXIT_INTERRUPTED
         failure = report_failure(error, run_dir, rank)
+        tell_torchrun(error)
     if failure is not None:  # the exception is released here, and with it the tensors that its frames held
         return _account(failure, config, run_dir, rank, step)
     if not stopped:

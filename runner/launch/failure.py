@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 import time
@@ -14,12 +15,13 @@ from pathlib import Path
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_WRONG_REQUEST, RunnerError
 from runner.record import Status, write_atomically
 
-__all__ = ["RankFailure", "error_file", "is_interrupt", "log_file", "status_of", "unwritable"]
+__all__ = ["RankFailure", "error_file", "is_interrupt", "log_file", "status_of", "tell_torchrun", "unwritable"]
 
 # torch has no exception type for exhausted CPU memory: it raises RuntimeError with one of these texts.
 _OUT_OF_MEMORY_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
 
 
+_TORCHRUN = "TORCHELASTIC_ERROR_FILE"  # where torchrun reads why a rank failed
 _PROBE_BYTES = 4096  # a nearly full disk may still have room for an empty file
 _WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -93,6 +95,14 @@ def log_file(run_dir: Path, rank: int) -> Path:
 def error_file(run_dir: Path, rank: int) -> Path:
     """Path of the file in which rank ``rank`` leaves its :class:`RankFailure`."""
     return run_dir / "logs" / f"rank_{rank}.error.json"
+
+
+def tell_torchrun(error: BaseException) -> None:
+    """Hand a failure to torchrun, whose summary of the rank that failed first is the last thing printed."""
+    if _TORCHRUN in os.environ:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(error)
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -156,14 +156,14 @@ def _ties_cross(config: RunConfig, plan: RunPlan) -> bool:
 
 
 def _raise(outcome: Outcome, place: Path) -> None:
-    message = "\n".join(outcome.messages)
+    message = "\n".join(outcome.lines)
     if outcome.exit_status == EXIT_WRONG_REQUEST:
         shutil.rmtree(place)
         raise _Told(message)
     if outcome.exit_status == EXIT_DOES_NOT_FIT:
         shutil.rmtree(place)
         raise DoesNotFitError(message)
-    raise RunFailedError(f"{message}\nits files are kept in {place}")
+    raise RunFailedError(f"the files of the run are kept in {place}\n{message}")
 
 
 class _Told(RequestError):

@@ -39,7 +39,7 @@ def start_ranks(config: RunConfig, entry: str) -> int:
     world_size = config.parallelism.pipeline
     file = save(config, run_dir / "config.yaml")
     outcome = run_ranks(Launch(file, run_dir, world_size, 1, lambda rank: f"stage {rank}, layers 4..7", entry))
-    for message in outcome.messages:
+    for message in outcome.lines:
         print(message, file=sys.stderr)
     return outcome.exit_status
 

@@ -47,7 +47,7 @@ def test_a_single_rank_is_a_process_as_well(tmp_path: Path) -> None:
 def test_an_exception_in_one_rank_names_it_its_stage_and_the_reason(tmp_path: Path) -> None:
     status, _, err = _finish(tmp_path, "last_rank_raises", *PIPELINE, "seed=7")
     assert status == 1
-    first = next(line for line in err.splitlines() if line.startswith("rank "))
+    first = err.splitlines()[-1]
     assert first.startswith("rank 1 (stage 1, layers 4..7) failed: ValueError: the user's model is broken")
     assert "fake_entries.py" in first
     assert "Traceback" not in err

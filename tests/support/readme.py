@@ -13,7 +13,7 @@ PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
 
 def blocks(language: str) -> list[str]:
     """Fenced blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\b[^\n]*\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[list[str]]:

@@ -58,16 +58,32 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. ``messages`` are lines for the user; the failure that came first stands first."""
+    """How a run ended.
+
+    Args:
+        messages: lines for the user: why, and what explains it further.
+        consequences: lines about other ranks, which failed because the first one had.
+    """
 
     exit_status: int
     status: Status
     messages: tuple[str, ...] = ()
+    consequences: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str | None:
         """The first message, which becomes the ``reason`` of the record."""
         return self.messages[0] if self.messages else None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All lines as they are printed: the reason is the last one, because people read the end of a log.
+
+        The problems of a wrong request are reasons alike, and keep their order.
+        """
+        if self.exit_status == EXIT_WRONG_REQUEST:
+            return self.messages
+        return (*self.consequences, *self.messages[1:], *self.messages[:1])
 
 
 @contextlib.contextmanager
@@ -120,7 +136,7 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
             finish_failed(launch.run_dir, outcome.status, outcome.reason or outcome.status)
         except OSError as error:  # the cause is reported all the same
             said = f"{launch.run_dir / RECORD_FILE} could not be written: {error}"
-            return replace(outcome, messages=(*outcome.messages, said))
+            return replace(outcome, consequences=(*outcome.consequences, said))
     return outcome
 
 
@@ -193,11 +209,11 @@ def _outcome(
     messages = [_message(launch, rank, ending.returncodes[rank], reports[rank]) for rank in ordered]
     if first is None and killed_for_memory:
         why = f"{messages[0]} (the system was out of memory)"
-        return Outcome(EXIT_DOES_NOT_FIT, "out_of_memory", (why, *messages[1:]))
-    if first is not None and first.explained:  # its whole message, e.g. the schedule with the failing cell
-        messages[1:1] = first.message.strip().splitlines()[1:]
+        return Outcome(EXIT_DOES_NOT_FIT, "out_of_memory", (why,), tuple(messages[1:]))
+    # The whole message of an explained failure, e.g. the schedule with the failing cell.
+    further = first.message.strip().splitlines()[1:] if first is not None and first.explained else []
     exit_status = first.exit_status if first is not None else EXIT_FAILED
-    return Outcome(exit_status, status_of(exit_status), tuple(messages))
+    return Outcome(exit_status, status_of(exit_status), (messages[0], *further), tuple(messages[1:]))
 
 
 def stopped_early(run_dir: Path, number: int) -> Outcome:

@@ -123,10 +123,12 @@ def run_in(
                 finish_failed(run_dir, outcome.status, outcome.reason or outcome.status)
     except OSError as error:  # a file of this process could not be written: the disk is full or missing
         return _without_space(run_dir, error)
-    for message in outcome.messages:
-        logger.error("%s", message)
+    for line in outcome.consequences if outcome.status == "out_of_memory" else outcome.lines:
+        logger.error("%s", line)
     if outcome.status == "out_of_memory":
         advise(config, run_dir)
+        for line in replace(outcome, consequences=()).lines:
+            logger.error("%s", line)
     if outcome.exit_status != EXIT_OK:
         return outcome.exit_status
     _show(run_dir, time.perf_counter() - begun, console)
@@ -144,8 +146,8 @@ def _run_with_restarts(
     for restart in range(config.launcher.max_restarts):
         if outcome.status != "failed":
             break
-        for message in outcome.messages:
-            logger.error("%s", message)
+        for line in outcome.lines:
+            logger.error("%s", line)
         logger.warning("restart %d of %d", restart + 1, config.launcher.max_restarts)
         go_on(config, run_dir, command=command)
         outcome = run_ranks(launch)
