@@ -55,7 +55,6 @@ def test_every_key_has_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert source_of(text, "width") == "conf/model/wide.yaml"
     assert source_of(text, "depth") == "model.kwargs.depth=4"
     assert source_of(text, "momentum") == "optimizer.momentum=0.9"
-    assert source_of(text, "eps") == "default"
     assert "  name: sgd                                   # runner/conf/optimizer/sgd.yaml" in text.splitlines()
 
 

@@ -74,7 +74,7 @@ def start(directory: Path, *words: str, breaks: bool, where: int) -> subprocess.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("where", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_the_first_cause_is_the_last_line(where: int, tmp_path: Path) -> None:
     done = start(tmp_path, breaks=True, where=where)
     assert done.returncode == 1

@@ -38,8 +38,9 @@ def in_place(read: Callable[[], Report], console: Console) -> Iterator[None]:
         refresh_per_second=_REFRESHES_PER_SECOND,
         transient=True,
         vertical_overflow="crop",
-    ):
+    ) as live:
         try:
+            live.refresh()
             with _log_above(console):
                 yield
         finally:
