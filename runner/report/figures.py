@@ -28,6 +28,7 @@ _BEST = 10  # lines that are named among many
 _INCHES_PER_LETTER = 0.075  # in a legend
 _INCHES_OF_A_LINE = 0.4  # the sample of an entry, and the gap to the next one
 _INCHES_PER_ROW = 0.19
+_WIDE = 200  # times the lowest loss
 _LONGEST_NAME = 84  # letters: what fits into one row of a legend
 _WRAPPED_NAME = 44  # letters in a line beside a bar
 
@@ -64,9 +65,17 @@ def _losses(named: Sequence[tuple[str, Run]], path: Path) -> Path | None:
             axes.plot(at, [_number(value) for value in values], "o", color=color, markersize=4)
     if any(run.record.val_loss for _, run in shown):
         axes.plot([], [], "o", color="0.4", markersize=4, label="validation")
+    if _is_wide([run for _, run in shown]):
+        axes.set_yscale("log")
     if not all(told):
         axes.plot([], [], color="0.8", linewidth=1, label=f"{told.count(False)} others")
     return _save(figure, axes, path)
+
+
+def _is_wide(runs: Sequence[Run]) -> bool:
+    """Whether the losses are so far apart that only a logarithmic axis shows the lower ones, as where one diverges."""
+    values = [value for run in runs for value in run.record.loss if value is not None and math.isfinite(value)]
+    return bool(values) and min(values) > 0 and max(values) > _WIDE * min(values)
 
 
 def _told(runs: Sequence[Run]) -> list[bool]:

@@ -134,8 +134,9 @@ def test_the_machine_that_is_planned_for_has_so_many_gpus() -> None:
 
 
 def test_a_path_with_a_line_break_is_refused() -> None:
-    (line,) = refused("run_dir='a\nb'")
-    assert line.startswith("run_dir = a b: must have no line break.")
+    for name, shown in (("a\nb", "a b"), ("a\\b", "a\\b")):
+        (line,) = refused(f"run_dir='{name}'")
+        assert line.startswith(f"run_dir = {shown}: must have no line break and no backslash.")
 
 
 def test_setup_that_is_no_line_and_a_prefix_that_is_no_words() -> None:

@@ -108,8 +108,8 @@ def _unreadable_prefix(config: RunConfig) -> Iterator[Problem]:
 
 
 def _broken_path(config: RunConfig) -> bool:
-    """Whether the path of the job's log has a line break, which no option in a batch script can have."""
-    return re.search(r"[\n\r]", config.run_dir or config.name) is not None
+    """Whether the path of the job's log has a character that no option of a batch script can have."""
+    return re.search(r"[\n\r\\]", config.run_dir or config.name) is not None
 
 
 def _one_word(key: str) -> Row[RunConfig]:
@@ -173,8 +173,8 @@ _SLURM: Table[RunConfig] = Table(
         Row(
             "run_dir",
             _broken_path,
-            "must have no line break",
-            "sbatch reads the options of a batch script, of which one names the log, line by line",
+            "must have no line break and no backslash",
+            "sbatch reads the options of a batch script line by line, and SLURM drops backslashes in the path of a log",
             fix="run_dir=outputs/run",
             value=lambda c: c.run_dir or f"outputs/{c.name}",
         ),
