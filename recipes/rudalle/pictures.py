@@ -59,10 +59,10 @@ def draw_curve(
         axes.plot(steps, values, "o-", color="tab:orange", markersize=4, label="validation")
     for name, value in baselines.items():
         axes.axhline(value, color="0.6", linewidth=0.8, linestyle="--")
-        axes.annotate(f"{name.replace('_', ' ')} {value:.2f}", (1, value), xycoords=("axes fraction", "data"),
-                      ha="right", va="bottom", fontsize=8, color="0.4")  # fmt: skip
+        axes.annotate(f"{name.replace('_', ' ')}\n{value:.2f}", (1.01, value), xycoords=("axes fraction", "data"),
+                      ha="left", va="center", fontsize=8, color="0.4")  # fmt: skip
     axes.set(xlabel="step", ylabel="loss (nats per image token)", ylim=(0, None))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.95), fontsize=8)
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)  # where it covers nothing
     figure.savefig(path, dpi=_DPI)
 
 

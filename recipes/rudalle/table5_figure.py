@@ -35,6 +35,7 @@ def draw(path: Path, cells: Mapping[Key, Cell]) -> Path:
         axes.set_xticks(STAGES, [f"ZeRO {stage}" for stage in STAGES])
         axes.grid(axis="y", alpha=0.3)
     left.set_ylabel("ratio to Adam, ZeRO 0")
-    right.legend(fontsize="small")
+    bars = right.get_legend_handles_labels()
+    figure.legend(*bars, loc="outside lower center", ncols=len(OPTIMIZERS), fontsize="small", frameon=False)
     figure.savefig(path, dpi=120)
     return path

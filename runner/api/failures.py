@@ -8,6 +8,7 @@ failure is handed to that.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -39,7 +40,11 @@ def report_failure(error: BaseException, rank: int) -> None:
     tell_torchrun(error)
     folder = os.environ.get(_FOLDER)
     if folder is not None and Path(folder).is_dir():
-        RankFailure.of(error).save(Path(folder) / f"{rank}.json")
+        RankFailure.of(error).save(_report(Path(folder), rank))
+
+
+def _report(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.json"
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
@@ -47,21 +52,18 @@ class ScriptLauncher(_SubprocessScriptLauncher):
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Call ``function`` as rank 0; at the first call, e.g. that of ``fit``, the other ranks are started before."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
-        folder = Path(tempfile.mkdtemp(prefix="runner_"))
-        os.environ[_FOLDER] = str(folder)
-        self._call_children_scripts()
+        if not self.cluster_environment.creates_processes_externally:
+            os.environ[_FOLDER] = tempfile.mkdtemp(prefix="runner_")
+            atexit.register(shutil.rmtree, os.environ[_FOLDER], ignore_errors=True)
+            self._call_children_scripts()
+            sys.excepthook = _Hook(self.procs, Path(os.environ[_FOLDER]), sys.excepthook)
         ended = threading.Event()
-        watch = threading.Thread(target=_watch, args=(self.procs, folder, ended), daemon=True)
-        watch.start()
+        arguments = (self.procs, Path(os.environ[_FOLDER]), ended)
+        threading.Thread(target=_watch, args=arguments, daemon=True).start()
         try:
-            result = function(*args, **kwargs)
-        except BaseException:
-            sys.excepthook = _Hook(self.procs, folder, sys.excepthook)
-            raise
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            return result
+            return function(*args, **kwargs)
         finally:
             ended.set()
 
@@ -76,6 +78,8 @@ class _Hook:
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self._usual(kind, error, trace)
+        if not _report(self._folder, 0).exists() and isinstance(error, Exception):  # raised outside of a Trainer
+            report_failure(error, 0)
         _end(self._others)
         _tell(self._folder)
 

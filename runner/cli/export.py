@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from runner.cli.arguments import Arguments
 from runner.errors import EXIT_OK, Problem, did_you_mean, raise_problems
+from runner.report.best import FIGURES, best_of, figure_of
+from runner.report.ledger import LEDGER_FILE
+from runner.report.read import Report, read_report
 
 __all__ = ["run"]
 
@@ -35,36 +39,34 @@ def run(arguments: Arguments) -> int:
 
 
 def _job(directory: Path, figure: str | None, file: Path) -> Path:
-    """The directory of the sweep's best job by ``figure``; without a figure the directory itself.
+    """The directory of the sweep's best job by ``figure``; the directory itself where it is a run's.
 
     Raises:
-        RequestError: the directory is a sweep's and no figure is given, or the other way round; or no job has it.
+        RequestError: there is no such job, or the directory and the figure do not go together.
     """
-    from runner.report.best import FIGURES, best_of, figure_of
-    from runner.report.ledger import LEDGER_FILE
-    from runner.report.read import read_report
-
-    is_sweep = (directory / LEDGER_FILE).is_file()
-    if figure is None and not is_sweep:
-        return directory
-    if figure not in FIGURES and figure is not None:
-        rule = f"must be {' or '.join(FIGURES)}"
-        raise_problems([Problem("--best", figure, rule, fix=f"--best {did_you_mean(figure, FIGURES) or 'val_loss'}")])
-    if not is_sweep:
-        why = f"{directory} is no sweep's directory: it has no {LEDGER_FILE}"
-        raise_problems([Problem("--best", figure, "belongs to a sweep", why, f"runner export {directory} {file}")])
-    runs = read_report(directory).runs
-    if figure is None:
-        fix = f"runner export {directory} {file} --best {figure_of(runs) or 'loss'}"
-        rule = "must be a run's directory or have --best"
-        raise_problems([Problem("RUN_DIR", directory, rule, f"It is a sweep of {len(runs)} jobs", fix)])
-    job = best_of(runs, str(figure))
+    sweep = read_report(directory) if (directory / LEDGER_FILE).is_file() else None
+    raise_problems(_problems(directory, figure, file, sweep))
+    job = best_of(sweep.runs, figure) if sweep is not None and figure is not None else None
     if job is None:
-        why, other = f"No job of the sweep is complete and has {figure}", figure_of(runs)
-        fix = f"--best {other}" if other else ""
-        raise_problems([Problem("--best", figure, "must be a figure that jobs have", why, fix)])
-    assert job is not None
-    print(
-        f"job {job.name}, {figure} {FIGURES[str(figure)](job):.6g}: {' '.join(job.record.extras.get('overrides', []))}"
-    )
+        return directory
+    overrides = " ".join(job.record.extras.get("overrides", []))
+    print(f"job {job.name}, {figure} {FIGURES[str(figure)](job):.6g}: {overrides}")
     return job.directory
+
+
+def _problems(directory: Path, figure: str | None, file: Path, sweep: Report | None) -> Iterator[Problem]:
+    """Why there are no weights to take: ``--best`` is missing, or none of a sweep's, or no job has the figure."""
+    usual = figure_of(sweep.runs) if sweep is not None else None
+    if figure is None and sweep is not None:
+        fix = f"runner export {directory} {file} --best {usual or 'loss'}"
+        why = f"It is a sweep of {len(sweep.runs)} jobs"
+        yield Problem("RUN_DIR", directory, "must be a run's directory or have --best", why, fix)
+    elif figure is not None and figure not in FIGURES:
+        rule, fix = f"must be {' or '.join(FIGURES)}", f"--best {did_you_mean(figure, FIGURES) or 'val_loss'}"
+        yield Problem("--best", figure, rule, fix=fix)
+    elif figure is not None and sweep is None:
+        why = f"{directory} is no sweep's directory: it has no {LEDGER_FILE}"
+        yield Problem("--best", figure, "belongs to a sweep", why, f"runner export {directory} {file}")
+    elif figure is not None and sweep is not None and best_of(sweep.runs, figure) is None:
+        why, fix = f"No job of the sweep is complete and has {figure}", f"--best {usual}" if usual else ""
+        yield Problem("--best", figure, "must be a figure that jobs have", why, fix)
