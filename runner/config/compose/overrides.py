@@ -33,7 +33,7 @@ class Request:
     choices: dict[str, str | None]
     settings: tuple[str, ...]
     named: frozenset[str]
-    typed: tuple[str, ...] = ()
+    typed: tuple[str, ...]
 
 
 def _parse(line: str) -> Override:
