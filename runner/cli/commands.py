@@ -58,11 +58,13 @@ _SCHEDULE = Command(
     about=(
         "Prints one line per rank over time: digits are forwards and letters backwards of a micro-batch, dots idle. "
         "In the files 0F3 is the forward of stage 0 on micro-batch 3, and 0B3 its backward. Costs are cost.F, cost.B, "
-        "cost.I, cost.W and cost.comm, in any unit. It needs no model and answers at once."
+        "cost.I, cost.W and cost.comm, in any unit. Several values of a key draw several schedules on one time scale. "
+        "It needs no model and answers at once."
     ),
     examples=(
         ("runner schedule schedule=1f1b parallelism.pipeline=4 schedule.microbatches=8", "a text grid"),
         ("runner schedule schedule=gpipe parallelism.pipeline=4 schedule.microbatches=8 --svg gpipe.svg", "a picture"),
+        ("runner schedule schedule=gpipe,1f1b parallelism.pipeline=4 schedule.microbatches=8", "two on one time scale"),
         (
             "runner schedule schedule=from_file schedule.file=my.csv parallelism.pipeline=2 schedule.microbatches=4",
             "an order of your own, checked",

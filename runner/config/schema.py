@@ -283,8 +283,8 @@ class CostConfig:
 
     F: float = 1.0
     B: float = 2.0
-    I: float = 1.0  # noqa: E741 - the field's name in the literature
-    W: float = 1.0
+    I: float | None = None  # noqa: E741 - gradient of the input; null = half of cost.B
+    W: float | None = None  # gradient of the weights; null = half of cost.B
     comm: float = 0.0
     curvature: float = 0.5  # K-FAC: one of the two curvature sums of a micro-batch
     inversion: float = 1.5  # K-FAC: one of the two inversions of a step

@@ -47,8 +47,12 @@ def _of_published(problem: Problem) -> Problem:
 
 
 def costs_of(config: RunConfig) -> Costs:
-    """The durations in ``cost.*``; keys that do not belong to every schedule are for work that fills bubbles."""
+    """The durations in ``cost.*``; keys that do not belong to every schedule are for work that fills bubbles.
+
+    The two parts of a backward take half of ``cost.B`` each, unless they are given.
+    """
     given = {field.name: getattr(config.cost, field.name) for field in fields(config.cost)}
+    given |= {part: config.cost.B / 2 for part in ("I", "W") if given[part] is None}
     plain = {field.name: given.pop(field.name) for field in fields(Costs) if field.name in given}
     return Costs(**plain, fills=given)
 

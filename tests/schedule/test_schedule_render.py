@@ -134,7 +134,7 @@ def test_svg_shows_every_action() -> None:
             width = (times.end[rank][index] - times.start[rank][index]) / times.makespan * 900
             assert float(drawn[str(action)].attrib["width"]) == pytest.approx(width, abs=0.01)
     texts = [text.text for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
-    assert "1f1b: 4 ranks, 8 micro-batches, bubble 27.3 %" in texts
+    assert "1f1b: 4 ranks, 8 micro-batches, F 1, B 2, bubble 27.3 %" in texts
     assert {"rank 0", "rank 3", "forward", "backward", "idle", "time", "30"} <= set(texts)
 
 

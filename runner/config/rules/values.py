@@ -55,7 +55,7 @@ def not_negative(path: str) -> Row[RunConfig]:
 
     def breaks(config: RunConfig) -> bool:
         value = value_at(config, path)
-        return not (value >= 0 and math.isfinite(value))
+        return value is not None and not (value >= 0 and math.isfinite(value))
 
     return Row(path, breaks, "must be a finite number, 0 or above", fix=f"{path}=0")
 

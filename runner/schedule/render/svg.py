@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from runner.schedule.fills import Filling
 from runner.schedule.render.events import BESIDE, Event, events_of
+from runner.schedule.render.titles import title_of
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
 from runner.schedule.values import Program, Schedule
 
-__all__ = ["Panel", "panels_svg", "timeline_svg", "to_svg"]
+__all__ = ["Panel", "panels_svg", "schedules_svg", "timeline_svg", "to_svg"]
 
 _COLORS = {
     "F": ("#8fb8ed", "forward"),
@@ -44,23 +45,22 @@ def to_svg(view: Schedule | Program, costs: Costs | StageCosts, *, title: str | 
     Args:
         view: the schedule or program to simulate and draw.
         costs: its durations.
-        title: the title; None means a title with the schedule's size and its bubble ratio.
+        title: the title; None means a title with the schedule's size, its costs and its bubble ratio.
         unit: the unit of the costs, for the axis; empty if they have none.
     """
     schedule = view.schedule if isinstance(view, Program) else view
-    times = simulate(view, costs)
-    chunks = f"{schedule.chunks} chunks per rank, " if schedule.chunks > 1 else ""
-    default = (
-        f"{schedule.name}: {schedule.ranks} ranks, {_batches(schedule)}, {chunks}"
-        f"bubble {100 * times.bubble_ratio:.1f} %"
-    )
-    panel = Panel(default if title is None else title, events_of(view, costs), schedule.filling)
+    panel = Panel(_title(view, costs) if title is None else title, events_of(view, costs), schedule.filling)
     return panels_svg([panel], unit=unit)
 
 
-def _batches(schedule: Schedule) -> str:
-    each = f"{schedule.microbatches // (schedule.windows * schedule.parts)} micro-batches"
-    return each if schedule.windows == 1 else f"{schedule.windows} steps of {each}"
+def schedules_svg(drawn: Sequence[tuple[Schedule, Costs]]) -> str:
+    """Draw the simulated timelines of several schedules below each other on one time scale."""
+    return panels_svg([Panel(_title(*each), events_of(*each), each[0].filling) for each in drawn], unit="")
+
+
+def _title(view: Schedule | Program, costs: Costs | StageCosts) -> str:
+    schedule = view.schedule if isinstance(view, Program) else view
+    return f"{title_of(schedule, costs)}, bubble {100 * simulate(view, costs).bubble_ratio:.1f} %"
 
 
 class Panel(NamedTuple):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
+from runner.schedule.render.titles import title_of
 from runner.schedule.simulation.clock import Costs, Simulation, StageCosts, simulate
 from runner.schedule.values import COMPUTE, Action, Op, Program, Schedule
 
-__all__ = ["to_text"]
+__all__ = ["schedules_text", "to_text"]
 
-_COLUMNS = 160  # width of the widest time grid; for longer times, a character means a longer time
+_WIDTH = 166  # longest line of a time grid; for longer times, a character means a longer time
+_MOST_BANDS = 4  # number of grids below each other in which a long time is drawn, if one grid would hide actions
 _AROUND = 8  # number of cells shown on each side of a marked cell in the plain order
 _LEGEND = (
     "digit: forward of that micro-batch (mod 10); letter: its backward (a = 0); capital: weight gradient; "
@@ -20,6 +24,35 @@ _LEGEND = (
 
 _Lane = tuple[int, int]
 """A lane, which is one line of a rank in the grid: row of the placement and stage."""
+
+
+def schedules_text(drawn: Sequence[tuple[Schedule, Costs]], width: int) -> str:
+    """Draw schedules below each other on one time scale, each under a title, with one legend for all.
+
+    Args:
+        drawn: the schedules with their durations.
+        width: the longest line.
+    """
+    played = [(schedule, costs, simulate(schedule, costs)) for schedule, costs in drawn]
+    label = max(_label_width(schedule) for schedule, _, _ in played)
+    columns = width - label - 2
+    scale = _readable_scale([times for _, _, times in played], columns)
+    lines: list[str] = []
+    for schedule, costs, times in played:
+        grid = _bands(list(_grid_lines(schedule, times, None, scale.unit, label)), label + 2, columns, scale.unit)
+        lines += [title_of(schedule, costs), *grid, *_result_lines(schedule, times), ""]
+    fillings = [schedule.filling for schedule, _ in drawn if schedule.filling is not None]
+    legend = "; ".join(dict.fromkeys([_LEGEND, *(filling.legend for filling in fillings)]))
+    lines.append(f"one character = {scale}; {legend}")
+    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) if "|" not in line else line for line in lines)
+
+
+def _bands(lines: Sequence[str], label: int, columns: int, unit: float) -> Iterator[str]:
+    """Yield a grid's lines in bands of so many columns after the labels; each but the first says when it begins."""
+    for first in range(0, max(len(line) for line in lines) - label, columns):
+        if first:
+            yield f"from {first * unit:g}"
+        yield from (line[:label] + line[label + first : label + first + columns] for line in lines)
 
 
 def to_text(
@@ -62,10 +95,27 @@ def _pointer(action: Action, mark: tuple[int, int], width: int) -> str:
 
 def _time_lines(view: Schedule | Program, times: Simulation, mark: tuple[int, int] | None) -> Iterable[str]:
     schedule = view.schedule if isinstance(view, Program) else view
-    unit, exact = _unit(times)
+    label = _label_width(schedule)
+    scale = _scale([times], _WIDTH - label - 2)
+    yield from _grid_lines(view, times, mark, scale.unit, label)
+    filling = schedule.filling
+    legend = f"{_LEGEND}; {filling.legend}" if filling is not None else _LEGEND
+    yield f"one character = {scale}; {legend}"
+    yield from _result_lines(schedule, times)
+
+
+def _label_width(schedule: Schedule) -> int:
+    labels = [label for rank in range(schedule.ranks) for label in _lanes(schedule, rank).values()]
+    return max(4, *map(len, labels))
+
+
+def _grid_lines(
+    view: Schedule | Program, times: Simulation, mark: tuple[int, int] | None, unit: float, width: int
+) -> Iterable[str]:
+    """Yield the lanes of all ranks, with labels of so many characters, and a pointer to the marked cell."""
+    schedule = view.schedule if isinstance(view, Program) else view
     columns = max(1, round(times.makespan / unit))
     lanes = [_lanes(schedule, rank) for rank in range(schedule.ranks)]
-    width = max(4, *(len(label) for rank_lanes in lanes for label in rank_lanes.values()))
     for rank, row in enumerate(view.actions):
         drawn = _draw(view, times, rank, unit, columns)
         for lane, label in lanes[rank].items():
@@ -73,10 +123,11 @@ def _time_lines(view: Schedule | Program, times: Simulation, mark: tuple[int, in
         if mark and mark[0] == rank:
             first, last = _span(times, rank, mark[1], unit)
             yield " " * (width + 2 + first) + _pointer(row[mark[1]], mark, last - first)
-    filling = schedule.filling
-    legend = f"{_LEGEND}; {filling.legend}" if filling is not None else _LEGEND
-    yield f"one character = {'' if exact else 'about '}{unit:g}; {legend}"
+
+
+def _result_lines(schedule: Schedule, times: Simulation) -> Iterable[str]:
     yield f"span {times.makespan:g}, bubble {100 * times.bubble_ratio:.1f} % of all rank time"
+    filling = schedule.filling
     if filling is not None:
         yield (
             f"new {filling.brings} every {schedule.windows} steps; ranks work "
@@ -85,20 +136,46 @@ def _time_lines(view: Schedule | Program, times: Simulation, mark: tuple[int, in
         )
 
 
-def _unit(times: Simulation) -> tuple[float, bool]:
-    """The time that one character means, and whether it is exact.
+class _Scale(NamedTuple):
+    """The time that one character means, and whether every start and end is a multiple of it."""
 
-    It is exact if every start and end is a multiple of it and the grid is not wider than allowed. Otherwise it is so
-    long that the grid has the allowed width.
+    unit: float
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{'' if self.exact else 'about '}{self.unit:g}"
+
+
+def _readable_scale(played: Sequence[Simulation], columns: int) -> _Scale:
+    """The scale of :func:`_scale`, or an exact one of a few bands where a character would be longer than an action."""
+    scale = _scale(played, columns)
+    spans = [
+        end - start
+        for times in played
+        for row in zip(times.start, times.end, strict=True)
+        for start, end in zip(*row, strict=True)
+    ]
+    if scale.unit <= min((span for span in spans if span > 0), default=scale.unit):
+        return scale
+    banded = _scale(played, _MOST_BANDS * columns)
+    return banded if banded.exact else scale
+
+
+def _scale(played: Sequence[Simulation], columns: int) -> _Scale:
+    """One scale for several grids of at most so many columns.
+
+    It is exact if the exact grids are not wider than allowed. Otherwise a character means so much time that the longest
+    grid has the allowed width.
     """
-    moments = sorted({moment for row in (*times.start, *times.end) for moment in row if moment > 0})
-    near = [Fraction(moment).limit_denominator(1000) for moment in moments]
-    if all(math.isclose(fraction, moment, rel_tol=1e-9) for fraction, moment in zip(near, moments, strict=True)):
-        denominator = math.lcm(*(fraction.denominator for fraction in near))
-        unit = math.gcd(*(int(fraction * denominator) for fraction in near)) / denominator
-        if unit and times.makespan <= _COLUMNS * unit:
-            return unit, True
-    return (times.makespan / _COLUMNS or 1.0), False
+    longest = max(times.makespan for times in played)
+    moments = {moment for times in played for row in (*times.start, *times.end) for moment in row if moment > 0}
+    near = [(Fraction(moment).limit_denominator(1000), moment) for moment in sorted(moments)]
+    if all(math.isclose(fraction, moment, rel_tol=1e-9) for fraction, moment in near):
+        denominator = math.lcm(*(fraction.denominator for fraction, _ in near))
+        unit = math.gcd(*(int(fraction * denominator) for fraction, _ in near)) / denominator
+        if unit and longest <= columns * unit:
+            return _Scale(unit, exact=True)
+    return _Scale(longest / columns or 1.0, exact=False)
 
 
 def _lanes(schedule: Schedule, rank: int) -> dict[_Lane, str]:

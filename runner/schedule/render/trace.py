@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from runner.schedule.render.events import BESIDE, Event, events_of
+from runner.schedule.render.titles import title_of
 from runner.schedule.simulation.clock import Costs, StageCosts
 from runner.schedule.values import Program, Schedule
 
-__all__ = ["timeline_trace", "timelines_trace", "to_trace"]
+__all__ = ["schedules_trace", "timeline_trace", "timelines_trace", "to_trace"]
 
 
 def to_trace(view: Schedule | Program, costs: Costs | StageCosts, *, seconds_per_unit: float = 1e-3) -> dict[str, Any]:
@@ -21,6 +22,16 @@ def to_trace(view: Schedule | Program, costs: Costs | StageCosts, *, seconds_per
         seconds_per_unit: length of that unit in seconds; if the unit has no meaning, a millisecond is a good choice.
     """
     return timeline_trace(events_of(view, costs), seconds_per_unit=seconds_per_unit)
+
+
+def schedules_trace(drawn: Sequence[tuple[Schedule, Costs]], *, seconds_per_unit: float = 1e-3) -> dict[str, Any]:
+    """The simulated timelines of schedules in one trace; if there are several, each is a group with its title."""
+    if len(drawn) == 1:
+        return to_trace(*drawn[0], seconds_per_unit=seconds_per_unit)
+    trace: list[dict[str, Any]] = []
+    for group, (schedule, costs) in enumerate(drawn):
+        trace += _group(group, title_of(schedule, costs), events_of(schedule, costs), 1e6 * seconds_per_unit)
+    return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
 
 def timeline_trace(events: Iterable[Event], *, seconds_per_unit: float = 1.0) -> dict[str, Any]:
@@ -37,9 +48,13 @@ def timelines_trace(timelines: Mapping[str, Iterable[Event]]) -> dict[str, Any]:
     """Several timelines, in seconds, in one trace; each of them is a group of tracks with its name."""
     trace: list[dict[str, Any]] = []
     for group, (name, events) in enumerate(timelines.items()):
-        trace.append({"name": "process_name", "ph": "M", "pid": group, "tid": 0, "args": {"name": name}})
-        trace += _process(group, events, 1e6)
+        trace += _group(group, name, events, 1e6)
     return {"traceEvents": trace, "displayTimeUnit": "ms"}
+
+
+def _group(group: int, name: str, events: Iterable[Event], microseconds: float) -> list[dict[str, Any]]:
+    head = {"name": "process_name", "ph": "M", "pid": group, "tid": 0, "args": {"name": name}}
+    return [head, *_process(group, events, microseconds)]
 
 
 def _process(group: int, events: Iterable[Event], microseconds: float) -> list[dict[str, Any]]:
