@@ -11,7 +11,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import raise_problems
 from runner.plan.activations import activation_notes
-from runner.plan.cut.chosen import AUTO, with_partition
+from runner.plan.cut.chosen import FIXED, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.plan.layout.topology import Topology
@@ -166,7 +166,7 @@ def _planned(
 
 def _plan_of(draft: Draft, stage_seconds: StageSeconds | None) -> RunPlan:
     """The plan of a draft, without advice. Only one replica is planned, because the others are equal."""
-    if draft.config.partition.name != AUTO:
+    if draft.config.partition.name in FIXED:
         return _assembled(draft, cut(draft, draft.config.partition.name), stage_seconds)
     best = best_cut(draft, lambda stages: _assembled(draft, stages, None))
     if stage_seconds is None:

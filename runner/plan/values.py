@@ -162,6 +162,7 @@ class RunPlan:
         host_limit_bytes: the limit for what one rank offloads to the host's memory; None if it is not known.
         advice: lines that say what would make it fit, whether pipelining pays, and what is not known.
         problems: broken rules; a plan with problems must not start.
+        reasons: lines that say why the plan chose what the request left open.
     """
 
     layout: dict[str, int]
@@ -179,6 +180,7 @@ class RunPlan:
     host_limit_bytes: int | None = None
     advice: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    reasons: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -15,7 +15,8 @@ from torch.nn import functional
 from runner.engine.actions.saved_tensors import Stash
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.model.layers import layers_of
-from runner.plan.memory.predict import held_microbatches, predict_memory
+from runner.plan.memory.held import held_microbatches
+from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_layers
 from runner.schedule import build, lower

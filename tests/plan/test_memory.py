@@ -8,11 +8,8 @@ from plan_profiles import layer, model
 
 from runner.optim.catalogue.registry import OPTIMIZERS
 from runner.plan.cut.partition import uniform
-from runner.plan.memory.predict import (
-    StageMemoryLimit,
-    in_flight_microbatches,
-    predict_memory,
-)
+from runner.plan.memory.predict import in_flight_microbatches, predict_memory
+from runner.plan.memory.stage_limit import StageMemoryLimit
 from runner.plan.stages.figures import stage_figures
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight, SplitBackward

@@ -12,7 +12,7 @@ from plan_profiles import layer, loss_layer, model
 
 from runner.errors import RequestError
 from runner.plan.cut.partition import Partition, min_max, partition, partition_problems, uniform
-from runner.plan.memory.predict import StageMemoryLimit
+from runner.plan.memory.stage_limit import StageMemoryLimit
 from runner.schedule.catalogue import registry
 
 
@@ -138,7 +138,7 @@ def test_unknown_policy_is_refused() -> None:
 
 def test_no_partition_under_the_limit_is_said() -> None:
     limit = Capacity([1] * 4, [1, 1])
-    with pytest.raises(RequestError, match="keeps every stage under the memory limit"):
+    with pytest.raises(RequestError, match="keeps every rank under the memory limit"):
         partition("profile", model([layer()] * 4), 2, limit=limit)
 
 

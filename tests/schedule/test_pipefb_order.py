@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from plan_profiles import layer, model
 
-from runner.plan.memory.predict import Held, held_microbatches, in_flight_microbatches, predict_memory
+from runner.plan.memory.held import Held, held_microbatches
+from runner.plan.memory.predict import in_flight_microbatches, predict_memory
 from runner.plan.requested_schedule import resolve_request
 from runner.plan.rules.tables import order_problems
 from runner.plan.stages.figures import stage_figures

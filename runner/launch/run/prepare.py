@@ -187,14 +187,14 @@ def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: s
     can make the ranks disagree. An existing record (of a resumed run or a job of a sweep) is cut back to the step from
     which the run continues.
     """
-    from runner.plan.cut.chosen import AUTO, PARTITION_FILE, partition_to_json
+    from runner.plan.cut.chosen import FIXED, PARTITION_FILE, partition_to_json
     from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json
 
     (run_dir / "logs").mkdir(exist_ok=True)
     write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
     if is_chosen_by_plan(config):
         write_atomically(run_dir / CHOSEN_FILE, chosen_to_json(plan.schedule))
-    if config.partition.name == AUTO:
+    if config.partition.name not in FIXED:
         write_atomically(run_dir / PARTITION_FILE, partition_to_json(plan.partition))
     first_record(config, plan, run_dir, command=command).save(run_dir)
     return save(config, run_dir / CONFIG_FILE)

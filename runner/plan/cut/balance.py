@@ -1,50 +1,77 @@
-"""Balances ranks with several stages: moves boundaries until the ranks' sums are even."""
+"""Improves a partition step by step: moves boundaries for as long as a measure of the whole partition falls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
-from runner.plan.cut.values import Partition, StageLimit
+from runner.plan.cut.values import Partition
 
-__all__ = ["balance_ranks"]
+__all__ = ["Balance", "balance_of", "balance_ranks", "descend"]
 
 _MOST_STAGES_TOGETHER = 16
 
+Key = tuple[float, ...]
 
-def balance_ranks(
-    costs: Sequence[float], layers: Partition, placement: Sequence[int], limit: StageLimit | None = None
-) -> Partition:
-    """Find the best partition that can be reached from ``layers`` by moving one or several boundaries by one layer.
 
-    Partitions are compared by the busiest rank, then by the sum of squares over ranks, then by the largest stage. This
-    is a local search, because the cost of an exact one would grow exponentially with the number of stages.
+class Balance(NamedTuple):
+    """How even the costs of a partition are; smaller is better, and the first number counts most.
+
+    Args:
+        busiest_rank: the largest sum of a rank.
+        squares: the sum of the squares of the ranks' sums.
+        slowest_stage: the largest cost of a stage.
+    """
+
+    busiest_rank: float
+    squares: float
+    slowest_stage: float
+
+
+def balance_of(costs: Sequence[float], placement: Sequence[int]) -> Callable[[Partition], Balance]:
+    """A function that measures partitions.
 
     Args:
         costs: non-negative cost of each layer.
-        layers: the partition to start from, which must keep to ``limit``.
         placement: rank of each stage.
-        limit: which layers a stage may hold.
     """
     prefix = list(accumulate(costs, initial=0.0))
     ranks = max(placement) + 1
 
-    def key(candidate: Partition) -> tuple[float, float, float]:
+    def measured(candidate: Partition) -> Balance:
         sums = [0.0] * ranks
         stages = [prefix[last + 1] - prefix[first] for first, last in candidate]
         for rank, cost in zip(placement, stages, strict=True):
             sums[rank] += cost
-        return max(sums), sum(each * each for each in sums), max(stages)
+        return Balance(max(sums), sum(each * each for each in sums), max(stages))
 
+    return measured
+
+
+def balance_ranks(costs: Sequence[float], layers: Partition, placement: Sequence[int]) -> Partition:
+    """The most even partition that can be reached from ``layers``; arguments are those of :func:`balance_of`."""
+    return descend(layers, balance_of(costs, placement))
+
+
+def descend(layers: Partition, key: Callable[[Partition], Key]) -> Partition:
+    """Find the best partition that can be reached from ``layers`` by moving one or several boundaries by one layer.
+
+    This is a local search, because the cost of an exact one would grow exponentially with the number of stages.
+
+    Args:
+        layers: the partition to start from.
+        key: measures a partition; smaller is better.
+    """
     best = key(layers)
     while True:
-        found = min(((key(each), each) for each in _moved(layers, limit)), default=(best, layers))
-        if found[0] >= best or found[1] == layers:
+        found = min(((key(each), each) for each in _moved(layers)), default=(best, layers))
+        if found[0] >= best:
             return layers
         best, layers = found
 
 
-def _moved(layers: Partition, limit: StageLimit | None) -> Iterator[Partition]:
+def _moved(layers: Partition) -> Iterator[Partition]:
     """Every partition with boundaries i .. j one layer further up or down."""
     firsts = [first for first, _ in layers]
     end = layers[-1][1] + 1
@@ -54,6 +81,4 @@ def _moved(layers: Partition, limit: StageLimit | None) -> Iterator[Partition]:
             for step in (-1, 1):
                 moved = [*firsts[:i], *(first + step for first in firsts[i : j + 1]), *firsts[j + 1 :], end]
                 if all(a < b for a, b in zip(moved, moved[1:], strict=False)):
-                    made = tuple((a, b - 1) for a, b in zip(moved, moved[1:], strict=False))
-                    if limit is None or all(limit.fits(*made[stage], stage) for stage in range(i - 1, j + 1)):
-                        yield made
+                    yield tuple((a, b - 1) for a, b in zip(moved, moved[1:], strict=False))

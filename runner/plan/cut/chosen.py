@@ -1,4 +1,4 @@
-"""The partition that ``partition=auto`` chose, kept in the run's directory so that all ranks have the same stages."""
+"""The partition that a plan chose, kept in the run's directory so that all ranks have the same stages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from pathlib import Path
 from runner.config.schema import PartitionConfig, RunConfig
 from runner.plan.cut.partition import Partition
 
-__all__ = ["AUTO", "PARTITION_FILE", "partition_to_json", "with_chosen_partition", "with_partition"]
+__all__ = ["AUTO", "FIXED", "PARTITION_FILE", "partition_to_json", "with_chosen_partition", "with_partition"]
 
 AUTO = "auto"
+FIXED = ("uniform", "manual")
+"""Policies whose stages follow from the request and the number of layers alone."""
+
 PARTITION_FILE = "partition.json"
 
 
 def with_partition(config: RunConfig, layers: Partition) -> RunConfig:
-    """The request with the boundaries that its plan chose; unchanged if the request does not leave them to the plan."""
-    if config.partition.name != AUTO:
+    """The request with the boundaries that its plan chose; unchanged if the request itself says them."""
+    if config.partition.name in FIXED:
         return config
     changed = copy.copy(config)
     changed.partition = PartitionConfig("manual", boundaries=[first for first, _ in layers[1:]])
@@ -26,7 +29,7 @@ def with_partition(config: RunConfig, layers: Partition) -> RunConfig:
 
 def with_chosen_partition(config: RunConfig, run_dir: Path) -> RunConfig:
     """The request with the boundaries that were written when the run was planned."""
-    if config.partition.name != AUTO:
+    if config.partition.name in FIXED:
         return config
     stored = json.loads((run_dir / PARTITION_FILE).read_text(encoding="utf-8"))
     return with_partition(config, tuple((first, last) for first, last in stored))

@@ -16,7 +16,8 @@ from typing import Protocol
 
 from runner.errors import Problem, RequestError
 from runner.plan.cut.balance import balance_ranks
-from runner.plan.cut.values import Partition, StageLimit
+from runner.plan.cut.by_rank import fastest_that_fits, least_peak_of_ranks
+from runner.plan.cut.values import Partition, RankLimit, StageLimit
 from runner.plan.layout.batches import split_sizes
 from runner.profile import ModelProfile
 
@@ -57,6 +58,8 @@ def partition(
     boundaries: Sequence[int] | None = None,
     limit: StagePeaks | None = None,
     placement: Sequence[int] | None = None,
+    ranks: RankLimit | None = None,
+    as_fast_as: Partition | None = None,
 ) -> Partition:
     """Choose the stages' layers with the partition policy ``name``.
 
@@ -68,6 +71,9 @@ def partition(
         limit: for ``profile``: which layers a stage may hold; None = any. For ``memory``: the memory that they need.
         placement: for ``profile`` and ``parameters``: the rank of each stage. If ranks hold several stages, the sums
             of ranks are balanced too.
+        ranks: for ``profile`` and ``memory``, if ranks hold several stages: the memory of whole ranks. It needs
+            ``limit`` and ``placement``, too.
+        as_fast_as: for ``memory``: no stage takes longer than the slowest one of this partition.
 
     Raises:
         RequestError: if there is no such partition; see :func:`partition_problems`.
@@ -81,20 +87,47 @@ def partition(
         return uniform(num_layers, stages)
     if name == "manual":
         return _from_ends([*(boundaries or ()), num_layers])
-    if name == "parameters":
-        limit, costs = None, [float(layer.num_parameters) for layer in profile.layers]
+    by_parameters = name == "parameters"
+    costs = [float(layer.num_parameters) for layer in profile.layers] if by_parameters else _seconds(profile)
+    if name == "memory" and limit is None:
+        raise ValueError("a partition by memory needs the stages' peaks")
+    if ranks is not None and placement is not None and limit is not None and not by_parameters:
+        found = _by_rank(name, costs, limit, placement, ranks, as_fast_as)
+    elif name == "memory" and limit is not None:
+        found = least_peak(costs, stages, limit, as_fast_as=as_fast_as)
     else:
-        costs = _seconds(profile)
-    if name == "memory":
-        if limit is None:
-            raise ValueError("a partition by memory needs the stages' peaks")
-        found = least_peak(costs, stages, limit)
-    else:
-        found = min_max(costs, stages, limit=limit)
+        found = min_max(costs, stages, limit=None if by_parameters else limit)
+        found = _balanced(costs, found, placement) if found is not None else None
     if found is None:
         raise NothingFitsError([_nothing_fits(name, stages)])
-    shared = name != "memory" and placement is not None and len(set(placement)) < stages
-    return balance_ranks(costs, found, placement, limit) if shared and placement is not None else found
+    return found
+
+
+def _by_rank(
+    name: str,
+    costs: Sequence[float],
+    limit: StagePeaks,
+    placement: Sequence[int],
+    ranks: RankLimit,
+    as_fast_as: Partition | None,
+) -> Partition | None:
+    """The partition by ``memory`` or ``profile`` of ranks with several stages; None if none is found that fits."""
+    stages = len(placement)
+    even, fastest = uniform(len(costs), stages), min_max(costs, stages)
+    assert fastest is not None  # it has no limit
+    free = _balanced(costs, fastest, placement)
+    if name == "profile" and not ranks.excess(free):
+        return free
+    start = least_peak(costs, stages, limit) if as_fast_as is None else as_fast_as
+    lowest = least_peak_of_ranks(costs, placement, [even, free, start], ranks, as_fast_as)
+    return lowest if name == "memory" else fastest_that_fits(costs, placement, [free, even, lowest], ranks)
+
+
+def _balanced(costs: Sequence[float], layers: Partition, placement: Sequence[int] | None) -> Partition:
+    """The partition with balanced ranks, if ranks hold several stages."""
+    if placement is None or len(set(placement)) == len(placement):
+        return layers
+    return balance_ranks(costs, layers, placement)
 
 
 def partition_problems(name: str, boundaries: Sequence[int] | None, stages: int, num_layers: int) -> list[Problem]:
@@ -155,7 +188,9 @@ def min_max(costs: Sequence[float], stages: int, *, limit: StageLimit | None = N
     return _search(len(costs), stages, lambda i, j: cost(i, j) ** 2, lambda a, b: a + b, least**2, limit)
 
 
-def least_peak(seconds: Sequence[float], stages: int, peaks: StagePeaks) -> Partition | None:
+def least_peak(
+    seconds: Sequence[float], stages: int, peaks: StagePeaks, *, as_fast_as: Partition | None = None
+) -> Partition:
     """Find the partition whose largest stage peak is least and, among these, the one whose slowest stage is fastest.
 
     The result is exact for the peaks of stages. If ranks hold several stages, the peaks of ranks are not compared.
@@ -164,7 +199,10 @@ def least_peak(seconds: Sequence[float], stages: int, peaks: StagePeaks) -> Part
         seconds: seconds of each layer.
         stages: number of stages, at most ``len(seconds)``.
         peaks: gives the peak of any layers in any stage.
+        as_fast_as: no stage of the result takes longer than the slowest one of this partition; None: any may.
     """
+    prefix = list(accumulate(seconds, initial=0.0))
+    allowed = max((prefix[last + 1] - prefix[first] for first, last in as_fast_as or ()), default=math.inf)
     spare = len(seconds) - stages
     best = {0: 0}
     for stage in range(stages):
@@ -172,14 +210,20 @@ def least_peak(seconds: Sequence[float], stages: int, peaks: StagePeaks) -> Part
         for end in range(stage + 1, stage + 2 + spare):
             least: int | None = None
             for begin in range(min(end - 1, max(best)), stage - 1, -1):
+                if prefix[end] - prefix[begin] > allowed:
+                    break
                 if least is not None and peaks.floor_bytes(begin, end - 1, stage) >= least:
                     break
+                if begin not in best:
+                    continue
                 peak = max(best[begin], peaks.peak_bytes(begin, end - 1, stage))
                 least = peak if least is None else min(least, peak)
             if least is not None:
                 found[end] = least
         best = found
-    return min_max(seconds, stages, limit=_Under(peaks, best[len(seconds)]))
+    layers = min_max(seconds, stages, limit=_Under(peaks, best[len(seconds)]))
+    assert layers is not None  # the search above has found one
+    return layers
 
 
 @dataclass(frozen=True)
@@ -273,7 +317,7 @@ def _nothing_fits(name: str, stages: int) -> Problem:
     return Problem(
         "partition",
         name,
-        f"no contiguous partition into {stages} stages keeps every stage under the memory limit",
-        "a stage holds its weights, gradients, optimizer states and its schedule's in-flight micro-batches",
+        f"no contiguous partition into {stages} stages keeps every rank under the memory limit",
+        "A rank holds weights, gradients, optimizer states and in-flight micro-batches of its stages",
         "partition=auto",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Partition", "StageLimit"]
+__all__ = ["Partition", "RankLimit", "StageLimit"]
 
 Partition = tuple[tuple[int, int], ...]  # first and last layer of each stage, both inclusive
 
@@ -17,3 +17,13 @@ class StageLimit(Protocol):
 
     def hopeless(self, first: int, last: int, stage: int) -> bool:
         """Whether these layers do not fit, and not with more layers before ``first`` either: the search can stop."""
+
+
+class RankLimit(Protocol):
+    """Tells the memory of ranks with all of their stages."""
+
+    def highest(self, layers: Partition) -> int:
+        """The peak of the rank that needs most, in bytes."""
+
+    def excess(self, layers: Partition) -> int:
+        """The bytes by which ranks exceed their limit, summed over ranks."""

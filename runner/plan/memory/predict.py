@@ -8,27 +8,29 @@ reduced in place. The rank of the first stage holds the inputs of a whole step, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from runner.plan.memory.held import KEPT
 from runner.plan.memory.rank_walk import RankWalk
 from runner.plan.memory.zero import StateBytes, ZeroSharing
-from runner.plan.stages.figures import LayerRanges, StageFigures, state_bytes
+from runner.plan.stages.figures import StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight
-from runner.schedule.liveness import Kind, Lifetime, lifetimes, most_at_once
+from runner.schedule.liveness import Lifetime, lifetimes, most_at_once
 from runner.schedule.simulation.opportunistic import hurried
-from runner.schedule.values import Action, Op, Program, Schedule
+from runner.schedule.values import Program, Schedule
 
 __all__ = [
-    "StageMemoryLimit",
+    "batch_bytes",
     "in_flight_microbatches",
     "predict_memory",
+    "shared_states",
+    "temporary_bytes",
+    "wide_gradients",
 ]
 
-_TEMPORARIES = 2  # temporary tensors of Adam and similar optimizers
+TEMPORARIES = 2  # temporary tensors of Adam and similar optimizers
 
 
 def predict_memory(
@@ -37,7 +39,7 @@ def predict_memory(
     figures: Sequence[StageFigures],
     *,
     batch_samples: int,
-    temporaries: int = _TEMPORARIES,
+    temporaries: int = TEMPORARIES,
     backup: bool = False,
     copied_by: int | None = None,
     sharing: ZeroSharing | None = None,
@@ -68,20 +70,20 @@ def predict_memory(
     living = lifetimes(program, rows)
     for rank, actions in enumerate(rows):
         stages = schedule.stages_of(rank)
-        batch = _batch_bytes(profile, schedule, rank, batch_samples)
+        batch = batch_bytes(profile, schedule, rank, batch_samples)
         held = [figures[stage] for stage in stages]
         if sharing is None:
             states = _states(held, profile, batch)
             states = replace(states, weights=states.weights + _older_versions(schedule, figures, stages))
-            step_bytes = max((_temporary_bytes(one, profile, temporaries) for one in held), default=0)
-            step_bytes += _wide_gradients(held, profile)
+            step_bytes = max((temporary_bytes(one, profile, temporaries) for one in held), default=0)
+            step_bytes += wide_gradients(held, profile)
             if states_over > 1:
                 states, step_bytes = _over_replicas(states, temporaries, states_over)
             step_bytes = max(step_bytes, *(min(flattened, one.gradient_bytes) for one in held))
             kept.append(StateBytes(states.weights, states.gradients, states.optimizer, 0))
         else:
             kept.append(sharing.between_backwards(held[0]))
-            states, step_bytes = _shared_states(sharing, held[0], batch, accelerated=accelerated)
+            states, step_bytes = shared_states(sharing, held[0], batch, accelerated=accelerated)
         if backup:
             trained = states.gradients  # a gradient is as large as its weight
             states = replace(states, buffers=states.buffers + trained + states.optimizer)
@@ -104,7 +106,7 @@ def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
     for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
         by_stage: dict[int, dict[int | None, Lifetime]] = defaultdict(dict)  # stage -> micro-batch -> whole lifetime
         for each in living:
-            if each.kind in _KEPT:
+            if each.kind in KEPT:
                 first = by_stage[each.stage].setdefault(each.microbatch, each)
                 by_stage[each.stage][each.microbatch] = first._replace(ends=each.ends)
         for stage, whole in by_stage.items():
@@ -112,164 +114,7 @@ def in_flight_microbatches(schedule: Schedule) -> tuple[int, ...]:
     return tuple(most)
 
 
-_KEPT = (Kind.SAVED, Kind.DEFERRED, Kind.OUTPUT)
-"""The kinds of things that a stage keeps between a forward and its backward, in the order of :class:`Held`."""
-
-
-class Held(NamedTuple):
-    """The numbers of micro-batches of one stage that are held at one moment, by what is kept of them."""
-
-    saved: int
-    deferred: int  # I is done, but W is not
-    dropped: int  # F is done, but R is not
-
-
-def held_microbatches(schedule: Schedule) -> tuple[tuple[Held, ...], ...]:
-    """For each stage, the micro-batches held while its forwards and recomputations run, at the largest moments.
-
-    The micro-batch that runs counts as saved. What a rank has lent to another rank does not count in the meantime, and
-    what it keeps for another rank belongs to none of its stages.
-    """
-    moments: list[set[Held]] = [set() for _ in range(schedule.stages)]
-    rows = hurried(schedule)
-    for row, living in zip(rows, lifetimes(schedule, rows), strict=True):
-        changes: dict[Action | None, list[tuple[int, int]]] = defaultdict(list)  # action -> (index in Held, change)
-        for each in living:
-            if each.kind in _KEPT:
-                changes[each.begins].append((_KEPT.index(each.kind), 1))
-                changes[each.ends].append((_KEPT.index(each.kind), -1))
-        counts: dict[int, list[int]] = defaultdict(lambda: [0] * len(_KEPT))
-        for action in row:
-            now = counts[action.stage]
-            if action.op is Op.F or action.op is Op.R:
-                saved, deferred, dropped = now
-                moments[action.stage].add(Held(saved + 1, deferred, dropped))
-            for count, by in changes[action]:
-                now[count] += by
-    return tuple(tuple(_largest(found)) for found in moments)
-
-
-def _largest(moments: set[Held]) -> Iterator[Held]:
-    """The moments that are not exceeded by another moment that is at least as large in all numbers."""
-    for one in sorted(moments):
-        if not any(one != other and all(a <= b for a, b in zip(one, other, strict=True)) for other in moments):
-            yield one
-
-
-@dataclass(frozen=True)
-class StageMemoryLimit:
-    """Says which layers fit into a stage, whose limit is an equal part of its rank's limit.
-
-    It is a bound for the search for a partition; the final decision comes from the walk of the whole rank.
-
-    Args:
-        profile: the profile for the largest micro-batch.
-        in_flight: for each stage, the largest numbers of micro-batches held at once.
-        limit_bytes: for each stage, the limit of its rank, without the batch that the rank holds, divided by the number
-            of the rank's stages.
-        held_bytes: for each stage, its equal part of the batch that its rank holds.
-        temporaries: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
-        sharing, states_over, flattened, accelerated: see :func:`predict_memory`.
-        delays: see :class:`runner.schedule.values.Schedule`.
-    """
-
-    profile: ModelProfile
-    in_flight: tuple[tuple[Held, ...], ...]
-    limit_bytes: tuple[int, ...]
-    held_bytes: tuple[int, ...]
-    temporaries: int = _TEMPORARIES
-    sharing: ZeroSharing | None = None
-    states_over: int = 1
-    flattened: int = 0
-    accelerated: bool = True
-    older: tuple[int, ...] = ()
-
-    @cached_property
-    def _figures(self) -> Callable[[int, int], StageFigures]:
-        return cache(LayerRanges(self.profile).figures)  # the search asks for one range at many stages
-
-    @classmethod
-    def of(
-        cls,
-        profile: ModelProfile,
-        schedule: Schedule,
-        rank_limit_bytes: int,
-        *,
-        batch_samples: int,
-        temporaries: int,
-        sharing: ZeroSharing | None = None,
-        states_over: int = 1,
-        flattened: int = 0,
-        accelerated: bool = True,
-    ) -> StageMemoryLimit:
-        """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
-        limits = [rank_limit_bytes] * schedule.stages
-        parts = [0] * schedule.stages
-        for rank in range(schedule.ranks):
-            stages = schedule.stages_of(rank)
-            held = _batch_bytes(profile, schedule, rank, batch_samples)
-            for stage in stages:
-                limits[stage] = min(limits[stage], (rank_limit_bytes - held) // len(stages))
-                parts[stage] = max(parts[stage], held // len(stages))
-        kept = (tuple(limits), tuple(parts), temporaries, sharing, states_over, flattened, accelerated)
-        return cls(
-            profile,
-            held_microbatches(schedule),
-            *kept,
-            older=tuple(map(schedule.older_versions, range(schedule.stages))),
-        )
-
-    def fits(self, first: int, last: int, stage: int) -> bool:
-        """Whether the stage's states and its micro-batches in flight are within its part of the limit."""
-        return self._own_peak(first, last, stage) <= self.limit_bytes[stage]
-
-    def hopeless(self, first: int, last: int, stage: int) -> bool:
-        """Whether these layers exceed the limit, even as a part of a larger stage."""
-        return self._own_floor(first, last, stage) > self.limit_bytes[stage]
-
-    def peak_bytes(self, first: int, last: int, stage: int) -> int:
-        """The stage's peak with these layers, including its part of the batch that its rank holds."""
-        return self.held_bytes[stage] + self._own_peak(first, last, stage)
-
-    def floor_bytes(self, first: int, last: int, stage: int) -> int:
-        """A lower bound of :meth:`peak_bytes` of these layers, alone or together with more layers before ``first``."""
-        return self.held_bytes[stage] + self._own_floor(first, last, stage)
-
-    def _own_peak(self, first: int, last: int, stage: int) -> int:
-        figures = self._figures(first, last)
-        others = self._held(figures, stage) - figures.saved_bytes + figures.input_bytes
-        forward = others + figures.forward_peak_bytes
-        backward = others + figures.saved_bytes + figures.output_gradient_bytes + figures.backward_peak_bytes
-        return self._states(figures, stage) + max(forward, backward, self._step(figures))
-
-    def _own_floor(self, first: int, last: int, stage: int) -> int:
-        figures = self._figures(first, last)
-        least = max(held.saved * figures.saved_bytes for held in self.in_flight[stage])
-        return self._states(figures, stage) + least
-
-    def _held(self, figures: StageFigures, stage: int) -> int:
-        """The bytes of the stage's micro-batches in flight at the moment when these are largest."""
-        return max(
-            held.saved * (figures.saved_bytes + figures.input_bytes)
-            + held.deferred * (figures.deferred_bytes + figures.deferred_input_bytes)
-            + held.dropped * (figures.output_bytes + figures.input_bytes)
-            for held in self.in_flight[stage]
-        )
-
-    def _step(self, figures: StageFigures) -> int:
-        if self.sharing is not None:
-            return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[1]
-        update = _temporary_bytes(figures, self.profile, self.temporaries) + _wide_gradients([figures], self.profile)
-        return max(update, min(self.flattened, figures.gradient_bytes))
-
-    def _states(self, figures: StageFigures, stage: int) -> int:
-        if self.sharing is not None:
-            return _shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
-        older = self.older[stage] * figures.gradient_bytes if self.older else 0
-        return older + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
-
-
-def _batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
+def batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: int) -> int:
     """The bytes of a step's batch on a rank: inputs where the first stage is, targets where the last one is."""
     stages = schedule.stages_of(rank)
     inputs = profile.input_bytes if 0 in stages else 0
@@ -313,7 +158,7 @@ def _spare_copies(weight: SharedWeight, stages: Sequence[StageFigures]) -> int:
     return max(0, uses - 1)
 
 
-def _shared_states(
+def shared_states(
     sharing: ZeroSharing, stage: StageFigures, batch_bytes: int, *, accelerated: bool
 ) -> tuple[MemoryParts, int]:
     """The bytes that a rank holds beside activations under ZeRO, and further bytes at the end of its step."""
@@ -341,11 +186,11 @@ def _over_replicas(states: MemoryParts, temporaries: int, replicas: int) -> tupl
     return shared, max((1 + temporaries) * part, part * replicas)
 
 
-def _wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:
+def wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int:
     """The bytes of master weights' fp32 gradients, which a step makes and drops for all stages of a rank together."""
     return round(profile.master_bytes_per_gradient_byte * sum(stage.gradient_bytes for stage in stages))
 
 
-def _temporary_bytes(figures: StageFigures, profile: ModelProfile, temporaries: int) -> int:
+def temporary_bytes(figures: StageFigures, profile: ModelProfile, temporaries: int) -> int:
     width = profile.master_bytes_per_gradient_byte or 1.0
     return round(temporaries * width * figures.largest_parameter_bytes)

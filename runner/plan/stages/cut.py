@@ -11,12 +11,16 @@ from runner.plan.activations import plan_activations, program_problems, stage_bu
 from runner.plan.cut.partition import NothingFitsError, Partition, partition
 from runner.plan.draft import Draft
 from runner.plan.memory.of_draft import memory_of
-from runner.plan.memory.predict import StageMemoryLimit, in_flight_microbatches
+from runner.plan.memory.predict import in_flight_microbatches
+from runner.plan.memory.rank_limit import RankMemory
+from runner.plan.memory.stage_limit import StageMemoryLimit
 from runner.plan.stages.figures import StageFigures, stage_figures
 from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
 
 __all__ = ["Stages", "cut"]
+
+_BY_MEMORY = ("profile", "memory")  # policies that read what ranks need
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Stages:
     notes: tuple[str, ...]
 
 
-def cut(draft: Draft, policy: str) -> Stages:
+def cut(draft: Draft, policy: str, *, as_fast_as: Partition | None = None) -> Stages:
     """Choose the stages' layers by a policy, and plan what is kept of them.
 
     The search for a partition uses a plan for all layers as one stage; then the activation policies plan the stages
@@ -45,6 +49,7 @@ def cut(draft: Draft, policy: str) -> Stages:
     Args:
         draft: the request and what follows from it.
         policy: a name of :func:`runner.plan.cut.partition.partition`.
+        as_fast_as: see there.
 
     Raises:
         RequestError: these stages cannot be trained so.
@@ -52,7 +57,7 @@ def cut(draft: Draft, policy: str) -> Stages:
     profile, accelerated = draft.profile, draft.needs.accelerated
     whole = (0, len(profile.layers) - 1)
     _, rough = plan_activations(draft.config, profile, [whole], on_accelerator=accelerated)
-    layers, notes = _partition(draft, rough, policy)
+    layers, notes = _partition(draft, rough, policy, as_fast_as)
     raise_problems(_crossing_weights(draft, layers))
 
     def budgets() -> Sequence[int]:
@@ -82,16 +87,30 @@ def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:
     return []
 
 
-def _partition(draft: Draft, profile: ModelProfile, policy: str) -> tuple[Partition, tuple[str, ...]]:
+def _partition(
+    draft: Draft, profile: ModelProfile, policy: str, as_fast_as: Partition | None
+) -> tuple[Partition, tuple[str, ...]]:
     """The stages' layers. If no partition fits, it is the one balanced by time, with a note that says so."""
-    boundaries, schedule = draft.config.partition.boundaries, draft.schedule
+    schedule = draft.schedule
     stages, placement = schedule.stages, schedule.placement[0]
-    limit = _stage_limit(draft, profile)
+    limit, ranks = _stage_limit(draft, profile), None
+    if policy in _BY_MEMORY and any(len(schedule.stages_of(rank)) > 1 for rank in range(schedule.ranks)):
+        ranks = RankMemory(limit, schedule, draft.limit_bytes)
     try:
-        return partition(policy, profile, stages, boundaries=boundaries, limit=limit, placement=placement), ()
+        layers = partition(
+            policy,
+            profile,
+            stages,
+            boundaries=draft.config.partition.boundaries,
+            limit=limit,
+            placement=placement,
+            ranks=ranks,
+            as_fast_as=as_fast_as,
+        )
     except NothingFitsError as error:
         layers = partition(policy, profile, stages, placement=placement)
         return layers, (f"{error.problems[0].rule}; shown is the one balanced by time alone",)
+    return layers, ()
 
 
 def _stage_limit(draft: Draft, profile: ModelProfile) -> StageMemoryLimit:

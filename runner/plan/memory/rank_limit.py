@@ -1,0 +1,52 @@
+"""Bounds the memory of ranks with several stages for the search for a partition."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from runner.plan.cut.values import Partition
+from runner.plan.memory.held import held_by_ranks
+from runner.plan.memory.stage_limit import StageMemoryLimit, held_bytes, running_bytes
+from runner.schedule.values import Schedule
+
+__all__ = ["RankMemory"]
+
+
+class RankMemory:
+    """Tells about how much memory each rank needs with all of its stages.
+
+    It takes the moment when most is held and the stage that needs most while it runs, even if that is at another
+    moment, so that it says a little more than the walk of the whole rank, which decides in the end.
+
+    Args:
+        stages: what single stages need.
+        schedule: tells which stages a rank has, and which of their micro-batches it holds at once.
+        limit_bytes: the limit of a rank.
+    """
+
+    def __init__(self, stages: StageMemoryLimit, schedule: Schedule, limit_bytes: int) -> None:
+        self._stages = stages
+        self._held = [schedule.stages_of(rank) for rank in range(schedule.ranks)]
+        self._moments = held_by_ranks(schedule)
+        self._limit_bytes = limit_bytes
+        self._cached = cache(self._rank_peak)  # a moved boundary changes the layers of few ranks
+
+    def highest(self, layers: Partition) -> int:
+        """The peak of the rank that needs most, in bytes."""
+        return max(self._peaks(layers))
+
+    def excess(self, layers: Partition) -> int:
+        """The bytes by which ranks exceed the limit, summed over ranks."""
+        return sum(max(0, peak - self._limit_bytes) for peak in self._peaks(layers))
+
+    def _peaks(self, layers: Partition) -> list[int]:
+        return [self._cached(rank, *(layers[stage] for stage in held)) for rank, held in enumerate(self._held)]
+
+    def _rank_peak(self, rank: int, *layers: tuple[int, int]) -> int:
+        own = self._held[rank]
+        figures = [self._stages.figures(first, last) for first, last in layers]
+        held = max(sum(map(held_bytes, figures, moment)) for moment in self._moments[rank])
+        running = max(map(running_bytes, figures))
+        step = sum(map(self._stages.step_bytes, figures))
+        states = sum(map(self._stages.state_bytes, figures, own))
+        return self._stages.held_bytes[own[0]] + states + max(held + running, step)

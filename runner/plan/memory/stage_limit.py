@@ -1,0 +1,134 @@
+"""Bounds the memory of single stages for the search for a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from runner.plan.memory.held import Held, held_microbatches
+from runner.plan.memory.predict import TEMPORARIES, batch_bytes, shared_states, temporary_bytes, wide_gradients
+from runner.plan.memory.zero import ZeroSharing
+from runner.plan.stages.figures import LayerRanges, StageFigures
+from runner.profile import ModelProfile
+from runner.schedule.values import Schedule
+
+__all__ = ["StageMemoryLimit", "held_bytes", "running_bytes"]
+
+
+@dataclass(frozen=True)
+class StageMemoryLimit:
+    """Says which layers fit into a stage, as if its rank had no other stage.
+
+    It is a bound for the search for a partition. :class:`runner.plan.memory.rank_limit.RankMemory` knows all stages of
+    a rank, and the final decision comes from the walk of the whole rank.
+
+    Args:
+        profile: the profile for the largest micro-batch.
+        in_flight: for each stage, the largest numbers of micro-batches held at once.
+        limit_bytes: for each stage, the limit of its rank, without the batch that the rank holds.
+        held_bytes: for each stage, the batch that its rank holds.
+        temporaries: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
+        sharing, states_over, flattened, accelerated: see :func:`runner.plan.memory.predict.predict_memory`.
+        older: for each stage, the number of older versions of its weights that are held.
+    """
+
+    profile: ModelProfile
+    in_flight: tuple[tuple[Held, ...], ...]
+    limit_bytes: tuple[int, ...]
+    held_bytes: tuple[int, ...]
+    temporaries: int = TEMPORARIES
+    sharing: ZeroSharing | None = None
+    states_over: int = 1
+    flattened: int = 0
+    accelerated: bool = True
+    older: tuple[int, ...] = ()
+
+    @cached_property
+    def figures(self) -> Callable[[int, int], StageFigures]:
+        """The figures of a stage with given layers, first .. last; the search asks for one range at many stages."""
+        return cache(LayerRanges(self.profile).figures)
+
+    @classmethod
+    def of(
+        cls,
+        profile: ModelProfile,
+        schedule: Schedule,
+        rank_limit_bytes: int,
+        *,
+        batch_samples: int,
+        temporaries: int,
+        sharing: ZeroSharing | None = None,
+        states_over: int = 1,
+        flattened: int = 0,
+        accelerated: bool = True,
+    ) -> StageMemoryLimit:
+        """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
+        batches = [0] * schedule.stages
+        for rank in range(schedule.ranks):
+            held = batch_bytes(profile, schedule, rank, batch_samples)
+            for stage in schedule.stages_of(rank):
+                batches[stage] = max(batches[stage], held)
+        limits = tuple(rank_limit_bytes - held for held in batches)
+        kept = (limits, tuple(batches), temporaries, sharing, states_over, flattened, accelerated)
+        return cls(
+            profile,
+            held_microbatches(schedule),
+            *kept,
+            older=tuple(map(schedule.older_versions, range(schedule.stages))),
+        )
+
+    def fits(self, first: int, last: int, stage: int) -> bool:
+        """Whether the stage's states and its micro-batches in flight are within the limit."""
+        return self._own_peak(first, last, stage) <= self.limit_bytes[stage]
+
+    def hopeless(self, first: int, last: int, stage: int) -> bool:
+        """Whether these layers exceed the limit, even as a part of a larger stage."""
+        return self._own_floor(first, last, stage) > self.limit_bytes[stage]
+
+    def peak_bytes(self, first: int, last: int, stage: int) -> int:
+        """The stage's peak with these layers, including the batch that its rank holds."""
+        return self.held_bytes[stage] + self._own_peak(first, last, stage)
+
+    def floor_bytes(self, first: int, last: int, stage: int) -> int:
+        """A lower bound of :meth:`peak_bytes` of these layers, alone or together with more layers before ``first``."""
+        return self.held_bytes[stage] + self._own_floor(first, last, stage)
+
+    def _own_peak(self, first: int, last: int, stage: int) -> int:
+        figures = self.figures(first, last)
+        held = max(held_bytes(figures, held) for held in self.in_flight[stage])
+        return self.state_bytes(figures, stage) + max(held + running_bytes(figures), self.step_bytes(figures))
+
+    def _own_floor(self, first: int, last: int, stage: int) -> int:
+        figures = self.figures(first, last)
+        least = max(held.saved * figures.saved_bytes for held in self.in_flight[stage])
+        return self.state_bytes(figures, stage) + least
+
+    def step_bytes(self, figures: StageFigures) -> int:
+        """The bytes of temporary tensors at the stage's optimizer step."""
+        if self.sharing is not None:
+            return shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[1]
+        update = temporary_bytes(figures, self.profile, self.temporaries) + wide_gradients([figures], self.profile)
+        return max(update, min(self.flattened, figures.gradient_bytes))
+
+    def state_bytes(self, figures: StageFigures, stage: int) -> int:
+        """The bytes that the stage holds all the time."""
+        if self.sharing is not None:
+            return shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
+        older = self.older[stage] * figures.gradient_bytes if self.older else 0
+        return older + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
+
+
+def held_bytes(figures: StageFigures, held: Held) -> int:
+    """The bytes of so many micro-batches of a stage."""
+    return (
+        held.saved * (figures.saved_bytes + figures.input_bytes)
+        + held.deferred * (figures.deferred_bytes + figures.deferred_input_bytes)
+        + held.dropped * (figures.output_bytes + figures.input_bytes)
+    )
+
+
+def running_bytes(figures: StageFigures) -> int:
+    """The bytes of a stage's forward or backward while it runs, beyond those of its micro-batch among the held ones."""
+    forward = figures.forward_peak_bytes - figures.saved_bytes
+    return figures.input_bytes + max(forward, figures.output_gradient_bytes + figures.backward_peak_bytes)
