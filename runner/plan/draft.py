@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.layout import batches
-from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator
+from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator, ranks_of_a_node
 from runner.plan.memory.zero import ZeroSharing, flattened_bytes, sharing_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples
@@ -24,7 +24,7 @@ class Machine:
 
     Args:
         link: the measured link between ranks; None if it was not measured.
-        local_ranks: number of ranks that share this machine's memory; None: all.
+        local_ranks: number of ranks that share this machine's memory; None: those of a node.
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
     """
 
@@ -103,7 +103,7 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
     layout = Layout(degrees.pipeline, degrees.data, degrees.tensor)
     step = config.data.batch_size, degrees.data, config.schedule.computed_microbatches
     profile = for_samples(profile, batches.largest_microbatch(*step))
-    local_ranks = machine.local_ranks or layout.world_size
+    local_ranks = machine.local_ranks or ranks_of_a_node(config)
     return Draft(
         config=config,
         profile=profile,

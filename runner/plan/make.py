@@ -58,7 +58,7 @@ def make_plan(
         schedule: the schedule that an earlier plan of this request chose, if the choice is left to the plan.
         stage_seconds: measured durations of this plan's stages; they are used instead of those of the profile.
         link: the measured link; default: that of ``config.hardware``.
-        local_ranks: number of ranks that share this machine's memory; default: all.
+        local_ranks: number of ranks that share this machine's memory; default: those of a node.
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
         profile_of: makes the profile of a changed request; with it, advice may try other precisions and threads.
         suggest: whether the advice names the override that would shorten the step most; this plans dozens of requests.
@@ -111,7 +111,8 @@ def _make(
     if suggest and plan.fits:
         times = profile_of is not None and config.hardware.name == "auto" and not _accelerated(config, machine)
         best = best_override(plan, config, replan, measures_threads=times)
-    return replace(plan, problems=problems, advice=_ordered(plan.advice, best, other))
+    reasons = (*(other.lacks if other is not None else ()), *plan.reasons)
+    return replace(plan, problems=problems, advice=_ordered(plan.advice, best, other), reasons=reasons)
 
 
 def _ordered(notes: Sequence[str], best: Improvement | None, other: Comparison | None) -> tuple[str, ...]:

@@ -11,7 +11,14 @@ from runner.config.schema import RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem, RequestError
 
-__all__ = ["gpu_memory_bytes", "host_memory_bytes", "machine_memory_bytes", "memory_limit_bytes", "on_accelerator"]
+__all__ = [
+    "gpu_memory_bytes",
+    "host_memory_bytes",
+    "machine_memory_bytes",
+    "memory_limit_bytes",
+    "on_accelerator",
+    "ranks_of_a_node",
+]
 
 
 def memory_limit_bytes(config: RunConfig, *, local_ranks: int, device_bytes: int | None = None) -> int:
@@ -47,6 +54,13 @@ def host_memory_bytes(config: RunConfig, *, local_ranks: int) -> int | None:
     if config.hardware.host_memory_bytes is not None:
         return int(config.hardware.host_memory_bytes) // local_ranks
     return machine_memory_bytes() // local_ranks if config.hardware.name == "auto" else None
+
+
+def ranks_of_a_node(config: RunConfig) -> int:
+    """The number of ranks that share a machine's memory: all, unless the request or the hardware has several nodes."""
+    degrees = config.parallelism
+    ranks = -(-degrees.pipeline * degrees.data * degrees.tensor // (config.launcher.nodes or 1))
+    return min(ranks, config.hardware.devices_per_node or ranks)
 
 
 def on_accelerator(config: RunConfig, device_bytes: int | None = None) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import Problem
-from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, spelled, tried
+from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, nodes_for, spelled, tried
 from runner.plan.values import RunPlan, TimePrediction
 from runner.schedule.catalogue import registry
 
@@ -22,10 +22,12 @@ class Comparison:
     Args:
         line: the numbers, for a reader of the plan.
         seconds: the shortest step without a pipeline; None if nothing without one fits.
+        lacks: what layouts without a pipeline that do not fit would need.
     """
 
     line: str
     seconds: float | None
+    lacks: tuple[str, ...] = ()
 
 
 def misfit(plan: RunPlan, config: RunConfig, replan: Replan, *, other_precisions: bool = False) -> Problem:
@@ -77,28 +79,48 @@ def compare_without_pipeline(own: TimePrediction, config: RunConfig, replan: Rep
     if degrees.pipeline == 1:
         return None
     devices = degrees.pipeline * degrees.data
-    others: list[tuple[str, str, float | None]] = []
-    for count in sorted({devices, 1}, reverse=True):
-        name = f"data parallelism over {count} devices" if count > 1 else "one device"
-        best = _without_pipeline(config, replan, count) if count <= config.data.batch_size else None
-        others.append((name, *best) if best else (name, "", None))
-    quickest = min((other for other in others if other[2] is not None), key=lambda o: o[2] or 0.0, default=None)
-    told = "; ".join(f"{name} {format_seconds(s) if s is not None else 'does not fit'}" for name, _, s in others)
+    others = [_without_pipeline(config, replan, count) for count in sorted({devices, 1}, reverse=True)]
+    quickest = min(
+        (other for other in others if other.seconds is not None), key=lambda o: o.seconds or 0.0, default=None
+    )
+    told = "; ".join(other.told for other in others)
     numbers = f"{format_seconds(own.step_seconds)} a step with a bubble of {own.bubble_ratio:.0%}; {told}"
-    seconds = quickest[2] if quickest is not None else None
+    seconds = quickest.seconds if quickest is not None else None
+    lacks = tuple(other.lack for other in others if other.lack)
     if quickest is not None and seconds is not None and seconds <= own.step_seconds:
-        return Comparison(f"pipelining does not pay here: {numbers}. Try {quickest[1]}.", seconds)
-    return Comparison(f"pipelining pays here: {numbers}.", seconds)
+        return Comparison(f"pipelining does not pay here: {numbers}. Try {quickest.overrides}.", seconds, lacks)
+    return Comparison(f"pipelining pays here: {numbers}.", seconds, lacks)
 
 
-def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[str, float] | None:
-    """The fewest micro-batches with which data parallelism over the devices fits, as overrides, and the step time."""
-    share = -(-config.data.batch_size // devices)
-    for microbatches in doubled(1, share):
+@dataclass(frozen=True, slots=True)
+class _Alternative:
+    """A layout without a pipeline.
+
+    Args:
+        told: its name and its seconds, or the reason why it cannot be taken.
+        overrides: the words of a command line that ask for it.
+        seconds: seconds of a step; None if it cannot be taken.
+        lack: if it does not fit, what it needs.
+    """
+
+    told: str
+    overrides: str = ""
+    seconds: float | None = None
+    lack: str = ""
+
+
+def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> _Alternative:
+    """Data parallelism over the devices with the fewest micro-batches with which it fits."""
+    name = f"data parallelism over {devices} devices" if devices > 1 else "one device"
+    if devices > config.data.batch_size:
+        return _Alternative(f"{name} would have more replicas than samples")
+    peaks = []
+    for microbatches in doubled(1, -(-config.data.batch_size // devices)):
         overrides: dict[str, str | int] = {
             "parallelism.pipeline": 1,
             "parallelism.data": devices,
             "schedule.microbatches": microbatches,
+            **nodes_for(config, devices * config.parallelism.tensor),
         }
         if not _spec(config).one_rank:
             overrides |= {"schedule": "1f1b"}
@@ -106,8 +128,14 @@ def _without_pipeline(config: RunConfig, replan: Replan, devices: int) -> tuple[
             overrides |= {"partition": "auto"}
         plan = tried(config, overrides, replan)
         if plan is not None and plan.fits:
-            return spelled(overrides), plan.time.step_seconds
-    return None
+            seconds = plan.time.step_seconds
+            return _Alternative(f"{name} {format_seconds(seconds)}", spelled(overrides), seconds)
+        if plan is not None:
+            peaks.append((max(plan.memory.peak_bytes), plan.memory_limit_bytes))
+    if not peaks:
+        return _Alternative(f"{name} cannot run this request")
+    peak, limit = min(peaks)
+    return _Alternative(f"{name} does not fit", lack=f"{name} needs {format_bytes(peak)} of {format_bytes(limit)}")
 
 
 def _spec(config: RunConfig) -> registry.ScheduleSpec:
@@ -155,7 +183,8 @@ def _kinds(config: RunConfig, num_layers: int, other_precisions: bool) -> list[l
         kinds.append([{"precision": "bf16"}])
     if schedule.name != "from_file" and config.partition.name != "manual":
         deeper = [n for n in doubled(degrees.pipeline, num_layers) if n > degrees.pipeline]
-        kinds.append([{"parallelism.pipeline": n} for n in deeper])
+        others = degrees.data * degrees.tensor
+        kinds.append([{"parallelism.pipeline": n, **nodes_for(config, n * others)} for n in deeper])
     halves = (config.data.batch_size >> k for k in range(1, config.data.batch_size.bit_length()))
     kinds.append([{"data.batch_size": n} for n in halves if n >= degrees.data * schedule.microbatches])
     return kinds

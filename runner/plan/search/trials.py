@@ -12,7 +12,7 @@ from runner.errors import RequestError
 from runner.memory.solve.strategies import options_by_key
 from runner.plan.values import RunPlan
 
-__all__ = ["BUDGET", "Overrides", "Replan", "changed_by", "cost_of_trial", "doubled", "spelled", "tried"]
+__all__ = ["BUDGET", "Overrides", "Replan", "changed_by", "cost_of_trial", "doubled", "nodes_for", "spelled", "tried"]
 
 Replan = Callable[[RunConfig], RunPlan]
 """A function that plans a changed request; it raises RequestError if there is no such plan."""
@@ -46,6 +46,13 @@ def tried(config: RunConfig, overrides: Overrides, replan: Replan) -> RunPlan | 
         return replan(changed)
     except RequestError:
         return None
+
+
+def nodes_for(config: RunConfig, ranks: int) -> Overrides:
+    """The override of ``launcher.nodes`` with which so many ranks are shared evenly; none if the request's does."""
+    asked = config.launcher.nodes or 1
+    fitting = max(count for count in range(1, asked + 1) if ranks % count == 0)
+    return {} if fitting == asked else {"launcher.nodes": fitting}
 
 
 def changed_by(config: RunConfig, overrides: Overrides) -> RunConfig:
