@@ -225,12 +225,14 @@ class SharedWeight:
         weight_bytes: bytes of the weight.
         gradient_bytes: bytes of its gradient; 0 if it is frozen.
         optimizer_bytes: bytes of its optimizer states, as for a layer.
+        num_parameters: its elements.
     """
 
     layers: tuple[int, ...]
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int | None = None
+    num_parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +271,7 @@ class ModelProfile:
         shared: weights of several layers; a rank holds one copy for all of its layers.
         optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
         trace: trace of this micro-batch through all layers; None if it was not requested or could not be recorded.
+        sample_shapes: the shape of one sample in each tensor of the input; empty if they are not known.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -284,6 +287,13 @@ class ModelProfile:
     shared: tuple[SharedWeight, ...] = ()
     optimizer_constant_bytes: int = 0
     trace: MemoryTrace | None = None
+    sample_shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def num_parameters(self) -> int:
+        """The parameters of the whole model; one that several layers share counts once."""
+        again = sum((len(weight.layers) - 1) * weight.num_parameters for weight in self.shared)
+        return sum(layer.num_parameters for layer in self.layers) - again
 
     def to_json(self) -> str:
         """The profile as one JSON document; numbers have full precision."""
@@ -296,7 +306,9 @@ def profile_from_json(text: str) -> ModelProfile:
     layers = tuple(_layer(layer) for layer in document.pop("layers"))
     shared = tuple(SharedWeight(**{**each, "layers": tuple(each["layers"])}) for each in document.pop("shared", ()))
     trace = _trace(document.pop("trace", None))
-    return ModelProfile(layers=layers, loss=_layer(document.pop("loss")), shared=shared, trace=trace, **document)
+    shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
+    loss = _layer(document.pop("loss"))
+    return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)
 
 
 def _trace(document: dict[str, Any] | None) -> MemoryTrace | None:

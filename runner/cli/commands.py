@@ -33,21 +33,26 @@ _PLAN = Command(
     summary="check a request, cut the model into stages and predict time and memory; starts nothing",
     usage="[KEY=VALUE ...] [-m] [--json] [--why] [--rules]",
     about=(
-        "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts. Ends with "
-        "status 3 where a rank needs more than memory_limit. Any number of ranks can be planned for on any machine. "
-        "--why adds the rules that bind what you named to other keys, each with its reason and source, and "
-        "DeepSpeed's configuration where it is used. --rules prints every rule by group and plans nothing."
+        "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts, and how many "
+        "samples or tokens per second that is. Ends with status 3 where a rank needs more than memory_limit. Any number "
+        "of ranks can be planned for on any machine. -m prints one table of all jobs, the fastest that fits on top. "
+        "--why adds what speaks for the layout, the rules that bind what you named to other keys, each with its reason "
+        "and source, and DeepSpeed's configuration where it is used; with -m also the whole plan of each job. --rules "
+        "prints every rule by group and plans nothing."
     ),
     examples=(
         ("runner plan model=gpt parallelism.pipeline=4 schedule.microbatches=8", "four stages on this machine"),
         ("runner plan recipe=rudalle_malevich hardware=a100_80gb", "the full-size model on machines you do not have"),
-        ("runner plan -m model=gpt parallelism.pipeline=1,2,4 --json", "a list of plans for a script"),
+        ("runner plan -m model=gpt parallelism.pipeline=1,2,4", "one table of three plans; --json for a script"),
     ),
     flags=(
         _SWEEP,
         _CFG,
         _JSON,
-        Flag("--why", "also say which rules looked at what you named, with their reasons and sources"),
+        Flag(
+            "--why",
+            "also say why this layout, and which rules looked at what you named, with their reasons and sources",
+        ),
         Flag("--rules", "print all rules by group, and no plan; with --json a list"),
     ),
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from runner.cli import screen
 from runner.cli.arguments import Arguments
 from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
@@ -21,7 +22,7 @@ __all__ = ["run"]
 
 
 def run(arguments: Arguments) -> int:
-    """Print the plan, or with ``-m`` one plan per job, or with ``--rules`` every rule and no plan.
+    """Print the plan, or with ``-m`` a table of the jobs' plans, or with ``--rules`` every rule and no plan.
 
     Returns:
         3 if a rank needs more than its memory; 0 for a sweep of plans, whatever they say.
@@ -62,7 +63,9 @@ def _document(plan: RunPlan, overrides: Sequence[str], why: bool) -> dict[str, A
 def _text(plan: RunPlan, overrides: Sequence[str], why: bool) -> str:
     from runner.plan.render import to_table
 
-    return to_table(plan) + ("\n".join(_why(plan, overrides).lines()) if why else "")
+    columns = screen.width()
+    lines = [screen.wrapped(line, columns, "    ") for line in _why(plan, overrides).lines()] if why else []
+    return "\n".join([to_table(plan, width=columns).rstrip("\n"), *lines])
 
 
 def _why(plan: RunPlan, overrides: Sequence[str]) -> Why:
@@ -73,24 +76,29 @@ def _why(plan: RunPlan, overrides: Sequence[str]) -> Why:
 
 
 def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool) -> int:
+    """Print one table of all jobs, the fastest that fits on top; before it, with ``--why``, the plan of each job."""
+    from runner.plan.render_sweep import SweepRow, sweep_text
+
     raise_problems(_missing(jobs))
     documents: list[dict[str, Any]] = []
+    rows: list[SweepRow] = []
     target = _plan_report(jobs)
     for overrides in jobs:
-        title = " ".join(overrides)
         try:
             plan = _plan(overrides)
         except RequestError as error:
             documents.append({"overrides": list(overrides), **_refused(error)})
-            text = str(error)
-        else:
-            documents.append({"overrides": list(overrides), **_document(plan, overrides, why)})
-            text = _text(plan, overrides, why)
-        if not as_json:
-            print(f"{title}\n{text}\n")
+            rows.append(SweepRow(overrides, problems=error.problems))
+            continue
+        documents.append({"overrides": list(overrides), **_document(plan, overrides, why)})
+        rows.append(SweepRow(overrides, plan))
+        if why and not as_json:
+            print(f"{' '.join(overrides)}\n{_text(plan, overrides, why)}\n")
     if as_json:
         print(json.dumps(documents, indent=2))
-    elif target is not None:
+        return EXIT_OK
+    print(sweep_text(rows, screen.width()))
+    if target is not None:
         print(_reported(target, documents))
     return EXIT_OK
 

@@ -17,8 +17,10 @@ def wrapped(line: str, columns: int, indent: str = "") -> str:
     """A line as several that are not longer than so many columns; words that are longer stay whole.
 
     Args:
-        line: the text, without line breaks.
+        line: the text; if it has lines of its own, it stays as it is.
         columns: the longest line.
         indent: what the lines after the first begin with.
     """
+    if "\n" in line:
+        return line
     return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

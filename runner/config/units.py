@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-__all__ = ["byte_unit", "format_bytes", "format_seconds", "parse_bytes"]
+__all__ = ["byte_unit", "format_bytes", "format_count", "format_rate", "format_seconds", "parse_bytes"]
 
 _UNITS = {
     "": 1,
@@ -66,3 +66,18 @@ def format_seconds(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def format_count(count: int) -> str:
+    """``6.58 billion``, ``935 thousand`` or ``12``: three significant digits."""
+    for scale, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= 0.9995 * scale:
+            return f"{count / scale:#.3g}".rstrip(".") + f" {name}"
+    return str(count)
+
+
+def format_rate(per_second: float) -> str:
+    """``18,700`` or ``4.2``: three significant digits, and no exponent."""
+    if per_second >= 1000:
+        return f"{float(f'{per_second:.3g}'):,.0f}"
+    return f"{per_second:.3g}"

@@ -14,6 +14,7 @@ from runner.plan.activations import activation_notes
 from runner.plan.cut.chosen import FIXED, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
+from runner.plan.layout.short_samples import short_sample_notes
 from runner.plan.layout.topology import Topology
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.of_draft import memory_of
@@ -29,6 +30,7 @@ from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.compression import with_compression
 from runner.plan.time.predict import predict_time, stage_costs
+from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
 from runner.plan.values import Link, RunPlan, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
@@ -111,7 +113,7 @@ def _make(
     if suggest and plan.fits:
         times = profile_of is not None and config.hardware.name == "auto" and not _accelerated(config, machine)
         best = best_override(plan, config, replan, measures_threads=times)
-    reasons = (*(other.lacks if other is not None else ()), *plan.reasons)
+    reasons = (*((other.line, *other.lacks) if other is not None else ()), *plan.reasons)
     return replace(plan, problems=problems, advice=_ordered(plan.advice, best, other), reasons=reasons)
 
 
@@ -195,6 +197,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         memory_limit_bytes=draft.limit_bytes,
         host_limit_bytes=draft.host_limit_bytes,
         advice=_notes(draft, stages, in_flight, measured=stage_seconds is not None),
+        work=work_of(draft.config, draft.profile),
     )
 
 
@@ -233,6 +236,7 @@ def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], *, measured: 
     return (
         *stages.notes,
         *empty_microbatch_notes(draft.config),
+        *short_sample_notes(draft.config, draft.profile),
         *kept,
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, draft.profile, stages.layers),

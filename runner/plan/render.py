@@ -3,86 +3,151 @@
 from __future__ import annotations
 
 import io
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 
-from runner.config.units import format_bytes, format_seconds
+from runner.config.units import format_bytes, format_count, format_rate, format_seconds
 from runner.plan.values import RunPlan
 
-__all__ = ["stage_lines", "to_table"]
+__all__ = ["table_text", "to_table"]
 
 # Of longer pipelines, only the first and last positions are shown.
-_SHOWN = 40
+_SHOWN = 36
+_LEFT_OUT = "…"
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def to_table(plan: RunPlan, *, width: int = 118) -> str:
-    """The layout, each stage, each position's memory with its parts, step time, bubble, and advice."""
+def to_table(plan: RunPlan, *, width: int = 80) -> str:
+    """The layout, the model, tables of the stages and of each rank's memory, the step, and advice.
+
+    Args:
+        plan: the plan.
+        width: the longest line; single words and numbers may be longer.
+    """
+    lines = [*_wrapped(_headline(plan), width), "", _stages(plan, width), _memory(plan, width), *_closing(plan, width)]
+    return "\n".join(lines) + "\n"
+
+
+def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], width: int, left: int = 0) -> str:
+    """A table as text whose columns are aligned to the right.
+
+    Where it would be wider than allowed, names of columns are folded, and cells of columns on the left.
+
+    Args:
+        title: the line above.
+        columns: the names of the columns.
+        rows: the cells of each row.
+        width: the longest line.
+        left: the number of the first columns that are aligned to the left.
+    """
+    from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=f"memory by rank, limit {format_bytes(plan.memory_limit_bytes)}", title_justify="left")
-    columns = ("rank", "peak", "of limit", *plan.memory.parts[0].as_dict())
-    for column in columns:
-        table.add_column(column, justify="right")
-    for position in _shown(len(plan.memory.parts)):
-        if position is None:
-            table.add_row(*["…"] * len(columns))
-            continue
-        parts = plan.memory.parts[position]
-        share = f"{parts.total / plan.memory_limit_bytes:.0%}"
-        sizes = [format_bytes(size) for size in parts.as_dict().values()]
-        table.add_row(_ranks(plan, position), format_bytes(parts.total), share, *sizes)
+    table = Table(
+        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_style="none"
+    )
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right", overflow="fold")
+    for row in rows:
+        whole = (cell.replace(" ", _NO_BREAK) for cell in row[left:])  # only the names above them may be folded
+        table.add_row(*map(Text, (*row[:left], *whole)))
     stream = io.StringIO()
-    console = Console(file=stream, width=width, highlight=False, color_system=None, soft_wrap=True)
-    console.print(_headline(plan), *stage_lines(plan), sep="\n", markup=False)
-    console.print(table)
-    console.print(*_closing(plan), sep="\n", markup=False)
-    return stream.getvalue()
+    Console(file=stream, width=width, highlight=False, color_system=None).print(table)
+    lines = (line.replace(_NO_BREAK, " ").rstrip() for line in stream.getvalue().splitlines())
+    return "\n".join(line for line in lines if line)
 
 
-def stage_lines(plan: RunPlan) -> list[str]:
-    """One line for each stage: its ranks, its layers, and the parts of its memory and time."""
+def _stages(plan: RunPlan, width: int) -> str:
+    """One row for each stage: its ranks, its layers, its time, and what it keeps."""
     seconds = sum(figures.seconds for figures in plan.figures)
-    lines = []
+    rows = []
     for stage in _shown(len(plan.figures)):
         if stage is None:
-            lines.append("  …")
+            rows.append([_LEFT_OUT] * 7)
             continue
         figures = plan.figures[stage]
-        share = f"{figures.seconds / seconds:.0%} of the compute time" if seconds else "compute time not known"
         positions = [plan.schedule.rows[row][stage] for row in plan.schedule.copies_of(stage)]
-        ranks = " and ".join(_ranks(plan, position) for position in positions)
-        word = "ranks" if len(positions) > 1 else _word(plan)
-        count = plan.in_flight[stage]
-        kept = f"{count} micro-batch{'es' if count != 1 else ''} in flight of {format_bytes(figures.saved_bytes)}"
-        lines.append(
-            f"  stage {stage} on {word} {ranks}: {_layers(plan.partition[stage])}, "
-            f"{share}, weights {format_bytes(figures.weight_bytes)}, {kept}"
+        rows.append(
+            [
+                str(stage),
+                " and ".join(_ranks(plan, position) for position in positions),
+                _layers(plan.partition[stage]),
+                f"{figures.seconds / seconds:.0%}" if seconds else "-",
+                format_bytes(figures.weight_bytes),
+                str(plan.in_flight[stage]),
+                format_bytes(figures.saved_bytes),
+            ]
         )
-    return lines
+    count, layers = len(plan.partition), len(plan.profile.layers)
+    title = f"{count} stage{'s' if count != 1 else ''}, {layers} layer{'s' if layers != 1 else ''} in all"
+    return table_text(title, ("stage", "ranks", "layers", "time", "weights", "in flight", "each"), rows, width)
 
 
-def _headline(plan: RunPlan) -> str:
-    layout, schedule = plan.layout, plan.schedule
-    what = "micro-batches" if schedule.parts == 1 else "halves of micro-batches"
+def _memory(plan: RunPlan, width: int) -> str:
+    """One row for each position in the pipeline: its peak of memory with its parts."""
+    names = tuple(plan.memory.parts[0].as_dict())
+    host = plan.memory.host if any(plan.memory.host) else ()
+    columns = ("rank", "peak", "of limit", *names, *(("host",) if host else ()))
+    rows = []
+    for position in _shown(len(plan.memory.parts)):
+        if position is None:
+            rows.append([_LEFT_OUT] * len(columns))
+            continue
+        parts = plan.memory.parts[position]
+        sizes = [*parts.as_dict().values(), *([host[position]] if host else [])]
+        share = f"{parts.total / plan.memory_limit_bytes:.0%}"
+        rows.append([_ranks(plan, position), format_bytes(parts.total), share, *map(format_bytes, sizes)])
+    title = f"memory by rank, limit {format_bytes(plan.memory_limit_bytes)}"
+    return table_text(title, columns, rows, width)
+
+
+def _headline(plan: RunPlan) -> Iterator[str]:
+    layout, schedule, work = plan.layout, plan.schedule, plan.work
+    count = schedule.microbatches // schedule.windows
+    whole = "micro-batch" if count == 1 else "micro-batches"
+    what = whole if schedule.parts == 1 else "halves of micro-batches"
     degrees = " x ".join(f"{name} {layout[name]}" for name in ("pipeline", "data", "tensor") if layout[name] > 1)
     ranks = f"{layout['world_size']} rank{'s' if layout['world_size'] != 1 else ''}"
-    return (
+    yield (
         f"{ranks}{f' ({degrees})' if degrees else ''}: schedule {schedule.name}, "
-        f"{schedule.microbatches // schedule.windows} {what} of up to {plan.profile.samples} samples, "
-        f"{len(plan.partition)} stage{'s' if len(plan.partition) != 1 else ''} of {len(plan.profile.layers)} layers"
+        f"{count} {what} of up to {plan.profile.samples} samples"
     )
+    shapes = " and ".join(" x ".join(map(str, (plan.profile.samples, *shape))) for shape in plan.profile.sample_shapes)
+    tokens = f", {work.tokens:,} tokens" if work.tokens else ""
+    step = f"; a step has {work.samples:,} samples{tokens}" if work.samples else ""
+    yield f"{format_count(plan.profile.num_parameters)} parameters{f'; input {shapes}' if shapes else ''}{step}"
 
 
-def _closing(plan: RunPlan) -> list[str]:
+def _closing(plan: RunPlan, width: int) -> Iterator[str]:
     time = plan.time
     verdict = "fits" if plan.fits else "does not fit"
-    return [
-        f"{verdict}: at most {format_bytes(max(plan.memory.peak_bytes))} of {format_bytes(plan.memory_limit_bytes)}",
-        *_reserved(plan),
-        f"step {format_seconds(time.step_seconds)} ({time.source}), bubble {time.bubble_ratio:.1%}",
-        *_filling(plan),
-        *(f"note: {line}" for line in plan.advice),
-        *(problem.line() for problem in plan.problems),
-    ]
+    yield f"{verdict}: at most {format_bytes(max(plan.memory.peak_bytes))} of {format_bytes(plan.memory_limit_bytes)}"
+    yield from _reserved(plan)
+    yield from _host(plan)
+    yield f"step {format_seconds(time.step_seconds)} ({time.source}), bubble {time.bubble_ratio:.1%}"
+    yield from _speed(plan)
+    notes = (f"note: {line}" for line in plan.advice)
+    yield from _wrapped([*_filling(plan), *notes, *(problem.line() for problem in plan.problems)], width)
+
+
+def _speed(plan: RunPlan) -> Iterator[str]:
+    """Yield what a step computes in a second."""
+    work, seconds = plan.work, plan.time.step_seconds
+    samples, tokens, mfu = work.samples_per_second(seconds), work.tokens_per_second(seconds), work.mfu(seconds)
+    told = [f"{format_rate(samples)} samples/s"] if samples else []
+    told += [f"{format_rate(tokens)} tokens/s"] if tokens else []
+    told += [f"MFU {mfu:.1%}"] if mfu is not None else []
+    if told:
+        yield ", ".join(told)
+
+
+def _host(plan: RunPlan) -> Iterator[str]:
+    """Yield the memory of the host to which ranks offload."""
+    most, limit = max(plan.memory.host, default=0), plan.host_limit_bytes
+    if most:
+        yield f"host: at most {format_bytes(most)} a rank{f' of {format_bytes(limit)}' if limit is not None else ''}"
 
 
 def _filling(plan: RunPlan) -> list[str]:
@@ -103,8 +168,10 @@ def _reserved(plan: RunPlan) -> list[str]:
     )
 
 
-def _word(plan: RunPlan) -> str:
-    return "ranks" if plan.layout["world_size"] > plan.layout["pipeline"] else "rank"
+def _wrapped(lines: Iterable[str], width: int) -> list[str]:
+    """The lines, those that are too long as several, indented after the first."""
+    wrap = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [part for line in lines for part in (wrap.wrap(line) or [""])]
 
 
 def _ranks(plan: RunPlan, position: int) -> str:
@@ -116,7 +183,7 @@ def _ranks(plan: RunPlan, position: int) -> str:
 
 def _layers(layers: tuple[int, int]) -> str:
     first, last = layers
-    return f"layer {first}" if first == last else f"layers {first}-{last}"
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def _shown(count: int) -> list[int | None]:

@@ -11,6 +11,7 @@ from runner.plan.cut.partition import Partition
 from runner.plan.layout.topology import Topology
 from runner.plan.memory.zero import StateBytes
 from runner.plan.stages.figures import StageFigures
+from runner.plan.time.work import Work
 from runner.profile import ModelProfile, SecondsSource
 from runner.schedule.render.document import filling_document
 from runner.schedule.simulation.clock import StageCosts
@@ -162,7 +163,8 @@ class RunPlan:
         host_limit_bytes: the limit for what one rank offloads to the host's memory; None if it is not known.
         advice: lines that say what would make it fit, whether pipelining pays, and what is not known.
         problems: broken rules; a plan with problems must not start.
-        reasons: lines that say why the plan chose what the request left open.
+        reasons: lines that say why the plan chose what the request left open, and what speaks for its layout.
+        work: what a step computes.
     """
 
     layout: dict[str, int]
@@ -181,6 +183,7 @@ class RunPlan:
     advice: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     reasons: tuple[str, ...] = ()
+    work: Work = Work()
 
     @property
     def fits(self) -> bool:
@@ -236,4 +239,22 @@ class RunPlan:
             **filling_document(self.schedule, self.time.bubble_ratio, self.time.utilisation_without_fills),
             "advice": list(self.advice),
             "in_flight_microbatches": list(self.in_flight),
+            **self._schedule_and_work(),
+        }
+
+    def _schedule_and_work(self) -> dict[str, Any]:
+        """The part of the document about the schedule that was asked for or chosen, the model and its speed."""
+        schedule, profile, work, seconds = self.schedule, self.profile, self.work, self.time.step_seconds
+        return {
+            "schedule": schedule.name,
+            "microbatches": schedule.microbatches // schedule.windows // schedule.parts,
+            "chunks": schedule.chunks,
+            "parameters": profile.num_parameters,
+            "layers": len(profile.layers),
+            "input_shapes": [[profile.samples, *shape] for shape in profile.sample_shapes],
+            "samples_per_step": work.samples,
+            "tokens_per_step": work.tokens,
+            "samples_per_second": work.samples_per_second(seconds),
+            "tokens_per_second": work.tokens_per_second(seconds),
+            "mfu": work.mfu(seconds),
         }

@@ -248,6 +248,7 @@ def profile_layers(
         optimizer_seconds_per_byte=0.0,
         tokens_per_sample=_tokens_per_sample(targets),
         shared=_shared_weights(sources, dtype, state_bytes),
+        sample_shapes=tuple(tuple(int(size) for size in tensor.shape[1:]) for tensor in flatten(inputs)[0]),
     )
 
 
@@ -279,7 +280,8 @@ def _shared_weights(
         )
         nbytes = weight.numel() * (dtype.itemsize if weight.is_floating_point() else weight.element_size())
         states = state_bytes(weight.numel() if weight.requires_grad else 0) if state_bytes is not None else None
-        found.append(SharedWeight(tie.layers, nbytes, nbytes if weight.requires_grad else 0, states))
+        gradient_bytes = nbytes if weight.requires_grad else 0
+        found.append(SharedWeight(tie.layers, nbytes, gradient_bytes, states, weight.numel()))
     return tuple(found)
 
 

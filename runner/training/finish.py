@@ -31,7 +31,6 @@ from runner.training.measure.measures import (
     measured_bubble_ratio,
     seconds_of_median_step,
 )
-from runner.training.measure.rates import flops_per_step, mfu, tokens_per_second
 from runner.training.measure.timelines import draw_timelines
 
 __all__ = ["AVERAGE_FILE", "WEIGHTS_FILE", "finish"]
@@ -145,7 +144,7 @@ def _measured(
     seconds = step_seconds([*earlier, *walls.values()])
     predicted = {key: value for key, value in record.step_seconds.items() if key == "predicted"}
     median = seconds["median"]
-    tokens = tokens_per_second(config, plan, median)
+    tokens = plan.work.tokens_per_second(median)
     timed = list(walls)
     assert strategy.meter is not None
     return record.replace(
@@ -156,8 +155,8 @@ def _measured(
         samples_per_second=config.data.batch_size / median if median else None,
         bubble_ratio=record.bubble_ratio | {"measured": measured_bubble_ratio(plan, measures, timed)},
         seconds=seconds_of_median_step(measures, timed, walls) or record.seconds,
-        flops_per_step=flops_per_step(config, plan),
-        mfu=mfu(config, plan, median),
+        flops_per_step=plan.work.flops,
+        mfu=plan.work.mfu(median),
         bytes_moved=_bytes_moved(measures),
         peak_memory_bytes=record.peak_memory_bytes | {"kind": strategy.meter.kind} | _peaks(measures),
         extras=record.extras

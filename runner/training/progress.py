@@ -17,7 +17,6 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.plan.values import RunPlan
 from runner.training.callbacks import StepClock
-from runner.training.measure.rates import mfu, tokens_per_second
 
 __all__ = ["Progress", "ProgressLine", "ProgressLines", "progress", "shown"]
 
@@ -119,7 +118,7 @@ class _Shown(Callback):
         if validating is not None or not walls or not sum(samples):
             return Progress(step, total, loss=self._clock.loss, validating=validating)
         whole_step = sum(walls) / sum(samples) * self._config.data.batch_size  # the last one of an epoch may be smaller
-        tokens = tokens_per_second(self._config, self._plan, whole_step)
+        tokens = self._plan.work.tokens_per_second(whole_step)
         return Progress(
             step,
             total,
@@ -127,7 +126,7 @@ class _Shown(Callback):
             loss=self._clock.loss,
             rate=tokens if tokens is not None else self._config.data.batch_size / whole_step,
             unit="samples/s" if tokens is None else "tokens/s",
-            mfu=mfu(self._config, self._plan, whole_step),
+            mfu=self._plan.work.mfu(whole_step),
             bubble=self._clock.figures.bubble,
             peak_bytes=self._clock.figures.peak_bytes,
         )

@@ -52,7 +52,8 @@ def test_the_json_document_has_the_contracts_keys() -> None:
     }  # fmt: skip
     assert set(document) == contract | {
         "advice", "in_flight_microbatches", "host_memory_bytes", "host_memory_limit_bytes", "state_bytes",
-        "reserved_memory_bytes",
+        "reserved_memory_bytes", "schedule", "microbatches", "chunks", "parameters", "layers", "input_shapes",
+        "samples_per_step", "tokens_per_step", "samples_per_second", "tokens_per_second", "mfu",
     }  # fmt: skip
     assert document["layout"] == {"pipeline": 4, "data": 2, "tensor": 1, "world_size": 8}
     assert document["partition"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -201,8 +202,8 @@ def test_problems_come_all_at_once_and_before_any_plan() -> None:
 def test_the_table_shows_stages_parts_and_verdict() -> None:
     text = to_table(planned(**PIPELINE, parallelism__data=2))
     assert "8 ranks (pipeline 4 x data 2): schedule 1f1b, 8 micro-batches" in text
-    assert "stage 0 on ranks 0-1: layers 0-1, 25% of the compute time" in text
-    assert "4 micro-batches in flight of 60 B" in text
+    assert "4 stages, 8 layers in all" in text
+    assert ["0", "0-1", "0-1", "25%", "80", "B", "4", "60", "B"] in [line.split() for line in text.splitlines()]
     for column in ("weights", "gradients", "optimizer", "activations", "buffers", "6-7"):
         assert column in text
     assert "\nfits: at most" in text
@@ -241,7 +242,6 @@ def test_a_partition_by_memory_lowers_the_highest_predicted_peak() -> None:
     peaks = {name: max(plan.memory.peak_bytes) for name, plan in plans.items()}
     assert peaks["memory"] < peaks["profile"] < peaks["uniform"]
     assert plans["memory"].in_flight == (4, 3, 2, 1)
-    assert "4 micro-batches in flight" in to_table(plans["memory"])
 
 
 def test_running_statistics_have_no_twins() -> None:
@@ -315,7 +315,7 @@ def test_twins_are_planned_with_their_weights_and_their_reduction() -> None:
     plan = planned(**TWINS)
     assert [parts.weights for parts in plan.rank_parts] == [4 * 40] * 4
     assert plan.topology.holders(0) == (0, 3)
-    assert "stage 0 on ranks 0 and 3: layers 0-1" in to_table(plan)
+    assert ["0", "0", "and", "3", "0-1"] in [line.split()[:5] for line in to_table(plan).splitlines()]
     slow = make_plan(request(**TWINS), model([layer(output_bytes=0)] * 8), link=Link(0.0, 8.0))
     costs = slow.time.costs
     assert costs.reduce == pytest.approx([2 * 40 / 8] * 4)

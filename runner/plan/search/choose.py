@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.schema import RunConfig
+from runner.config.units import format_bytes, format_seconds
 from runner.errors import RequestError
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan
@@ -56,22 +57,22 @@ def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPla
         choice = search(request, SEARCHED, costs.__getitem__, rate)
     except ValueError:
         raise refusals[0] from None
-    plan = plans[choice.best.schedule]
-    return replace(plan, advice=(_reason(choice, plans), *plan.advice))
+    plan, reason = plans[choice.best.schedule], _reason(choice, plans)
+    return replace(plan, advice=(reason, *plan.advice), reasons=(reason, *plan.reasons))
 
 
 def _reason(choice: Choice, plans: dict[Schedule, RunPlan]) -> str:
     best = choice.best
-    told = f"schedule=auto takes {_name(best)}: {_milliseconds(best)} a step, {choice.over_bound:.3f} of the least"
-    told += " time that any order of these stages takes"
+    told = f"schedule=auto takes {_name(best)}: {format_seconds(best.seconds)} a step, "
+    told += f"{choice.over_bound:.3f} of the least time that any order of these stages takes"
     if choice.beaten is not None:
         longer = choice.beaten.seconds / best.seconds - 1
-        told += f"; next is {_name(choice.beaten)}, {_milliseconds(choice.beaten)} ({longer:.1%} longer)"
+        told += f"; next is {_name(choice.beaten)}, {format_seconds(choice.beaten.seconds)} ({longer:.1%} longer)"
     if choice.too_large is not None:
-        peak = max(plans[choice.too_large.schedule].peak_memory_bytes) / 1e6
-        limit = plans[best.schedule].memory_limit_bytes / 1e6
-        name, seconds = _name(choice.too_large), _milliseconds(choice.too_large)
-        told += f"; {name} would take {seconds}, but {peak:.0f} MB of {limit:.0f} MB"
+        peak = format_bytes(max(plans[choice.too_large.schedule].peak_memory_bytes))
+        limit = format_bytes(plans[best.schedule].memory_limit_bytes)
+        name, seconds = _name(choice.too_large), format_seconds(choice.too_large.seconds)
+        told += f"; {name} would take {seconds}, but {peak} of {limit}"
     return told
 
 
@@ -82,10 +83,6 @@ def _name(rated: Rated) -> str:
         joined = " and forwards of two micro-batches" if schedule.joined > 1 else ""
         return f"{name} with {len(schedule.placement)} pipelines{joined}"
     return f"{name} with {schedule.chunks} chunks per rank" if schedule.chunks > 1 else name
-
-
-def _milliseconds(rated: Rated) -> str:
-    return f"{rated.seconds * 1e3:.3g} ms"
 
 
 def chosen_to_json(schedule: Schedule) -> str:

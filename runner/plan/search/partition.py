@@ -78,7 +78,7 @@ def _told(best: tuple[str, RunPlan], others: Iterable[tuple[str, RunPlan]]) -> R
     policy, plan = best
     seconds = {name: format_seconds(each.time.step_seconds) for name, each in others}
     rest = ", ".join(f"{name} {told}" for name, told in seconds.items() if name != policy)
-    beside = f", beside {rest}" if rest else ", and no other cut tried is another one that fits"
+    beside = f", beside {rest}" if rest else "; the other cuts tried are the same or do not fit"
     return replace(plan, reasons=(*plan.reasons, f"partition=auto takes {policy}: {seconds[policy]} a step{beside}"))
 
 

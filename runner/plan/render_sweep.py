@@ -1,0 +1,75 @@
+"""Renders the plans of a sweep as one sorted table."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from runner.config.units import format_bytes, format_rate, format_seconds
+from runner.errors import Problem
+from runner.plan.render import table_text
+from runner.plan.values import RunPlan
+
+__all__ = ["SweepRow", "sweep_text"]
+
+_UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """One job of a sweep of plans.
+
+    Args:
+        overrides: its overrides.
+        plan: its plan; None if the request was refused.
+        problems: the reasons for the refusal.
+    """
+
+    overrides: Sequence[str]
+    plan: RunPlan | None = None
+    problems: Sequence[Problem] = ()
+
+
+def sweep_text(rows: Sequence[SweepRow], width: int) -> str:
+    """A table with what fits first and the fastest on top, and below it why jobs were refused.
+
+    Args:
+        rows: the jobs, in any order.
+        width: the longest line.
+    """
+    common = [word for word in rows[0].overrides if all(word in row.overrides for row in rows)]
+    names = [" ".join(word for word in row.overrides if word not in common) or "all" for row in rows]
+    named = sorted(zip(names, rows, strict=True), key=lambda each: _order(each[1]))
+    in_tokens = all(row.plan.work.tokens for row in rows if row.plan is not None)
+    title = "\n".join(textwrap.wrap(f"{len(rows)} plans of {' '.join(common)}", width, break_on_hyphens=False))
+    columns = ("layout", "step", "tokens/s" if in_tokens else "samples/s", "peak", "fits")
+    cells = [(name, *_cells(row, in_tokens=in_tokens)) for name, row in named]
+    return "\n".join([title, table_text("", columns, cells, width, left=1), *_refusals(dict(named), width)])
+
+
+def _order(row: SweepRow) -> tuple[bool, bool, float]:
+    if row.plan is None:
+        return True, True, 0.0
+    return False, not row.plan.fits, -(row.plan.work.samples_per_second(row.plan.time.step_seconds) or 0.0)
+
+
+def _cells(row: SweepRow, *, in_tokens: bool) -> tuple[str, ...]:
+    plan = row.plan
+    if plan is None:
+        return _UNKNOWN, _UNKNOWN, _UNKNOWN, "refused"
+    seconds = plan.time.step_seconds
+    rate = plan.work.tokens_per_second(seconds) if in_tokens else plan.work.samples_per_second(seconds)
+    shown = format_rate(rate) if rate else _UNKNOWN
+    return format_seconds(seconds), shown, format_bytes(max(plan.peak_memory_bytes)), "yes" if plan.fits else "no"
+
+
+def _refusals(named: Mapping[str, SweepRow], width: int) -> Iterator[str]:
+    """Yield each problem once, with the jobs that have it."""
+    jobs: dict[str, list[str]] = {}
+    for name, row in named.items():
+        for problem in row.problems:
+            jobs.setdefault(problem.line(), []).append(name)
+    for line, names in jobs.items():
+        text = f"refused: {', '.join(names)}: {line}"
+        yield textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

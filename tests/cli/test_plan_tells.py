@@ -1,0 +1,149 @@
+"""What ``runner plan`` tells of a model, its speed, its layout, and of the jobs of a sweep, at 80 columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.cli.main import main
+
+# A model of two blocks for a machine that is not at hand, so that nothing is timed.
+GPT = (
+    *("model=gpt", "model.kwargs.layers=2", "model.kwargs.width=16", "model.kwargs.heads=2", "data.kwargs.samples=64"),
+    *("data.kwargs.val_samples=0", "hardware=a100_80gb"),
+)
+# Embeddings, two blocks of norms, attention and feed-forward, and the head.
+PARAMETERS = (512 + 64) * 16 + 2 * (2 * 32 + 16 * 48 + 48 + 16 * 16 + 16 + 2 * 16 * 64 + 64 + 16) + 32 + 512 * 16
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNNER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def text(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", *GPT, *words]) == 0
+    return capsys.readouterr().out
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    return json.loads(text(capsys, *words, "--json"))
+
+
+def test_a_plan_tells_the_model_and_its_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = document(capsys, "parallelism.pipeline=2", "schedule.microbatches=4")
+    assert plan["parameters"] == PARAMETERS
+    assert (plan["layers"], plan["input_shapes"]) == (4, [[8, 64]])
+    assert (plan["samples_per_step"], plan["tokens_per_step"]) == (32, 32 * 64)
+    assert plan["tokens_per_second"] == pytest.approx(32 * 64 / plan["step_seconds"])
+    assert 0 < plan["mfu"] < 0.4
+    told = text(capsys, "parallelism.pipeline=2", "schedule.microbatches=4")
+    assert f"{PARAMETERS / 1000:.1f} thousand parameters; input 8 x 64; a step has 32 samples, 2,048 tokens" in told
+    assert "2 stages, 4 layers in all" in told
+    assert f"MFU {plan['mfu']:.1%}" in told
+    assert " tokens/s, " in told
+
+
+def test_a_model_without_tokens_on_an_unknown_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "model=mlp", "device=cpu", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["tokens_per_step"], plan["tokens_per_second"], plan["mfu"]) == (None, None, None)
+    assert plan["samples_per_second"] == pytest.approx(32 / plan["step_seconds"])
+
+
+def test_shared_weights_are_counted_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "tied.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    embed, head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)\n"
+        "    head.weight = embed.weight\n"
+        "    return nn.Sequential(embed, nn.Linear(4, 4), head)\n"
+        "def data():\n"
+        "    import torch\n"
+        "    ids = torch.zeros(32, 6, dtype=torch.long)\n"
+        "    return torch.utils.data.TensorDataset(ids, ids)\n"
+    )
+    words = ["model.target=tied:build", "data.target=tied:data", "loss=cross_entropy", "hardware=a100_80gb"]
+    assert main(["plan", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 10 * 4 + 4 * 4 + 4
+
+
+def test_samples_shorter_than_the_model_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    short = document(capsys, "model.kwargs.sequence_length=2048")["advice"]
+    (note,) = [line for line in short if "tokens" in line]
+    assert note.startswith("samples have 64 tokens, model.kwargs.sequence_length is 2048")
+    assert note.endswith("Try data.kwargs.sequence_length=2048")
+    assert not [line for line in document(capsys)["advice"] if "samples have" in line]
+
+
+def test_a_chosen_schedule_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("parallelism.pipeline=2", "schedule.microbatches=4")
+    plan = document(capsys, *words, "schedule=auto")
+    chosen = plan["advice"][0].removeprefix("schedule=auto takes ").replace("an order of its own", "auto")
+    assert chosen.startswith(plan["schedule"])
+    assert plan["microbatches"] == 4
+    assert document(capsys, *words, "schedule=zb_v")["schedule"] == "zb_v"
+
+
+def test_long_times_are_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("parallelism.pipeline=2", "schedule.microbatches=2", "schedule=auto", "hardware.flops.fp32=1e6")
+    advice = document(capsys, *words)["advice"]
+    assert any(line.startswith("schedule=auto takes ") for line in advice)
+    assert not any(" ms" in line for line in advice)
+
+
+def test_memory_of_the_host_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("parallelism.data=2", "zero.stage=2", "offload.optimizer=cpu")
+    plan = document(capsys, *words)
+    assert min(plan["host_memory_bytes"]) > 0
+    told = text(capsys, *words)
+    assert f"host: at most {max(plan['host_memory_bytes']) / 1e3:.0f} kB a rank of 1.00 TB" in told
+    assert "host" in told.partition("memory by rank")[2].partition("fits:")[0]
+
+
+def test_a_sweep_ends_in_one_sorted_table(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("-m", "parallelism.pipeline=1,2,9", "schedule.microbatches=1,4", "schedule=1f1b")
+    told = text(capsys, *words)
+    lines = told.splitlines()
+    assert len(lines) < 25
+    (header,) = [number for number, line in enumerate(lines) if line.split()[:1] == ["layout"]]
+    assert lines[header].split() == ["layout", "step", "tokens/s", "peak", "fits"]
+    rows = [line.split() for line in lines[header + 2 :] if line.startswith(" parallelism.pipeline=")]
+    rates = [float(row[4].replace(",", "")) for row in rows if row[-1] == "yes"]
+    assert len(rows) == 6
+    assert rates == sorted(rates, reverse=True)
+    assert [row[-1] for row in rows] == ["yes"] * 4 + ["refused"] * 2
+    assert "the schedule makes 9 stages, the model has 4 layers" in " ".join(told.split())
+    plans = document(capsys, *words)
+    assert [plan["overrides"][-3:-1] for plan in plans][0] == ["parallelism.pipeline=1", "schedule.microbatches=1"]
+
+
+def test_why_this_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("parallelism.pipeline=2", "schedule.microbatches=4", "--why")
+    layout = document(capsys, *words)["why"]["layout"]
+    assert "named by the request: pipeline 2 x data 1 x tensor 1, schedule.microbatches=4" in layout
+    assert any(line.startswith("partition=auto takes ") for line in layout)
+    assert any(line.startswith("pipelining ") for line in layout)
+    assert "why this layout:\n  named by the request: pipeline 2" in text(capsys, *words)
+    assert main(["plan", *GPT, *words, "memory_limit=300kB", "--json"]) == 3
+    layout = json.loads(capsys.readouterr().out)["why"]["layout"]
+    assert any(line.startswith("one device needs ") and line.endswith(" of 300 kB") for line in layout)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("parallelism.pipeline=4", "parallelism.data=64", "data.batch_size=256", "schedule.microbatches=4", "--why"),
+        ("parallelism.data=2", "zero.stage=2", "offload.optimizer=cpu"),
+        ("-m", "parallelism.pipeline=1,2", "optimizer=sgd,adamw,lamb", "schedule=gpipe,1f1b"),
+        ("parallelism.pipeline=2", "schedule=chimera", "schedule.microbatches=8"),
+    ],
+    ids=["many_ranks", "offload", "sweep", "twins"],
+)
+def test_nothing_is_wider_than_the_terminal(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert max(map(len, text(capsys, *words).splitlines())) <= 80
