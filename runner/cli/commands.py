@@ -33,12 +33,12 @@ _PLAN = Command(
     summary="check a request, cut the model into stages and predict time and memory; starts nothing",
     usage="[KEY=VALUE ...] [-m] [--json] [--why] [--rules]",
     about=(
-        "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts, and how many "
-        "samples or tokens per second that is. Ends with status 3 where a rank needs more than memory_limit. Any number "
-        "of ranks can be planned for on any machine. -m prints one table of all jobs, the fastest that fits on top. "
-        "--why adds what speaks for the layout, the rules that bind what you named to other keys, each with its reason "
-        "and source, and DeepSpeed's configuration where it is used; with -m also the whole plan of each job. --rules "
-        "prints every rule by group and plans nothing."
+        "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts, and how "
+        "many samples or tokens that is per second. Ends with status 3 where a rank needs more than memory_limit. Any "
+        "number of ranks can be planned for on any machine. -m prints one table of all jobs, the fastest that fits on "
+        "top. --why adds what speaks for the layout, the rules that bind what you named to other keys, each with its "
+        "reason and source, and DeepSpeed's configuration where it is used; with -m also the whole plan of each job. "
+        "--rules prints every rule by group and plans nothing."
     ),
     examples=(
         ("runner plan model=gpt parallelism.pipeline=4 schedule.microbatches=8", "four stages on this machine"),

@@ -113,9 +113,10 @@ def test_a_sweep_ends_in_one_sorted_table(capsys: pytest.CaptureFixture[str]) ->
     assert len(lines) < 25
     (header,) = [number for number, line in enumerate(lines) if line.split()[:1] == ["layout"]]
     assert lines[header].split() == ["layout", "step", "tokens/s", "peak", "fits"]
-    rows = [line.split() for line in lines[header + 2 :] if line.startswith(" parallelism.pipeline=")]
+    rows = [line.split() for line in lines[header + 2 :] if line.startswith(" pipeline=")]
     rates = [float(row[4].replace(",", "")) for row in rows if row[-1] == "yes"]
     assert len(rows) == 6
+    assert sorted(row[1] for row in rows) == ["microbatches=1"] * 3 + ["microbatches=4"] * 3
     assert rates == sorted(rates, reverse=True)
     assert [row[-1] for row in rows] == ["yes"] * 4 + ["refused"] * 2
     assert "the schedule makes 9 stages, the model has 4 layers" in " ".join(told.split())
