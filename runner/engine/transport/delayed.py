@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from queue import SimpleQueue
+from functools import partial
 
 from torch import Tensor
 
+from runner.engine.transport.background import BackgroundThread
 from runner.engine.transport.base import Channel, Handle, Transport, TransportAround
 
 __all__ = ["DelayedTransport"]
@@ -31,27 +32,23 @@ class DelayedTransport(TransportAround):
         self._delay = delay_seconds
         self._speed = bytes_per_second
         self._free_at: dict[int, float] = defaultdict(float)
-        self._links: dict[int, SimpleQueue[_Departure]] = {}
+        self._links: dict[int, BackgroundThread[_Departure]] = {}
 
     def send(self, tensor: Tensor, peer: int, channel: Channel) -> Handle:
         length = tensor.numel() * tensor.element_size() / self._speed if self._speed else 0.0
         self._free_at[peer] = max(self._free_at[peer], time.perf_counter()) + length
         departure = _Departure(tensor, channel, self._free_at[peer] + self._delay)
         if peer not in self._links:
-            self._links[peer] = SimpleQueue()
-            threading.Thread(target=self._carry, args=(peer, self._links[peer]), daemon=True).start()
+            self._links[peer] = BackgroundThread(partial(self._carry, peer), f"link to rank {peer}")
         self._links[peer].put(departure)
         return departure
 
-    def _carry(self, peer: int, link: SimpleQueue[_Departure]) -> None:
-        while True:
-            departure = link.get()
-            time.sleep(max(0.0, departure.due - time.perf_counter()))
-            try:
-                departure.left(self._inner.send(departure.tensor, peer, departure.channel))
-            except Exception as error:  # ``wait`` raises it
-                departure.failed(error)
-            del departure  # the tensor belongs to the waiting code
+    def _carry(self, peer: int, departure: _Departure) -> None:
+        time.sleep(max(0.0, departure.due - time.perf_counter()))
+        try:
+            departure.left(self._inner.send(departure.tensor, peer, departure.channel))
+        except Exception as error:  # ``wait`` raises it
+            departure.failed(error)
 
 
 class _Departure:

@@ -16,12 +16,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from runner.engine.transport.background import BackgroundThread
 from runner.engine.transport.base import Channel, Handle
 from runner.engine.transport.processes import ProcessTransport
 
@@ -113,7 +113,7 @@ class _Way:
         self._carry_out = carry_out
         self._waiting: deque[_Transfer] = deque()
         self._lock = threading.Lock()
-        self._background: SimpleQueue[_Transfer] | None = None
+        self._background: BackgroundThread[_Transfer] | None = None
 
     def is_free(self) -> bool:
         return not self._waiting
@@ -127,8 +127,7 @@ class _Way:
         self._waiting.append(transfer)
         if in_background:
             if self._background is None:
-                self._background = SimpleQueue()
-                threading.Thread(target=self._work, args=(self._background,), daemon=True).start()
+                self._background = BackgroundThread(self.finish, "short messages")
             self._background.put(transfer)
 
     def finish(self, transfer: _Transfer) -> None:
@@ -139,13 +138,6 @@ class _Way:
                 self._carry_out(first.data)
                 first.done = True
                 self._waiting.popleft()
-
-    def _work(self, transfers: SimpleQueue[_Transfer]) -> None:
-        while True:
-            try:
-                self.finish(transfers.get())
-            except (OSError, RuntimeError):  # the thread that waits for the transfer gets the error too
-                return
 
 
 class _Transfer:

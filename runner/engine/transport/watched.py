@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from queue import SimpleQueue
 
 from torch import Tensor
 
+from runner.engine.transport.background import BackgroundThread
 from runner.engine.transport.base import Channel, Handle, Transport, TransportAround
 
 __all__ = ["WatchedTransport"]
@@ -25,7 +25,7 @@ class WatchedTransport(TransportAround):
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
         self._news = threading.Condition()
-        self._ways: dict[tuple[int, Channel], SimpleQueue[_Arrival]] = {}
+        self._ways: dict[tuple[int, Channel], BackgroundThread[_Arrival]] = {}
 
     def receive(self, buffer: Tensor, peer: int, channel: Channel) -> Handle:
         handle = super().receive(buffer, peer, channel)
@@ -33,8 +33,7 @@ class WatchedTransport(TransportAround):
             return handle
         way = peer, channel
         if way not in self._ways:
-            self._ways[way] = SimpleQueue()
-            threading.Thread(target=_watch, args=(self._ways[way],), daemon=True).start()
+            self._ways[way] = BackgroundThread(_Arrival.come, f"{channel.name.lower()}s from rank {peer}")
         arrival = _Arrival(handle, self._news)
         self._ways[way].put(arrival)
         return arrival
@@ -71,8 +70,3 @@ class _Arrival:
 
     def is_completed(self) -> bool:
         return self._handle is None
-
-
-def _watch(way: SimpleQueue[_Arrival]) -> None:
-    while True:
-        way.get().come()
