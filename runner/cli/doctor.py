@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from runner.cli import screen
 from runner.cli.arguments import Arguments
 from runner.errors import EXIT_FAILED, EXIT_OK, Problem, did_you_mean, raise_problems
 from runner.optim.operators import OPERATORS
 
 __all__ = ["run"]
+
+_INDENT = " " * 25  # the place of what was found
 
 
 def run(arguments: Arguments) -> int:
@@ -37,9 +40,10 @@ def run(arguments: Arguments) -> int:
         print(json.dumps({"ok": good, "checks": [check.to_json() for check in checks]}, indent=2))
     else:
         for check in checks:
-            print(f"{'ok' if check.ok else 'missing':<8} {check.name:<15} {check.found}")
+            line = f"{'ok' if check.ok else 'missing':<8} {check.name:<15} {check.found}"
+            print(screen.wrapped(line, screen.width(), _INDENT))
             if check.fix:
-                print(f"{'':<24} {check.fix}")
+                print(f"{_INDENT}{check.fix}")
         print("this machine can train" if good else "something that training needs, or that was asked for, is missing")
     return EXIT_OK if good else EXIT_FAILED
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import __version__
+from runner.cli import screen
 from runner.cli.arguments import Command, Flag
 from runner.cli.commands import COMMANDS
 from runner.config import schema
@@ -19,10 +20,19 @@ from runner.config.schema import RunConfig
 
 __all__ = ["command_help", "overview"]
 
-_WIDTH = 110
+_NARROWEST = 20  # of a text beside a name
+_WIDEST = 110  # longer lines are hard to read
 _FIELD = re.compile(r"    (\w+): [^#]*#\s*(?:noqa: \w+ - )?(.+)")
 _SECTION = re.compile(r"class (\w+):")
 _HELP = Flag("--help", "this text", short="-h")
+_PROMISE = (
+    "Name policies, one override each: how many stages and replicas, which schedule, which optimizer. The request is "
+    "checked before it starts, predicted before it is paid for, and recorded so that runs compare."
+)
+_STATUS = (
+    "Exit status: 0 done; 1 the run failed; 2 the request is wrong; 3 it does not fit in memory; 4 verify found a "
+    "difference; 75 told to stop and resumable; 130 interrupted."
+)
 
 
 def overview() -> str:
@@ -32,8 +42,7 @@ def overview() -> str:
     return f"""\
 runner {__version__}: train large neural networks on machines you cannot change.
 
-Name policies, one override each: how many stages and replicas, which schedule, which optimizer. The request is
-checked before it starts, predicted before it is paid for, and recorded so that runs compare.
+{_paragraph(_PROMISE)}
 
 Usage:  runner COMMAND [KEY=VALUE ...] [GROUP=OPTION ...]
 
@@ -41,17 +50,16 @@ Usage:  runner COMMAND [KEY=VALUE ...] [GROUP=OPTION ...]
 
 {examples}
 
-  runner help COMMAND       its flags, and every key, group and option; so does runner COMMAND --help
-  RUNNER_FULL_ERROR=1       a whole traceback where a message is not enough
+{_entry("runner help COMMAND", "its flags, and every key, group and option; so does runner COMMAND --help", 22)}
+{_entry("RUNNER_FULL_ERROR=1", "a whole traceback where a message is not enough", 22)}
 
-Exit status: 0 done; 1 the run failed; 2 the request is wrong; 3 it does not fit in memory; 4 verify found a
-difference; 75 told to stop and resumable; 130 interrupted."""
+{_paragraph(_STATUS)}"""
 
 
 def command_help(command: Command, working_directory: Path) -> str:
     """The text of ``runner COMMAND --help``, including the options of a ``conf/`` folder in the working directory."""
     parts = [f"runner {command.name}: {command.summary}", f"Usage:  runner {command.name} {command.usage}"]
-    parts.append("\n".join(textwrap.wrap(command.about, _WIDTH)))
+    parts.append("\n".join(textwrap.wrap(command.about, _width())))
     parts.append("\n\n".join(_example(*each) for each in command.examples))
     parts.append("Flags:\n" + "\n".join(_entry(flag.usage, flag.summary, 18) for flag in (*command.flags, _HELP)))
     if command.sections != ():
@@ -60,14 +68,24 @@ def command_help(command: Command, working_directory: Path) -> str:
     return "\n\n".join(parts)
 
 
+def _paragraph(text: str) -> str:
+    return screen.wrapped(text, _width())
+
+
+def _width() -> int:
+    return min(_WIDEST, screen.width())
+
+
 def _example(line: str, what: str) -> str:
     return f"  {line}\n      {what}"
 
 
 def _entry(name: str, text: str, indent: int) -> str:
-    lines = textwrap.wrap(text, _WIDTH - indent - 4) or [""]
-    first = f"  {name:<{indent}}  {lines[0]}".rstrip()
-    return "\n".join([first, *(" " * (indent + 4) + line for line in lines[1:])])
+    lines = textwrap.wrap(text, max(_NARROWEST, _width() - indent - 4)) or [""]
+    below = [" " * (indent + 4) + line for line in lines]
+    if len(name) > indent and len(name) + len(lines[0]) + 4 > _width():
+        return "\n".join([f"  {name}", *below])
+    return "\n".join([f"  {name:<{indent}}  {lines[0]}".rstrip(), *below[1:]])
 
 
 def _groups(command: Command, working_directory: Path) -> Iterator[str]:

@@ -52,7 +52,7 @@ def _print_rules(arguments: Arguments, *, as_json: bool) -> int:
     raise_problems([*arguments.problems, *others])
     from runner.plan.rules.document import rules_to_json, rules_to_text
 
-    print(json.dumps(rules_to_json(), indent=2) if as_json else rules_to_text())
+    print(json.dumps(rules_to_json(), indent=2) if as_json else screen.wrapped_lines(rules_to_text()))
     return EXIT_OK
 
 
@@ -83,7 +83,8 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool) -> in
     documents: list[dict[str, Any]] = []
     rows: list[SweepRow] = []
     target = _plan_report(jobs)
-    for overrides in jobs:
+    for number, overrides in enumerate(jobs, 1):
+        screen.under_way(f"plan {number} of {len(jobs)}")
         try:
             plan = _plan(overrides)
         except RequestError as error:
@@ -93,7 +94,9 @@ def _run_sweep(jobs: Sequence[Sequence[str]], *, as_json: bool, why: bool) -> in
         documents.append({"overrides": list(overrides), **_document(plan, overrides, why)})
         rows.append(SweepRow(overrides, plan))
         if why and not as_json:
+            screen.under_way("")
             print(f"{' '.join(overrides)}\n{_text(plan, overrides, why)}\n")
+    screen.under_way("")
     if as_json:
         print(json.dumps(documents, indent=2))
         return EXIT_OK

@@ -146,7 +146,7 @@ def _catalogue(*, as_json: bool) -> str:
     from runner.schedule.render.catalogue import catalogue_json, catalogue_text
 
     if not as_json:
-        return catalogue_text()
+        return screen.wrapped_lines(catalogue_text())
     return "[" + ",\n ".join(map(json.dumps, catalogue_json())) + "]"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 
-__all__ = ["wrapped", "width"]
+__all__ = ["under_way", "width", "wrapped", "wrapped_lines"]
 
 
 def width() -> int:
@@ -24,3 +25,21 @@ def wrapped(line: str, columns: int, indent: str = "") -> str:
     if "\n" in line:
         return line
     return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def wrapped_lines(text: str) -> str:
+    """A text whose lines are not longer than the terminal is wide; what goes on below is indented four more columns."""
+    columns = width()
+    indents = (" " * (len(line) - len(line.lstrip()) + 4) for line in text.splitlines())
+    return "\n".join(wrapped(line, columns, indent) for line, indent in zip(text.splitlines(), indents, strict=True))
+
+
+def under_way(what: str) -> None:
+    """Show on the terminal's last line what a long command does; nothing where standard error is no terminal.
+
+    Args:
+        what: the line; empty removes the one before.
+    """
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[2K{what}")
+        sys.stderr.flush()

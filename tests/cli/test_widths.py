@@ -1,0 +1,44 @@
+"""Texts and tables of the commands keep to the terminal's width; only what is copied as a whole may be longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from runner.cli import screen
+from runner.cli.main import main
+
+
+@pytest.mark.parametrize(
+    "line",
+    [(), ("help", "plan"), ("help", "train"), ("schedule", "--list"), ("plan", "--rules"), ("doctor",)],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("columns", [80, 100])
+def test_lines_are_as_long_as_the_terminal_is_wide(
+    line: Sequence[str], columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    main(list(line))
+    long = [each for each in capsys.readouterr().out.splitlines() if len(each) > columns]
+    assert not [each for each in long if not _is_copied(each)]
+
+
+def _is_copied(line: str) -> bool:
+    """Whether a line is a command, the usage, a word that is longer than the line, or a path of the machine."""
+    text = line.strip()
+    return text.startswith(("runner ", "Usage:", "pip ", "apt")) or " " not in text or "/" in text
+
+
+def test_the_width_is_that_of_the_terminal_or_80(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.__stdout__", None)  # the terminal is not known
+    assert screen.width() == 80
+    monkeypatch.setenv("COLUMNS", "101")
+    assert screen.width() == 101
+
+
+def test_words_that_are_too_long_stay_whole() -> None:
+    assert screen.wrapped("a path/of/many/folders b", 10, "  ").splitlines() == ["a", "  path/of/many/folders", "  b"]
+    assert screen.wrapped("{\n  1\n}", 1) == "{\n  1\n}"
