@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from typing_extensions import override
 
@@ -32,7 +33,7 @@ __all__ = ["ScriptLauncher", "report_failure"]
 
 _FOLDER = "RUNNER_FAILURES"  # the environment variable that names the folder
 _POLL_SECONDS = 0.1
-_OTHERS_SECONDS = 3.0  # for the other ranks to fail, too, when one has
+_OTHERS_SECONDS = 5.0  # for the other ranks to fail, too, when one has
 
 
 def report_failure(error: BaseException, rank: int) -> None:
@@ -59,6 +60,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
             atexit.register(shutil.rmtree, os.environ[_FOLDER], ignore_errors=True)
             self._call_children_scripts()
             sys.excepthook = _Hook(self.procs, Path(os.environ[_FOLDER]), sys.excepthook)
+        _set_num_threads_if_needed(num_processes=self.num_processes)
         ended = threading.Event()
         arguments = (self.procs, Path(os.environ[_FOLDER]), ended)
         threading.Thread(target=_watch, args=arguments, daemon=True).start()
