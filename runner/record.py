@@ -34,6 +34,7 @@ __all__ = [
     "environment",
     "finish_failed",
     "hang_file",
+    "metric_extras",
     "read_steps",
     "step_seconds",
     "write_atomically",
@@ -41,6 +42,8 @@ __all__ = [
 
 RECORD_FILE = "record.json"
 STEPS_FILE = "steps.jsonl"
+
+_OF_VALIDATION = "val_"  # prefix of the figures of validations
 
 Status = Literal["waiting", "running", "ok", "failed", "out_of_memory", "unsupported", "preempted", "interrupted"]
 """``waiting`` is a job of a sweep that has not begun; it appears in reports but never in a record file."""
@@ -148,7 +151,11 @@ class RunRecord:
         return cls.from_json(document)
 
     def continued(
-        self, loss: Sequence[float], seconds: Sequence[float], val_loss: Sequence[Sequence[float]]
+        self,
+        loss: Sequence[float],
+        seconds: Sequence[float],
+        val_loss: Sequence[Sequence[float]],
+        metrics: Mapping[str, Sequence[Sequence[float]]] | None = None,
     ) -> RunRecord:
         """The record of a run that continues after these steps; figures measured over all steps become unknown."""
         empty = RunRecord()
@@ -164,11 +171,27 @@ class RunRecord:
             bytes_moved=empty.bytes_moved,
             peak_memory_bytes=empty.peak_memory_bytes,
             artifacts={},
+            extras={key: value for key, value in self.extras.items() if key not in self.metrics}
+            | metric_extras(metrics or {}),
         )
+
+    @property
+    def metrics(self) -> dict[str, list[list[float]]]:
+        """The figures of validations besides the loss, ``val_NAME`` to ``[step, value]`` pairs."""
+        return {key: value for key, value in self.extras.items() if key.startswith(_OF_VALIDATION)}
 
     def replace(self, **changes: Any) -> RunRecord:
         """A copy with these fields changed."""
         return dataclasses.replace(self, **changes)
+
+
+def metric_extras(metrics: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[list[float]]]:
+    """The metrics of validations as a record's extras: ``[step, value]`` pairs by ``val_NAME``.
+
+    Args:
+        metrics: the pairs by name.
+    """
+    return {_OF_VALIDATION + name: [list(pair) for pair in pairs] for name, pairs in metrics.items()}
 
 
 def step_seconds(all_seconds: Sequence[float], **extra: Any) -> dict[str, Any]:

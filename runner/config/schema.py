@@ -365,6 +365,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    metrics: dict[str, str] = field(default_factory=dict)  # metrics.NAME=mine:function of output and target: val_NAME
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)

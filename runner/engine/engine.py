@@ -121,9 +121,15 @@ class Engine:
             dtype=options.dtype,
             autocast=options.autocast,
             seed=options.seed,
+            metrics=options.metrics,
         )
         self._opener = WindowOpener(
-            view, self._stream, self._headers, microbatches=options.microbatches, all_take_part=sharding is not None
+            view,
+            self._stream,
+            self._headers,
+            microbatches=options.microbatches,
+            all_take_part=sharding is not None,
+            num_metrics=len(options.metrics),
         )
         self._beginning = None if schedule.is_asynchronous else speculation(training)
 
@@ -321,8 +327,18 @@ class Engine:
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
         """Run one forward-only window; return this pipeline's ``(sum, weight)`` of the loss, on each of its ranks."""
+        return self.validate(batch)[0]
+
+    def validate(self, batch: StepBatch) -> list[tuple[float, float]]:
+        """Run one forward-only window, as :meth:`evaluate`; return ``(sum, weight)`` of the loss, and of each metric.
+
+        Metrics come in the order of the options.
+
+        Raises:
+            RequestError: a metric's function raises, or returns no number; on the last stage's ranks.
+        """
         window = self._forward_only(batch, with_loss=True)
-        return float(window.loss[0]), float(window.loss[1])
+        return [(float(pair[0]), float(pair[1])) for pair in [window.loss, *window.metrics]]
 
     def predict(self, batch: StepBatch) -> Any:
         """Run one forward-only window without loss; return the output for all samples, None without the last stage."""

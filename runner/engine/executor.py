@@ -21,6 +21,7 @@ from runner.engine.step_ends import StepEnds
 from runner.engine.window import Window
 from runner.engine.works.work import Filler, Works
 from runner.model.data import LossFunction
+from runner.model.metrics import Metric
 from runner.schedule.values import COMPUTE, Action, Op, Payload
 
 __all__ = ["Executor"]
@@ -37,6 +38,7 @@ class Executor:
         dtype: dtype of the model's input.
         autocast: format of the forwards' matrix products; None if it is the format of the weights.
         seed: seed of random layers, combined with step, micro-batch and layer.
+        metrics: measured beside the loss in windows that are not of training.
     """
 
     def __init__(
@@ -49,13 +51,21 @@ class Executor:
         dtype: torch.dtype,
         autocast: torch.dtype | None = None,
         seed: int,
+        metrics: Sequence[Metric] = (),
     ) -> None:
         self.current: Action | None = None  # the action that runs now
         self.begun = 0  # number of actions so far
         self._rank = rank
         self._ends = ends
         self._compute = Compute(
-            rank, works, loss=loss, dtype=dtype, autocast=autocast, seed=seed, on_losses=ends.send_loss
+            rank,
+            works,
+            loss=loss,
+            dtype=dtype,
+            autocast=autocast,
+            seed=seed,
+            on_losses=ends.send_loss,
+            metrics=metrics,
         )
         self._messages = Messages(rank)
         self._opportunist = Opportunist.of(rank, self._messages)

@@ -87,7 +87,7 @@ class Headers:
         return before, after
 
     def send_totals(self, window: Window) -> None:
-        """Send ``[sum, weight, asks]`` to every other rank of the pipeline; the last stage's rank calls it per window.
+        """Send the window's totals to every other rank of the pipeline; the last stage's rank calls it per window.
 
         If several ranks have a last stage, each sends its own part of the sums, and the first of them sends the asks.
         """
@@ -103,13 +103,13 @@ class Headers:
                 self._pass_on(message, rank, Channel.TOTALS)
 
     def totals(self, window: Window) -> Tensor:
-        """Wait for ``[sum, weight, asks]`` of the window over the pipeline; the result is the same on every rank."""
+        """Wait for the window's totals over the pipeline (:meth:`Window.totals`); the same result on every rank."""
         parts = []
         for last in self._lasts:
             if last == self._view.position:
                 parts.append(window.totals())
                 continue
-            received = torch.empty(3, dtype=torch.float64, device=self._transport.device)
+            received = torch.empty_like(window.totals(), device=self._transport.device)
             self._transport.receive(received, self._view.pipeline[last], Channel.TOTALS).wait()
             parts.append(received.cpu())
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]

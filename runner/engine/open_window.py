@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from runner.engine.context import RankView
 from runner.engine.headers import Headers
 from runner.engine.measure.timeline import Timeline
@@ -24,13 +26,21 @@ class WindowOpener:
         headers: passes sizes on.
         microbatches: number of micro-batches of a step.
         all_take_part: whether micro-batches without samples are computed on a stand-in.
+        num_metrics: how many metrics are measured in windows that are not of training.
     """
 
     def __init__(
-        self, view: RankView, stream: RankStream, headers: Headers, *, microbatches: int, all_take_part: bool
+        self,
+        view: RankView,
+        stream: RankStream,
+        headers: Headers,
+        *,
+        microbatches: int,
+        all_take_part: bool,
+        num_metrics: int = 0,
     ) -> None:
         self._view, self._stream, self._headers = view, stream, headers
-        self._microbatches, self._all_take_part = microbatches, all_take_part
+        self._microbatches, self._all_take_part, self._num_metrics = microbatches, all_take_part, num_metrics
 
     def open(
         self, batch: StepBatch, *, step: int, training: bool, asks: int, loss_scale: float, timeline: Timeline
@@ -74,4 +84,5 @@ class WindowOpener:
             stand_ins=stand_ins,
             first=self._stream.place(step) * self._microbatches if training else 0,
             waits_for_step=set(self._view.holders),
+            metrics=torch.zeros(0 if training else self._num_metrics, 2, dtype=torch.float64),
         )

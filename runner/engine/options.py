@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from runner.engine.update.loss_scale import LossScaling
+from runner.model.metrics import Metric
 
 __all__ = ["EngineOptions", "FinishedStep", "TakenBack"]
 
@@ -31,6 +32,7 @@ class EngineOptions:
         twin_check_every: steps between two comparisons of the copies of weights on several ranks.
         link_delay_seconds: delay that is added to every message between ranks, for experiments.
         link_bytes_per_second: speed to which messages are slowed down, for experiments; None: they are not.
+        metrics: what is measured at validations beside the loss; the same on every rank.
     """
 
     microbatches: int
@@ -46,6 +48,7 @@ class EngineOptions:
     twin_check_every: int = 100
     link_delay_seconds: float = 0.0
     link_bytes_per_second: float | None = None
+    metrics: tuple[Metric, ...] = ()
 
 
 @dataclass(frozen=True)

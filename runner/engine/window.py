@@ -57,6 +57,7 @@ class Window:
         first: the number of its first micro-batch in actions. Several windows may run at the same time, and all their
             micro-batches have different numbers in actions; elsewhere in the window micro-batches count from 0.
         outputs: outputs of the last layer by micro-batch, on the last stage of a forward-only window without targets.
+        metrics: float64, a row ``[sum, weight]`` for each metric of a validation window; known where ``loss`` is.
     """
 
     step: int
@@ -76,6 +77,7 @@ class Window:
     stand_ins: frozenset[int] = frozenset()
     first: int = 0
     outputs: dict[int, Any] = field(default_factory=dict)
+    metrics: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.float64))
 
     def __post_init__(self) -> None:
         self.losses_to_come = sum(self.sizes[number] > 0 for number in self.own_losses)
@@ -87,13 +89,14 @@ class Window:
         self.__post_init__()
 
     def totals(self) -> Tensor:
-        """``[sum, weight, asks]`` as one tensor."""
-        return torch.cat([self.loss, torch.tensor([float(self.asks)], dtype=torch.float64)])
+        """``[sum, weight, asks]``, and after it the sums and weights of metrics, as one tensor."""
+        return torch.cat([self.loss, torch.tensor([float(self.asks)], dtype=torch.float64), self.metrics.flatten()])
 
     def learn(self, totals: Tensor) -> None:
-        """Set the loss and the asks from the sum of all ranks' :meth:`totals`."""
+        """Set the loss, the asks and the metrics from the sum of all ranks' :meth:`totals`."""
         self.loss.copy_(totals[:2])
         self.asks = round(float(totals[2]))
+        self.metrics.copy_(totals[3:].view_as(self.metrics))
         self.knows_totals = True
 
     @property

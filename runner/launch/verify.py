@@ -123,6 +123,7 @@ def _short(config: RunConfig, steps: int) -> RunConfig:
         checkpoint=CheckpointConfig(),
         logger=LoggerConfig(name="none"),
         profiler=ProfilerConfig(),
+        metrics={},
     )
 
 

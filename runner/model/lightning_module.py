@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial, reduce
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from runner.config.precision import PRECISIONS
 from runner.config.schema import LrSchedulerConfig, OptimizerConfig, RunConfig
 from runner.errors import Problem, RequestError
 from runner.model.boundary import num_samples
+from runner.model.layers import call_whole
 
 __all__ = [
     "OwnStep",
@@ -26,6 +28,7 @@ __all__ = [
     "lightning_problems",
     "loss_of_step",
     "optimizers_in",
+    "own_output",
     "scalar_loss",
     "with_one_optimizer",
 ]
@@ -65,6 +68,7 @@ def lightning_problems(module: Any, config: RunConfig) -> list[Problem]:
         *_mechanics_problems(module, config),
         *(_step_problems(module, config) if brings(module, "training_step") else ()),
         *_pipeline_problems(module, config),
+        *_metric_problems(module, config),
         *(_optimizer_problems(config) if brings(module, "configure_optimizers") else ()),
     ]
 
@@ -100,6 +104,36 @@ def _step_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
     if config.compile:
         why = f"It cannot be known which modules {type(module).__name__}.training_step calls"
         yield Problem("compile", True, "must be false without a pipeline", why, "compile=false")
+
+
+def _metric_problems(module: Any, config: RunConfig) -> Iterator[Problem]:
+    from runner.model.logged_names import logged_names
+
+    if not config.metrics or config.parallelism.pipeline > 1 or not brings(module, "training_step"):
+        return
+    name, logged = type(module).__name__, logged_names(module, "validation_step")
+    if own_output(module) is None:
+        why = f"{name} has neither a forward nor layers(), so that there is no output to measure"
+        yield Problem("metrics", ",".join(config.metrics), "must be left out", why)
+    if not brings(module, "validation_step"):
+        why = f"{name} has no validation_step, so that there is no validation"
+        yield Problem("metrics", ",".join(config.metrics), "must be left out", why)
+    for metric in config.metrics:
+        if f"val_{metric}" in logged:
+            why = f"{name}.validation_step logs val_{metric} itself"
+            yield Problem(f"metrics.{metric}", config.metrics[metric], "must have another name", why)
+
+
+def own_output(module: Any) -> Callable[[Any], Any] | None:
+    """The function from a batch's input to the module's output: its ``layers()`` in order, or else its ``forward``.
+
+    None if the class has neither. Layers that are made anew by callables are not the module's own.
+    """
+    lister = getattr(module, "layers", None)
+    layers = list(lister()) if callable(lister) and not isinstance(lister, nn.Module) else []
+    if layers and all(isinstance(layer, nn.Module) for layer in layers):
+        return lambda given: reduce(lambda value, layer: layer(value), layers, given)
+    return partial(call_whole, module) if brings(module, "forward") else None
 
 
 def _pipeline_problems(module: Any, config: RunConfig) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ __all__ = ["call_function", "call_target", "explained", "import_users_code"]
 
 
 def import_users_code(config: RunConfig) -> None:
-    """Import what a request names of model, data and loss.
+    """Import what a request names of model, data, loss and metrics.
 
     A module may draw random numbers when it is imported. It is imported here and not where it is first used, which may
     be for the data on one rank and for the model on another.
@@ -35,6 +35,8 @@ def import_users_code(config: RunConfig) -> None:
             import_target(f"{section}.target", target)
         if config.data.collate is not None:
             import_target("data.collate", config.data.collate)
+        for name, target in config.metrics.items():
+            import_target(f"metrics.{name}", target)
 
 
 def call_target(section: str, target: str, kwargs: Mapping[str, Any]) -> Any:

@@ -37,3 +37,5 @@ def _losses(record: RunRecord) -> Iterator[str]:
     if validations:
         loss, step = min(validations)
         yield f"best validation {loss:.4f} after step {step}"
+        for name, pairs in record.metrics.items():
+            yield from (f"{name} {value:.4f}" for at, value in pairs if at == step)

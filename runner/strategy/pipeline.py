@@ -406,6 +406,12 @@ class EngineStrategy(NamedCheckpointStrategy):
             raise RuntimeError("the strategy is not set up")
         return self.engine.evaluate(batch)
 
+    def validate(self, batch: StepBatch) -> list[tuple[float, float]]:
+        """``(sum, weight)`` of the loss and of each metric of the options, as :meth:`evaluate`."""
+        if self.engine is None:
+            raise RuntimeError("the strategy is not set up")
+        return self.engine.validate(batch)
+
     @override
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """Return the batch unchanged on the CPU; on CUDA move it as a whole."""

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from runner.engine.engine import Engine, FinishedStep
 from runner.record import StepLog
 from runner.strategy.pipeline import EngineStrategy
+from runner.training.lightning_module import TrainedModule
 from runner.training.measure.shared import SharedFigures
 from runner.training.resume import History
 
@@ -70,13 +71,10 @@ class StepClock(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start()
 
-    def history(self, val_losses: Sequence[Sequence[float]]) -> History:
+    def history(self, module: TrainedModule) -> History:
         """All steps so far, with the validations of the module."""
-        return History(
-            (*self._before.loss, *self._losses),
-            (*self._before.seconds, *self.walls),
-            tuple((int(step), value) for step, value in val_losses),
-        )
+        losses, seconds = [*self._before.loss, *self._losses], [*self._before.seconds, *self.walls]
+        return History.of(losses, seconds, module.val_losses, module.val_metrics)
 
     @property
     def loss(self) -> float | None:

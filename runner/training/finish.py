@@ -18,7 +18,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
-from runner.record import RunRecord, read_steps, step_seconds
+from runner.record import RunRecord, metric_extras, read_steps, step_seconds
 from runner.strategy.pipeline import EngineStrategy
 from runner.targets import import_target
 from runner.training.averaging import WeightAveraging
@@ -160,6 +160,7 @@ def _measured(
         bytes_moved=_bytes_moved(measures),
         peak_memory_bytes=record.peak_memory_bytes | {"kind": strategy.meter.kind} | _peaks(measures),
         extras=record.extras
+        | metric_extras(module.val_metrics)
         | ({"tokens_per_second": tokens} if tokens is not None else {})
         | _skipped(config, lines)
         | _slowest(measures, timed)

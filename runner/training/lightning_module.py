@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,16 +14,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.config.schema import RunConfig
-from runner.engine.window import StepBatch
+from runner.engine.window import StepBatch, split_microbatches
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule, build_stage
-from runner.model.lightning_module import OwnStep, brings, scalar_loss, with_one_optimizer
+from runner.model.lightning_module import OwnStep, brings, own_output, scalar_loss, with_one_optimizer
 from runner.model.load import LoadedModel
+from runner.model.logged_names import not_called_notes
 from runner.model.precision import to_precision
 from runner.model.ties import Tie, find_ties
 from runner.plan.cut.partition import Partition
+from runner.plan.layout.batches import split_sizes
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.module import LayersModule, requested_optimizer
+from runner.training.validation import LOSS, PREFIX, LoggedFigures, ValidationSums, figures_of, note_means
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["TrainedModule", "own_optimizer", "trainable", "validates"]
 
@@ -31,14 +37,22 @@ class TrainedModule(Protocol):
     """The interface that a run needs of the module that the Trainer fits."""
 
     val_losses: list[list[float]]
+    val_metrics: dict[str, list[list[float]]]
     ties: Sequence[Tie]
+
+    def check_metrics(self, batch: StepBatch) -> None:
+        """Measure the metrics of a validation batch, and forget them."""
+        ...
 
 
 def trainable(model: LoadedModel, strategy: EngineStrategy, config: RunConfig) -> Any:
     """The module for ``Trainer.fit``: the user's own LightningModule, or one that wraps the layers."""
     if model.module is None:
         return LayersModule(model.layers, model.loss, config)
-    _Bound(model, strategy, config).bind()
+    bound = _Bound(model, strategy, config)
+    for note in bound.notes():
+        logger.info("%s", note)  # rank 0 alone shows it
+    bound.bind()
     return model.module
 
 
@@ -70,13 +84,17 @@ class _Bound:
         self._module: Any = model.module
         self._model, self._strategy, self._config = model, strategy, config
         self._stages = nn.ModuleDict()
-        self._sums: list[tuple[float, float]] = []
-        self._logged: tuple[float, float] | None = None
-        self._logs_val_loss = False
+        self._output = own_output(self._module) if model.step is not None and config.metrics else None
+        self._sums = ValidationSums()
+        self._logged = LoggedFigures(self._module.log)
         self._own_log = self._module.log
         self._own_optimizer = self._module.configure_optimizers
         self._own_validation_step = self._module.validation_step
         self._own_validation_end = self._module.on_validation_epoch_end
+
+    def notes(self) -> list[str]:
+        """What the run will not do although the module defines it."""
+        return [] if self._model.step is not None else not_called_notes(self._module)
 
     def bind(self) -> None:
         """Set the methods in ``__dict__``, because nn.Module would register a loss module as one more child."""
@@ -84,6 +102,8 @@ class _Bound:
             loss_function=self._model.loss,
             ties=find_ties(self._model.layers),
             val_losses=[],
+            val_metrics={},
+            check_metrics=self._check_metrics,
             build_stages=self._build_stages,
             configure_optimizers=self._configure_optimizers,
             training_step=self._training_step,
@@ -137,7 +157,7 @@ class _Bound:
 
     def _validation_step(self, batch: StepBatch, batch_idx: int) -> Any:
         if self._model.step is None:
-            self._sums.append(self._strategy.evaluate(batch))
+            self._sums.add_all(self._config.metrics, self._strategy.validate(batch))
             return None
         if not batch.samples:
             return None
@@ -146,32 +166,52 @@ class _Bound:
         engine.settle()
         given = to_precision((batch.inputs, batch.targets), engine.options.dtype)
         arguments = (given, batch_idx)[: len(inspect.signature(self._own_validation_step).parameters)]
-        autocast, device = engine.options.autocast, self._strategy.root_device.type
-        self._logged = None
-        log = partial(self._log_validation, batch.samples)
-        with self._in_hook("validation_step", log), torch.autocast(device, autocast, enabled=autocast is not None):
+        log = partial(self._logged.log, batch.samples)
+        with self._in_hook("validation_step", log), self._autocasting():
             made = self._own_validation_step(*arguments)
         loss = scalar_loss(made)
-        if self._logged is None and loss is not None:
-            self._logged = (float(loss) * batch.samples, batch.samples)
-        self._sums += [self._logged] if self._logged is not None else []
+        if PREFIX + LOSS not in self._logged.names and loss is not None:
+            self._sums.add(LOSS, float(loss) * batch.samples, batch.samples)
+        for name, pair in self._measured(batch):
+            self._sums.add(name, *pair)
         return made
 
-    def _log_validation(self, samples: int, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        weight = kwargs.setdefault("batch_size", samples)
-        if name == "val_loss" and isinstance(value, Tensor | float):
-            self._logged = (float(value) * weight, weight)
-            self._logs_val_loss = True
-        self._own_log(name, value, *args, **kwargs)
+    def _autocasting(self) -> torch.autocast:
+        assert self._strategy.engine is not None
+        autocast = self._strategy.engine.options.autocast
+        return torch.autocast(self._strategy.root_device.type, autocast, enabled=autocast is not None)
+
+    def _measured(self, batch: StepBatch) -> Iterator[tuple[str, tuple[float, float]]]:
+        """The metrics of a batch whose micro-batches the module's own ``layers()`` or ``forward`` compute here."""
+        engine = self._strategy.engine
+        assert engine is not None
+        if self._output is None or not batch.samples:
+            return
+        parts = (batch.samples, engine.options.microbatches)
+        inputs = split_microbatches(to_precision(batch.inputs, engine.options.dtype), *parts)
+        targets = split_microbatches(batch.targets, *parts)
+        for given, target, samples in zip(inputs, targets, split_sizes(*parts), strict=True):
+            if samples:
+                with torch.no_grad(), self._autocasting():
+                    output = to_precision(self._output(given), torch.float32)
+                for metric in engine.options.metrics:
+                    yield metric.name, metric.measure(output, target, samples)
+
+    def _check_metrics(self, batch: StepBatch) -> None:
+        if self._model.step is None:
+            self._strategy.validate(batch)
+            return
+        modes = [(part, part.training) for part in self._module.modules()]
+        self._module.eval()
+        list(self._measured(batch))
+        for part, mode in modes:
+            part.training = mode
 
     def _on_validation_epoch_end(self) -> None:
-        sums, self._sums = self._sums, []
-        total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
-        # All ranks of a pipeline have the same sums, so the quotient over all ranks equals the one over replicas.
-        total = self._strategy.reduce(total.to(self._strategy.root_device), reduce_op="sum")
-        if total[1] > 0:
-            loss = float(total[0] / total[1])
-            self._module.val_losses.append([self._module.trainer.global_step, loss])
-            if not self._logs_val_loss:
-                self._own_log("val_loss", loss, prog_bar=True, batch_size=1)
+        own = self._logged.means(self._strategy)
+        means = self._sums.means(self._strategy)
+        step = self._module.trainer.global_step
+        note_means(self._module, step, means | figures_of(own))
+        for name, value in means.items():
+            self._own_log(PREFIX + name, value, prog_bar=name == LOSS, batch_size=1)
         self._own_validation_end()

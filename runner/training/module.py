@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,6 +19,7 @@ from runner.model.ties import find_ties
 from runner.optim.kinds.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
 from runner.strategy.pipeline import EngineStrategy
+from runner.training.validation import LOSS, ValidationSums, note_means
 
 __all__ = ["LayersModule", "requested_optimizer"]
 
@@ -49,10 +49,11 @@ class LayersModule(pl.LightningModule):
         self.loss_function = loss_function
         self.stages = nn.ModuleDict()
         self.val_losses: list[list[float]] = []
+        self.val_metrics: dict[str, list[list[float]]] = {}
         self.ties = find_ties(sources)
         self._sources = sources
         self._config = config
-        self._validation: list[tuple[float, float]] = []
+        self._validation = ValidationSums()
 
     @property
     def engine_strategy(self) -> EngineStrategy:
@@ -76,7 +77,7 @@ class LayersModule(pl.LightningModule):
         return self.engine_strategy.hand_over(batch)
 
     def validation_step(self, batch: StepBatch, batch_idx: int) -> None:
-        self._validation.append(self.engine_strategy.evaluate(batch))
+        self._validation.add_all(self._config.metrics, self.engine_strategy.validate(batch))
 
     test_step = validation_step
 
@@ -85,20 +86,22 @@ class LayersModule(pl.LightningModule):
         return self.engine_strategy.predict(batch)
 
     def on_validation_epoch_end(self) -> None:
-        loss = self._mean_loss()
-        if loss is not None:
-            self.val_losses.append([self.trainer.global_step, loss])
-            self.log("val_loss", loss, prog_bar=True, batch_size=1)
+        note_means(self, self.trainer.global_step, self._log_means("val"))
 
     def on_test_epoch_end(self) -> None:
-        loss = self._mean_loss()
-        if loss is not None:
-            self.log("test_loss", loss, prog_bar=True, batch_size=1)
+        self._log_means("test")
 
-    def _mean_loss(self) -> float | None:
-        """The mean loss over all samples of the set, over all replicas."""
-        sums, self._validation = self._validation, []
-        total = torch.tensor([sum(pair[0] for pair in sums), sum(pair[1] for pair in sums)], dtype=torch.float64)
-        # All ranks of a pipeline have the same sums, so the quotient over all ranks equals the one over replicas.
-        total = self.engine_strategy.reduce(total.to(self.engine_strategy.root_device), reduce_op="sum")
-        return float(total[0] / total[1]) if total[1] > 0 else None
+    def _log_means(self, prefix: str) -> dict[str, float]:
+        """Log and return the mean loss and metrics over all samples of the set, over all replicas."""
+        means = self._validation.means(self.engine_strategy)
+        for name, value in means.items():
+            self.log(f"{prefix}_{name}", value, prog_bar=name == LOSS, batch_size=1)
+        return means
+
+    def check_metrics(self, batch: StepBatch) -> None:
+        """Measure the metrics of a batch, and forget them: a wrong function is refused before the first step.
+
+        Raises:
+            RequestError: see :meth:`runner.engine.engine.Engine.validate`.
+        """
+        self.engine_strategy.validate(batch)

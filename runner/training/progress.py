@@ -132,10 +132,12 @@ class _Shown(Callback):
         )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        validated: list[list[float]] = getattr(pl_module, "val_losses", [])
-        if validated:
-            step, loss = validated[-1]
-            logger.info("step %d  val_loss %.4f", step, loss)
+        step = trainer.global_step
+        figures = {"loss": getattr(pl_module, "val_losses", []), **getattr(pl_module, "val_metrics", {})}
+        last = {name: values[-1] for name, values in figures.items() if values}
+        now = [f"val_{name} {value:.4f}" for name, (at, value) in last.items() if at == step]
+        if now:
+            logger.info("%s", "  ".join([f"step {step}", *now]))
 
 
 class ProgressLines(_Shown):

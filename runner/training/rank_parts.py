@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,11 @@ import torch
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
-from runner.errors import RunFailedError
+from runner.errors import Problem, RunFailedError, raise_problems
 from runner.model.data import Datasets, load_datasets
 from runner.model.device import device_type
 from runner.model.load import LoadedModel, load_model
+from runner.model.metrics import load_metrics
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.seeds import seeded
 from runner.model.targets import import_users_code
@@ -65,8 +67,15 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     model = _model(config, plan)
     module = trainable(model, strategy, config)
     validate = validate and (model.module is None or validates(model.module, model.step))
+    raise_problems(_metric_problems(config, has_validation=bool(lengths[1])) if validate else ())
     loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
     return RankParts(read_profile(run_dir), plan, strategy, module, loaders)
+
+
+def _metric_problems(config: RunConfig, *, has_validation: bool) -> Iterator[Problem]:
+    if config.metrics and not has_validation:
+        why = f"{config.data.target} returns no validation set, at whose end they would be evaluated"
+        yield Problem("metrics", ",".join(config.metrics), "need a validation set", why)
 
 
 def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:
@@ -97,6 +106,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
         twin_check_every=config.schedule.twin_check_every,
         link_delay_seconds=config.transport.delay_seconds,
         link_bytes_per_second=config.transport.bytes_per_second,
+        metrics=load_metrics(config.metrics),
     )
     device = device_type(config)
     placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.message_timeout_seconds}

@@ -39,11 +39,25 @@ class History:
     Args:
         loss, seconds: one number per optimizer step.
         val_loss: ``[step, value]`` pairs.
+        metrics: the same for other figures of validations, by name.
     """
 
     loss: tuple[float, ...] = ()
     seconds: tuple[float, ...] = ()
     val_loss: tuple[tuple[int, float], ...] = ()
+    metrics: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        loss: Sequence[float],
+        seconds: Sequence[float],
+        val_loss: Sequence[Sequence[float]],
+        metrics: Mapping[str, Sequence[Sequence[float]]],
+    ) -> History:
+        """The history from lists, as records and checkpoints have them."""
+        pairs = {name: _pairs(values) for name, values in metrics.items()}
+        return cls(tuple(loss), tuple(seconds), _pairs(val_loss), pairs)
 
 
 @dataclass(frozen=True)
@@ -120,6 +134,7 @@ class Progress:
             "loss": torch.tensor(self.history.loss, dtype=torch.float64),
             "seconds": torch.tensor(self.history.seconds, dtype=torch.float64),
             "val_loss": [list(pair) for pair in self.history.val_loss],
+            "metrics": {name: [list(pair) for pair in pairs] for name, pairs in self.history.metrics.items()},
             "random": dict(self.random),
             "config": json.dumps(self.config),
             "fingerprint": self.fingerprint,
@@ -130,11 +145,8 @@ class Progress:
     @classmethod
     def from_entry(cls, entry: dict[str, Any]) -> Progress:
         """The inverse of :meth:`to_entry`."""
-        history = History(
-            tuple(entry["loss"].tolist()),
-            tuple(entry["seconds"].tolist()),
-            tuple((int(step), float(value)) for step, value in entry["val_loss"]),
-        )
+        loss, seconds = entry["loss"].tolist(), entry["seconds"].tolist()
+        history = History.of(loss, seconds, entry["val_loss"], entry.get("metrics", {}))
         return cls(
             step=entry["step"],
             batches=entry["batches"],
@@ -146,6 +158,10 @@ class Progress:
             samples=entry.get("samples"),
             arithmetic=entry.get("arithmetic", {}),
         )
+
+
+def _pairs(validations: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(step), float(value)) for step, value in validations)
 
 
 def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor]]:

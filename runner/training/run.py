@@ -92,6 +92,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     resumed = _resumed(config, loaders[0])
     before = resumed.history if resumed is not None else History()
     module.val_losses = [list(pair) for pair in before.val_loss]
+    module.val_metrics = {name: [list(pair) for pair in pairs] for name, pairs in before.metrics.items()}
     log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
     figures = SharedFigures(parts.plan, rank, strategy.replica, store_of_ranks())
     clock = StepClock(log, partial(samples_of_step, loaders[0], config.data.batch_size), before, figures)
@@ -99,6 +100,8 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     plans = [parts.plan]
 
     def predict(trainer: pl.Trainer) -> None:
+        if config.metrics and loaders[1] is not None:
+            module.check_metrics(strategy.batch_to_device(first_batch(loaders[1])))
         plans.append(_predict(strategy, config, parts.profile, run_dir, first_batch(loaders[0])))
         heard = StopSignals.current()
         if heard is not None and strategy.engine is not None:
@@ -186,7 +189,7 @@ def _checkpoints(
             config,
             batches_per_epoch=steps_per_epoch(loaders[0]),
             samples=samples_per_epoch(loaders[0]),
-            history=clock.history(module.val_losses),
+            history=clock.history(module),
             random=dict(strategy.saved_parts((strategy.global_rank, random_state())) or ()),
         )
 

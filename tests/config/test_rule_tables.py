@@ -48,7 +48,8 @@ OF_SLURM = {
 SCALING = ("initial_scale", "growth_interval", "growth_factor", "backoff_factor", "minimum_scale")
 WRONG: dict[Any, Any] = {int: -1, float: -1.0, str: "no such", list[str]: []}  # of a strategy's option, by its type
 COMBINED: list[dict[str, Any]] = [
-    {"resume": ""}, {"profiler.name": "nvtx", "device": "cpu"},
+    {"resume": ""}, {"metrics": {"loss": "a:b", "my-own": "a:b", "accuracy": "a"}},
+    {"profiler.name": "nvtx", "device": "cpu"},
     {"memory_limit": "0"}, {"report": "???", "sweep_report": "???", "plan_report": "???"},
     {"model.target": "???", "data.target": "???", "loss.target": "???", "data.collate": "???"},
     {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
@@ -134,7 +135,7 @@ def test_every_problem_is_a_rules() -> None:
         told = [problem.path for problem in rules(config)]
         known = {rule.path for table in CONFIG_TABLES for rule in table.rules}
         assert all(
-            path in known or path.startswith(("hardware.flops.", "nowhere.json", "compression.kwargs."))
+            path in known or path.startswith(("hardware.flops.", "nowhere.json", "compression.kwargs.", "metrics."))
             for path in told
         ), values
 

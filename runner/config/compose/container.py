@@ -31,6 +31,7 @@ _WITHOUT_EFFECT = (
     ("launcher",),
     ("logger",),
     ("profiler",),
+    ("metrics",),
     ("data", "workers"),
     ("model", "goes_with"),
     ("model", "needs"),

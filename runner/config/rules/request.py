@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from runner.config.precision import PRECISIONS
 from runner.config.rules.launcher import LAUNCHERS
 from runner.config.rules.memory import POLICIES
-from runner.config.rules.table import Row, Table, where
-from runner.config.rules.values import at_least, is_given, one_of, optional_target, target
+from runner.config.rules.table import Computed, Row, Table, where
+from runner.config.rules.values import TARGET, at_least, is_given, one_of, optional_target, target
 from runner.config.schema import SERVICE_LOGGERS, RunConfig
 from runner.config.units import parse_bytes
+from runner.errors import Problem
 from runner.memory.solve.strategy import SECTION
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
 
@@ -105,6 +108,34 @@ _FUNCTIONS: Table[RunConfig] = Table(
             "The logger {logger.name} calls no function of yours",
             fix="logger=custom",
             when=lambda c: c.logger.name not in ("custom", *SERVICE_LOGGERS),
+        ),
+    ),
+)
+
+_METRIC_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def _wrong_metrics(config: RunConfig) -> Iterator[Problem]:
+    for name, function in config.metrics.items():
+        path = f"metrics.{name}"
+        if _METRIC_NAME.fullmatch(name) is None:
+            why = f"The values are written as val_{name}"
+            yield Problem(path, function, "must be named by letters, digits and underscores, no digit first", why)
+        elif name == "loss":
+            why = "Its values would be written as val_loss, which is the loss itself"
+            yield Problem(path, function, "must have another name", why, f"metrics.my_loss={function}")
+        if TARGET.fullmatch(function) is None:
+            yield Problem(path, function, "must be package.module:function", "A colon parts the module from the name")
+
+
+_METRICS: Table[RunConfig] = Table(
+    "Metrics",
+    (
+        Computed(
+            "metrics",
+            _wrong_metrics,
+            "each must be metrics.NAME=package.module:function; NAME has letters, digits, underscores, and is not loss",
+            "The values are written as val_NAME, and val_loss is the loss",
         ),
     ),
 )
@@ -218,5 +249,5 @@ _PARTITION: Table[RunConfig] = Table(
     ),
 )
 
-REQUEST_TABLES = (_NAMES, _RUN, _FUNCTIONS, _DATA, _PARALLELISM, _SCHEDULE, _PARTITION)
+REQUEST_TABLES = (_NAMES, _RUN, _FUNCTIONS, _METRICS, _DATA, _PARALLELISM, _SCHEDULE, _PARTITION)
 """All tables of this file, in the order in which they are checked."""

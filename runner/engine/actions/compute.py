@@ -19,6 +19,7 @@ from runner.memory.apply.recompute import ChangedBuffers
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.data import LossFunction, loss_sum
 from runner.model.layers import StageModule, draws_from_torch_alone
+from runner.model.metrics import Metric
 from runner.model.precision import to_precision
 from runner.model.seeds import mix_seed, seed_generators, seed_torch
 from runner.model.split.backward import backward_input, backward_weight, capturing
@@ -42,6 +43,7 @@ class Compute:
         autocast: format of the forwards' matrix products; None if it is the format of the weights.
         seed: seed of random layers, combined with step, micro-batch and layer.
         on_losses: called on the last stage's rank when the last loss of a window is known.
+        metrics: measured beside the loss in windows that are not of training.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Compute:
         autocast: torch.dtype | None,
         seed: int,
         on_losses: Callable[[Window], None],
+        metrics: Sequence[Metric] = (),
     ) -> None:
         self.works = works
         self._rank = rank
@@ -62,6 +65,7 @@ class Compute:
         self._autocast = autocast
         self._seed = seed
         self._on_losses = on_losses
+        self._metrics = metrics
         self._simple_layers = _simple_layers(rank.stages.values(), rank.stages.get(rank.view.num_stages - 1))
         self._changed = {stage: ChangedBuffers([module]) for stage, module in rank.stages.items()}
 
@@ -196,12 +200,19 @@ class Compute:
             return output
         output = to_precision(output, torch.float32)
         total, weight = loss_sum(self._loss(output, window.targets[place.number]), place.samples)
+        if not window.training and not place.is_stand_in:
+            self._measure(place, output, window.targets[place.number])
         if counts and not place.is_stand_in:
             window.loss[0] += total.detach().double().cpu()
             window.loss[1] += weight.double().cpu() if isinstance(weight, Tensor) else weight
         if place.is_stand_in:
             return total * 0.0
         return total if window.loss_scale == 1.0 else total * window.loss_scale
+
+    def _measure(self, place: Place, output: Any, target: Any) -> None:
+        """Add the metrics of a micro-batch to the window's."""
+        for row, metric in zip(place.window.metrics, self._metrics, strict=True):
+            row += torch.tensor(metric.measure(output, target, place.samples), dtype=torch.float64)
 
     def backward(self, action: Action) -> None:
         """Accumulate gradients of the stage's weights, and keep the gradient of its input for the stage before."""

@@ -159,7 +159,8 @@ def _callable_problems(config: RunConfig) -> list[Problem]:
     from runner.targets import import_target
 
     problems = [*target_problems(config.optimizer), *target_problems(config.compression)]
-    for path, target in (("logger.target", config.logger.target), ("report", config.report)):
+    named = {f"metrics.{name}": target for name, target in config.metrics.items()}
+    for path, target in {"logger.target": config.logger.target, "report": config.report, **named}.items():
         try:
             if target is not None:
                 import_target(path, target)

@@ -94,7 +94,7 @@ def continue_record(record: RunRecord, config: RunConfig, run_dir: Path) -> RunR
     with StepLog(run_dir, len(history.loss)) as log:
         for step in range(len(read_steps(run_dir)), len(history.loss)):
             log.write(step=step + 1, loss=history.loss[step], seconds=history.seconds[step])
-    return record.continued(history.loss, history.seconds, history.val_loss)
+    return record.continued(history.loss, history.seconds, history.val_loss, history.metrics)
 
 
 def _newest(config: RunConfig) -> Path | None:

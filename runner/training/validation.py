@@ -1,0 +1,123 @@
+"""Sums of a validation over batches and replicas, and the means that all ranks get of them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from runner.strategy.pipeline import EngineStrategy
+
+__all__ = ["LOSS", "PREFIX", "LoggedFigures", "ValidationSums", "figures_of", "note_means"]
+
+LOSS = "loss"
+"""The name of the loss among the figures of a validation; no metric may have it."""
+
+PREFIX = "val_"
+
+_MEAN = ("mean", torch.mean)
+
+_LOG = inspect.signature(pl.LightningModule.log)
+
+logger = logging.getLogger(__name__)
+
+
+class ValidationSums:
+    """``(sum, weight)`` of the loss and of metrics by name, over the batches of this rank's replica."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, name: str, total: float, weight: float) -> None:
+        """Add what a batch, or a part of it, has given."""
+        sums = self._sums.setdefault(name, [0.0, 0.0])
+        sums[0] += total
+        sums[1] += weight
+
+    def add_all(self, names: Iterable[str], pairs: Iterable[tuple[float, float]]) -> None:
+        """Add the loss, and then the metrics of these names, as :meth:`EngineStrategy.validate` returns them."""
+        for name, pair in zip((LOSS, *names), pairs, strict=True):
+            self.add(name, *pair)
+
+    def means(self, strategy: EngineStrategy) -> dict[str, float]:
+        """The mean over the samples of all replicas by name, the same on every rank; afterwards the sums are empty.
+
+        All ranks must call it after the same batches. The ranks of a pipeline have the same sums, of which one counts.
+        A figure of which no sample counted has no mean, and is left out.
+        """
+        sums, self._sums = self._sums, {}
+        parts = dict(reversed(strategy.all_gather_objects((strategy.replica, sums))))
+        whole: dict[str, list[float]] = {}
+        for _, part in sorted(parts.items()):
+            for name, pair in part.items():
+                total = whole.setdefault(name, [0.0, 0.0])
+                total[:] = [total[0] + pair[0], total[1] + pair[1]]
+        for name in [name for name, (_, weight) in whole.items() if not weight and name != LOSS]:
+            logger.info("%s has no mean: the weights of all samples are 0", name)
+        return {name: total / weight for name, (total, weight) in whole.items() if weight}
+
+
+class LoggedFigures:
+    """What a LightningModule's own ``validation_step`` logs, as means over the samples of all replicas.
+
+    Lightning keeps what each rank has logged, so that files would show the figures of one replica. What Lightning
+    would not reduce to a mean over the set is left to it.
+
+    Args:
+        own_log: the module's own ``log``.
+    """
+
+    def __init__(self, own_log: Callable[..., None]) -> None:
+        self._own_log = own_log
+        self._sums = ValidationSums()
+        self._shown: dict[str, dict[str, Any]] = {}  # by name, the arguments that say where it is shown
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names that have been logged on this rank."""
+        return self._shown.keys()
+
+    def log(self, samples: int, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Take the place of the module's ``log`` within ``validation_step``.
+
+        Args:
+            samples: number of samples of the batch.
+            name, value, args, kwargs: what ``log`` of a LightningModule takes.
+        """
+        kwargs.setdefault("batch_size", samples)
+        given = _LOG.bind(None, name, value, *args, **kwargs).arguments
+        number = value if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1) else None
+        is_mean = given.get("reduce_fx", "mean") in _MEAN and given.get("on_epoch") is not False
+        if number is None or not is_mean or given.get("on_step") or given.get("rank_zero_only"):
+            self._own_log(name, value, *args, **kwargs)
+            return
+        weight = given["batch_size"]
+        self._sums.add(name, float(number) * weight, weight)
+        self._shown[name] = {key: given[key] for key in ("prog_bar", "logger") if key in given}
+
+    def means(self, strategy: EngineStrategy) -> dict[str, float]:
+        """Log the means of the validation by the module's own ``log``, and return them; all ranks must call it."""
+        shown = {name: how for part in strategy.all_gather_objects(self._shown) for name, how in part.items()}
+        means = self._sums.means(strategy)
+        for name, value in means.items():
+            self._own_log(name, value, batch_size=1, **shown[name])
+        return means
+
+
+def figures_of(logged: Mapping[str, float]) -> dict[str, float]:
+    """The logged values that are figures of a validation, ``val_NAME``, by their names without the prefix."""
+    return {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
+
+
+def note_means(module: Any, step: int, means: Mapping[str, float]) -> None:
+    """Add the figures of the validation after a step to the lists of a :class:`TrainedModule`."""
+    for name, value in means.items():
+        if name == LOSS:
+            module.val_losses.append([step, value])
+        else:
+            module.val_metrics.setdefault(name, []).append([step, value])
