@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
@@ -16,6 +17,7 @@ from runner.plan.requested_schedule import resolve_request
 
 if TYPE_CHECKING:
     from runner.cli.why import Why
+    from runner.config.schema import RunConfig
     from runner.plan.values import RunPlan
 
 __all__ = ["run"]
@@ -142,8 +144,20 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
 
+    notes = _epoch_notes(config)
     device, alone = device_memory_bytes(config), arguments is not None
-    return make_plan(config, profile_model(config), device_memory_bytes=device, profile_of=profile_model, suggest=alone)
+    made = make_plan(config, profile_model(config), device_memory_bytes=device, profile_of=profile_model, suggest=alone)
+    return replace(made, advice=(*notes, *made.advice)) if notes else made
+
+
+def _epoch_notes(config: RunConfig) -> list[str]:
+    """How many steps the epochs of a request are, if it has any."""
+    if config.trainer.max_epochs is None:
+        return []
+    from runner.model.epochs import count_epoch_samples, epochs_said, in_steps
+
+    samples = count_epoch_samples(config)
+    return [epochs_said(in_steps(config, samples), samples)]
 
 
 def _refused(error: RequestError) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class DataConfig:
     batch_size: int = 32  # samples per optimizer step, over all ranks
     shuffle: bool | None = None  # a new seeded order per epoch; null = true, or false for an iterable dataset
     collate: str | None = None  # package.module:function from a list of samples to a batch (input, target)
+    drop_last: bool = False  # leave the last step of an epoch out if it has fewer samples than batch_size
     workers: int = 0  # loader processes per rank that loads data
     check_every: int = 100  # steps between two comparisons of all samples of a step over the ranks that load them
 
@@ -237,6 +238,7 @@ class PrecisionConfig:
 @dataclass
 class TrainerConfig:
     max_steps: int = 100  # total number of optimizer steps, also after a resume
+    max_epochs: int | None = None  # passes over the training data, instead of max_steps; null = max_steps
     val_every: int | None = None  # steps between validations; null = only at the end
     grad_clip_norm: float | None = None  # largest norm over all gradients; null = no clipping
     grad_clip_value: float | None = None  # largest absolute value of a gradient's element; null = no clipping

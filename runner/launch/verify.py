@@ -110,6 +110,10 @@ def _refuse_own_scheduler(config: RunConfig) -> None:
 
 def _short(config: RunConfig, steps: int) -> RunConfig:
     """The request limited to ``steps`` steps, with the learning rates of the whole run."""
+    from runner.model.epochs import count_epoch_samples, in_steps
+
+    if config.trainer.max_epochs is not None:
+        config = in_steps(config, count_epoch_samples(config))
     scheduler = config.lr_scheduler
     if scheduler.name != "constant" and scheduler.total_steps is None:
         scheduler = replace(scheduler, total_steps=config.trainer.max_steps)
@@ -119,7 +123,7 @@ def _short(config: RunConfig, steps: int) -> RunConfig:
         resume=None,
         report=None,
         lr_scheduler=scheduler,
-        trainer=replace(config.trainer, max_steps=steps, val_every=None, progress=False),
+        trainer=replace(config.trainer, max_steps=steps, max_epochs=None, val_every=None, progress=False),
         checkpoint=CheckpointConfig(),
         logger=LoggerConfig(name="none"),
         profiler=ProfilerConfig(),

@@ -114,6 +114,12 @@ def _problems(found: Datasets, config: DataConfig) -> Iterator[Problem]:
             yield Problem("data.target", config.target, rule, why)
         elif dataset is found.train and not len(dataset):
             yield Problem("data.target", config.target, "must have at least one sample")
+    if config.drop_last and found.streams:
+        why = "It is one endless epoch, whose end is not known before it comes"
+        yield Problem("data.drop_last", True, "must be false for an iterable dataset", why, "data.drop_last=false")
+    elif config.drop_last and hasattr(found.train, "__len__") and 0 < len(found.train) < config.batch_size:
+        why = f"The {len(found.train)} training samples are fewer than data.batch_size = {config.batch_size}"
+        yield Problem("data.drop_last", True, "must leave a step of every epoch", why, "data.drop_last=false")
     if found.streams and config.shuffle:
         rule = "must be null or false for an iterable dataset"
         why = "Its samples come in its own order; only a dataset with numbered items can be shuffled"

@@ -16,6 +16,7 @@ from runner.engine.engine import EngineOptions
 from runner.errors import Problem, RunFailedError, raise_problems
 from runner.model.data import Datasets, load_datasets
 from runner.model.device import device_type
+from runner.model.epochs import in_steps
 from runner.model.load import LoadedModel, load_model
 from runner.model.metrics import load_metrics
 from runner.model.precision import autocast_of, dtype_of
@@ -40,8 +41,12 @@ __all__ = ["RankParts", "load_parts"]
 
 @dataclass(frozen=True)
 class RankParts:
-    """What a rank trains: the plan, and its part of the model and of the data (training, validation)."""
+    """What a rank trains: the plan, and its part of the model and of the data (training, validation).
 
+    The request's ``trainer.max_steps`` are those of its epochs, if it has any.
+    """
+
+    config: RunConfig
     profile: ModelProfile
     plan: RunPlan
     strategy: EngineStrategy
@@ -64,12 +69,13 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     plan = planned(config, run_dir)
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
+    config = in_steps(config, lengths[0])
     model = _model(config, plan)
     module = trainable(model, strategy, config)
     validate = validate and (model.module is None or validates(model.module, model.step))
     raise_problems(_metric_problems(config, has_validation=bool(lengths[1])) if validate else ())
     loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
-    return RankParts(read_profile(run_dir), plan, strategy, module, loaders)
+    return RankParts(config, read_profile(run_dir), plan, strategy, module, loaders)
 
 
 def _metric_problems(config: RunConfig, *, has_validation: bool) -> Iterator[Problem]:
@@ -162,7 +168,9 @@ def _loaders(
     }
     data = datasets or Datasets(None, None)
     shuffle = config.data.shuffle is not False
-    training = make_loader(data.train, lengths[0], shuffle=shuffle, collate=data.collate, **common)
+    training = make_loader(
+        data.train, lengths[0], shuffle=shuffle, drop_last=config.data.drop_last, collate=data.collate, **common
+    )
     if not lengths[1]:
         return training, None
     collate = data.validation_collate

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
 from runner.checkpoint.file import CheckpointError, admitted
+from runner.config.compose.resolve import to_container
 from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.errors import Problem, RequestError
@@ -88,7 +89,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     _set_up_logging(rank)
     seed_process(config.seed)
     parts = load_parts(config, run_dir, rank, validate=validate)
-    strategy, module, loaders = parts.strategy, parts.module, parts.loaders
+    config, strategy, module, loaders = parts.config, parts.strategy, parts.module, parts.loaders
     resumed = _resumed(config, loaders[0])
     before = resumed.history if resumed is not None else History()
     module.val_losses = [list(pair) for pair in before.val_loss]
@@ -165,6 +166,12 @@ def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
         rule = f"must have {found.samples} samples, as the checkpoint's data"
         why = f"These have {samples}, so that each epoch would have another order"
         raise RequestError([Problem("data", config.data.name, rule, why, "resume=null")])
+    if config.trainer.max_epochs is not None and config.trainer.max_steps < found.step:
+        rule, why = (
+            "must reach the checkpoint's step",
+            f"It is {found.step}, and they end at {config.trainer.max_steps}",
+        )
+        raise RequestError([Problem("trainer.max_epochs", config.trainer.max_epochs, rule, why)])
     resume_at(loader, found.epoch, found.batch_in_epoch)
     return found
 
@@ -246,6 +253,7 @@ def _predict(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile,
     if strategy.global_rank == 0:
         record = RunRecord.load(run_dir)
         record.replace(
+            config=to_container(config),  # with the steps that its epochs are
             step_seconds=record.step_seconds | {"predicted": plan.time.step_seconds},
             bubble_ratio=record.bubble_ratio | {"predicted": plan.time.bubble_ratio},
             extras=record.extras | {"seconds_source": plan.time.source},

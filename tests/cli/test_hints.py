@@ -26,7 +26,7 @@ HINTS = [
     ("--seed=4", "seed=4"),
 ]
 NO_HINTS = [
-    ("trainer.max_epochs=3", "trainer has "),
+    ("trainer.min_epochs=3", "trainer has "),
     ("trainer.max_stepps=three", "there is no such key"),
     ("device=gpu", "must be one of auto, cpu, cuda"),
     ("optimizer=adamm", "optimizer has adam,"),  # adam or adamw

@@ -34,6 +34,7 @@ NEGATIVE = [
     "cost.I", "cost.W", "cost.comm", "cost.curvature", "cost.inversion", "launcher.rendezvous_timeout_seconds",
     "launcher.step_timeout_seconds", "launcher.watchdog_seconds", "launcher.max_restarts", "seed",
     "launcher.grace_seconds", "checkpoint.timeout_seconds", "checkpoint.every_seconds",
+    "trainer.max_epochs",
 ]  # fmt: skip
 UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",

@@ -47,7 +47,7 @@ def test_numbers_have_three_digits() -> None:
 
 def test_the_last_step_of_an_epoch_counts_its_own_samples() -> None:
     sampler = StepSampler.__new__(StepSampler)
-    sampler.length, sampler.batch_size = 20, 8
+    sampler.length, sampler.batch_size, sampler.drop_last = 20, 8, False
     loader = cast("DataLoader[Any]", SimpleNamespace(batch_sampler=sampler))
     assert [samples_of_step(loader, 8, batch) for batch in range(5)] == [8, 8, 4, 8, 8]
 

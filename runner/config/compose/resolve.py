@@ -39,6 +39,9 @@ _TARGETS = {f"{group}.target": group for group in ("model", "data", "loss", "log
 _OF_USERS = ("optimizer", "compression", "schedule")
 
 
+_STEPS, _EPOCHS = "trainer.max_steps", "trainer.max_epochs"
+
+
 def resolve(overrides: Sequence[str], *, working_directory: Path | None = None) -> RunConfig:
     """The complete configuration that ``overrides`` request.
 
@@ -63,7 +66,7 @@ def resolve_with_layers(
     raise_problems(_file_problems(choices, roots))
     again = dict(_chosen_again(choices, request, roots))
     settings = [line for group, content in again.items() for line in _settings(group, content)]
-    composed = compose_request(choices, [*settings, *request.settings], roots)
+    composed = compose_request(choices, [*settings, *_without_epochs(request), *request.settings], roots)
     used = composed.used
     raise_problems(_file_problems({group: name for group, name in used.items() if choices.get(group) != name}, roots))
     repeated = [
@@ -72,7 +75,9 @@ def resolve_with_layers(
     ]
     layers = (*composed.files, *repeated, *typed_layers(request))
     container = without_arguments_of_others(composed.container, layers)
-    return config_from_container(_with_names_of_files(container, used)), layers
+    config = config_from_container(_with_names_of_files(container, used))
+    raise_problems(_end_problems(config, request))
+    return config, layers
 
 
 def resolve_sweep(overrides: Sequence[str], *, working_directory: Path | None = None) -> list[list[str]]:
@@ -102,6 +107,17 @@ def _recipe_sweep(job: Sequence[str], roots: Sequence[Path]) -> list[list[str]]:
     named = {*chosen.choices, *chosen.named}
     varied = [[f"{key}={value}" for value in values] for key, values in axes.items() if key not in named]
     return [list(one) for one in itertools.product(*varied)]
+
+
+def _without_epochs(request: Request) -> list[str]:
+    """The override that switches a recipe's epochs off, for a command line that names steps alone."""
+    return [f"++{_EPOCHS}=null"] if _STEPS in request.named and _EPOCHS not in request.named else []
+
+
+def _end_problems(config: RunConfig, request: Request) -> Iterator[Problem]:
+    if config.trainer.max_epochs is not None and {_STEPS, _EPOCHS} <= request.named:
+        why = f"{_STEPS} = {config.trainer.max_steps} is also named, and a run has one end"
+        yield Problem(_EPOCHS, config.trainer.max_epochs, f"must be null beside {_STEPS}", why, f"{_EPOCHS}=null")
 
 
 def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]:

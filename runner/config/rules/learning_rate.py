@@ -58,7 +58,7 @@ LEARNING_RATE: Table[RunConfig] = Table(
                 "must be at most {trainer.max_steps}",
                 "The decay ends at step {trainer.max_steps} (trainer.max_steps)",
                 fix="lr_scheduler.warmup_steps={trainer.max_steps}",
-                when=lambda c: not is_given(c, "lr_scheduler.total_steps"),
+                when=lambda c: not (is_given(c, "lr_scheduler.total_steps") or is_given(c, "trainer.max_epochs")),
             ),
             Row(
                 "lr_scheduler.min_lr",

@@ -20,6 +20,7 @@ TRAINER: Table[RunConfig] = Table(
     "Trainer",
     (
         at_least("trainer.max_steps", 1),
+        at_least("trainer.max_epochs", 1),
         at_least("trainer.val_every", 1),
         at_least("trainer.log_every", 1),
         at_least("trainer.threads", 1),

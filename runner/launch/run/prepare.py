@@ -63,6 +63,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     needs += [*missing_packages(config).values()]
     needs += [*_message_problems(config, cuda=cuda), *_device_problems(config, cuda=cuda)]
     raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
+    _check_epochs(config)
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
     if not plan.fits:
@@ -72,6 +73,19 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
         logger.warning("%s", note)
     compile_operators(config)
     return plan
+
+
+def _check_epochs(config: RunConfig) -> None:
+    """Log how many steps the epochs of a request are.
+
+    Raises:
+        RequestError: see :func:`runner.model.epochs.in_steps`.
+    """
+    from runner.model.epochs import count_epoch_samples, epochs_said, in_steps
+
+    if config.trainer.max_epochs is not None:
+        samples = count_epoch_samples(config)
+        logger.info("%s", epochs_said(in_steps(config, samples), samples))
 
 
 def _device_problems(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:

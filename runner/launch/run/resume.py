@@ -29,7 +29,7 @@ CHECKPOINTS = "checkpoints"
 
 _SAME_STATES = {"adamw", "auto"}  # a LightningModule's own optimizer must not be combined with adamw
 # Keys that must not change at a resume: they decide the samples of the next step or the meaning of optimizer states.
-_FIXED = ("seed", "data.batch_size", "data.shuffle", "optimizer.name", "precision.name")
+_FIXED = ("seed", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name", "precision.name")
 # Keys whose changes are not logged: where a run writes, and how it was started.
 _NOT_TOLD = ("name", "run_dir", "resume", "command")
 _ABSENT = "not set"  # an argument of a user's function that only one of two requests has
@@ -149,7 +149,7 @@ def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
             why = "Another value would take other samples or misread the optimizer's state"
             fix = f"{path.removesuffix('.name')}={_shown(saved[path])}"
             yield Problem(path, asked[path], f"must be {_shown(saved[path])}, as in the checkpoint", why, fix)
-    if config.trainer.max_steps < progress.step:
+    if config.trainer.max_epochs is None and config.trainer.max_steps < progress.step:
         why = f"The checkpoint is of step {progress.step}, and trainer.max_steps is the total"
         fix = f"trainer.max_steps={progress.step + config.trainer.max_steps}"
         yield Problem("trainer.max_steps", config.trainer.max_steps, f"must be at least {progress.step}", why, fix)
@@ -170,6 +170,8 @@ def _changes(config: RunConfig, saved: Mapping[str, Any]) -> Iterator[str]:
 
     usual = _flat(to_container(RunConfig()))  # a key that an earlier version did not have
     asked, before = usual | _flat(to_container(config)), usual | _flat(saved)
+    if config.trainer.max_epochs is not None and asked["trainer.max_epochs"] == before["trainer.max_epochs"]:
+        asked["trainer.max_steps"] = before["trainer.max_steps"]  # the ranks count them
     absent = dict.fromkeys([path for path in {**asked, **before} if path not in _NOT_TOLD], _ABSENT)
     return _differences({path: asked.get(path, _ABSENT) for path in absent}, absent | before)
 

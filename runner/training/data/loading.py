@@ -70,6 +70,7 @@ class StepSampler(Sampler[Any]):  # torch's own annotations want lists of number
         seed: determines the order, together with the epoch.
         check_every: steps between two comparisons of all samples of a step; the first one after a start is always
             compared.
+        drop_last: whether an epoch ends before a step that would be short.
 
     Attributes:
         epoch: the epoch of the next iteration.
@@ -85,8 +86,10 @@ class StepSampler(Sampler[Any]):  # torch's own annotations want lists of number
         shuffle: bool,
         seed: int,
         check_every: int = 100,
+        drop_last: bool = False,
     ) -> None:
         self.length = length
+        self.drop_last = drop_last
         self.batch_size = batch_size
         self.epoch = 0
         self._resumed = (0, 0)
@@ -108,7 +111,7 @@ class StepSampler(Sampler[Any]):  # torch's own annotations want lists of number
 
     def __len__(self) -> int:
         """Number of steps in a complete epoch."""
-        return -(-self.length // self.batch_size)
+        return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
 
     def __iter__(self) -> Iterator[StepNumbers]:
         epoch, order = self.epoch, self._order()
@@ -182,6 +185,7 @@ def make_loader(
     seed: int,
     workers: int = 0,
     check_every: int = 100,
+    drop_last: bool = False,
     collate: Collate = default_collate,
 ) -> DataLoader[Any]:
     """Make the data loader of one rank.
@@ -193,6 +197,7 @@ def make_loader(
         inputs, targets: whether this rank has the first or the last stage.
         check_every: steps between two comparisons of all samples of a step; the first and the last one of a step are
             always compared.
+        drop_last: see :class:`StepSampler`; not for an iterable dataset.
         collate: samples to a batch ``(input, target)``.
     """
     generator = torch.Generator().manual_seed(mix_seed(seed, 0x10AD))  # separate from the model's random numbers
@@ -216,7 +221,14 @@ def make_loader(
     if length is None:
         return DataLoader(EmptySteps(), batch_size=None, collate_fn=_as_it_is)
     sampler = StepSampler(
-        length, batch_size, data=data, replica=replica, shuffle=shuffle, seed=seed, check_every=check_every
+        length,
+        batch_size,
+        data=data,
+        replica=replica,
+        shuffle=shuffle,
+        seed=seed,
+        check_every=check_every,
+        drop_last=drop_last,
     )
     if dataset is None:
         return DataLoader(_NoSteps(length), batch_sampler=sampler, collate_fn=_as_it_is)

@@ -127,6 +127,7 @@ def _batches(config: RunConfig, device: torch.device) -> Iterator[StepBatch]:
         targets=True,
         shuffle=config.data.shuffle is not False,
         seed=config.seed,
+        drop_last=config.data.drop_last,
         collate=datasets.collate,
     )
     sampler: Any = loader.batch_sampler
