@@ -17,6 +17,7 @@ from runner.memory.solve.strategies import options_by_key, owners_of
 
 __all__ = [
     "ActivationCheckpointConfig",
+    "CallbackConfig",
     "CheckpointConfig",
     "CompressionConfig",
     "CostConfig",
@@ -250,6 +251,14 @@ class TrainerConfig:
 
 
 @dataclass
+class CallbackConfig:
+    """A Lightning callback: each rank makes it by ``target(**kwargs)``."""
+
+    target: str = "???"  # package.module:Class
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class CheckpointConfig:
     name: str = "every"  # of the preset
     every: int | None = None  # steps between checkpoints; null = by time alone, and after the last step
@@ -380,6 +389,7 @@ class RunConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    callbacks: dict[str, CallbackConfig] = field(default_factory=dict)  # callbacks.NAME.target=package.module:Class
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)

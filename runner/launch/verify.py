@@ -128,6 +128,7 @@ def _short(config: RunConfig, steps: int) -> RunConfig:
         logger=LoggerConfig(name="none"),
         profiler=ProfilerConfig(),
         metrics={},
+        callbacks={},
     )
 
 

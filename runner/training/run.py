@@ -21,7 +21,7 @@ from runner.checkpoint.file import CheckpointError, admitted
 from runner.config.compose.resolve import to_container
 from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
-from runner.errors import Problem, RequestError
+from runner.errors import Problem, RequestError, raise_problems
 from runner.model.lightning_module import brings
 from runner.model.seeds import seed_process
 from runner.plan.values import RunPlan
@@ -54,6 +54,7 @@ from runner.training.random_state import random_state
 from runner.training.rank_parts import load_parts
 from runner.training.resume import History, Progress, read_progress
 from runner.training.stop_signals import StopSignals
+from runner.training.users_callbacks import EndTogether, build_callbacks, monitor_problems
 from runner.training.watchdog import Watchdog
 
 __all__ = ["run_rank"]
@@ -111,16 +112,21 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
             note_identity(trainer.logger, run_dir)
         clock.start()
 
+    users, end = build_callbacks(config), EndTogether()
+    if isinstance(module, LayersModule):
+        raise_problems(monitor_problems(config, users, validates=loaders[1] is not None))
     average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
     callbacks: list[Callback] = [
         *([average] if average is not None else []),
         BeforeFirstStep(predict),
         clock,
         Validations(_validations(config, loaders[1])),
+        *users,
         checkpoints,
         *progress(config, parts.plan, clock, rank),
         *_watchdog(config, run_dir, rank, parts.plan),
         *watchers,
+        end,
     ]
     trainer = _trainer(
         config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None, steps_before=len(before.loss)
@@ -132,7 +138,11 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
             close_loader(loader)
         if log is not None:
             log.close()  # on_train_end is not called if the run fails or has no step left to take
-    stopped = strategy.stopped and trainer.global_step < config.trainer.max_steps
+    is_early = trainer.global_step < config.trainer.max_steps
+    ended = is_early and end.ended(strategy)
+    stopped = is_early and strategy.stopped and not ended
+    if ended:
+        logger.info("a callback has ended the run after step %d of %d", trainer.global_step, trainer.max_steps)
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average, stopped=stopped)
     return stopped
 

@@ -69,7 +69,7 @@ def test_every_option_says_what_it_is_and_takes_its_own_name() -> None:
     for group, name in EVERY_OPTION:
         text = (shipped_conf() / group / f"{name}.yaml").read_text(encoding="utf-8")
         assert text.startswith("# "), f"{group}/{name}"
-        if group != RECIPE and name != "dapple":
+        if group not in (RECIPE, "callbacks") and name != "dapple":  # those of callbacks are keys, several at once
             assert re.search(rf"^name: \"?{name}\"?$", text, re.MULTILINE), f"{group}/{name}"
 
 

@@ -12,7 +12,7 @@ import pytest
 from runner.config.rules.sections import CONFIG_TABLES, rules
 from runner.config.rules.table import Computed, Row, Table, where
 from runner.config.rules.zero_table import ZERO
-from runner.config.schema import RunConfig
+from runner.config.schema import CallbackConfig, RunConfig
 from runner.errors import Problem
 from runner.memory.solve.strategies import STRATEGIES, options_by_key
 from runner.plan.rules.document import DOCUMENTS, all_tables, documented
@@ -49,7 +49,8 @@ OF_SLURM = {
 SCALING = ("initial_scale", "growth_interval", "growth_factor", "backoff_factor", "minimum_scale")
 WRONG: dict[Any, Any] = {int: -1, float: -1.0, str: "no such", list[str]: []}  # of a strategy's option, by its type
 COMBINED: list[dict[str, Any]] = [
-    {"resume": ""}, {"metrics": {"loss": "a:b", "my-own": "a:b", "accuracy": "a"}},
+    {"callbacks": {"mine": CallbackConfig()}}, {"resume": ""},
+    {"metrics": {"loss": "a:b", "my-own": "a:b", "accuracy": "a"}},
     {"profiler.name": "nvtx", "device": "cpu"},
     {"memory_limit": "0"}, {"report": "???", "sweep_report": "???", "plan_report": "???"},
     {"model.target": "???", "data.target": "???", "loss.target": "???", "data.collate": "???"},
@@ -136,7 +137,8 @@ def test_every_problem_is_a_rules() -> None:
         told = [problem.path for problem in rules(config)]
         known = {rule.path for table in CONFIG_TABLES for rule in table.rules}
         assert all(
-            path in known or path.startswith(("hardware.flops.", "nowhere.json", "compression.kwargs.", "metrics."))
+            path in known
+            or path.startswith(("hardware.flops.", "nowhere.json", "compression.kwargs.", "metrics.", "callbacks."))
             for path in told
         ), values
 

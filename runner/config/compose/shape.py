@@ -211,7 +211,13 @@ def build(section: type[Section], value: object) -> tuple[Section | None, list[P
 
 def _instance(section: type[Section], values: Mapping[str, Any]) -> Section:
     hints = get_type_hints(section)
-    arguments = {
-        name: _instance(hints[name], value) if _is_section(hints[name]) else value for name, value in values.items()
-    }
-    return section(**arguments)
+    return section(**{name: _of_type(hints[name], value) for name, value in values.items()})
+
+
+def _of_type(annotation: Any, value: Any) -> Any:
+    """The checked value with instances for its sections."""
+    if _is_section(annotation):
+        return _instance(annotation, value)
+    if get_origin(annotation) is dict and _is_section(get_args(annotation)[1]):
+        return {name: _instance(get_args(annotation)[1], each) for name, each in value.items()}
+    return value

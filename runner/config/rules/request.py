@@ -140,6 +140,27 @@ _METRICS: Table[RunConfig] = Table(
     ),
 )
 
+
+def _wrong_callbacks(config: RunConfig) -> Iterator[Problem]:
+    for name, asked in config.callbacks.items():
+        if TARGET.fullmatch(asked.target) is None:
+            rule, why = "must be package.module:Class", "A colon parts the module from the name"
+            fix = "callbacks.early_stopping.target=lightning.pytorch.callbacks:EarlyStopping"
+            yield Problem(f"callbacks.{name}.target", asked.target, rule, why, fix if name == "early_stopping" else "")
+
+
+_CALLBACKS: Table[RunConfig] = Table(
+    "Callbacks",
+    (
+        Computed(
+            "callbacks",
+            _wrong_callbacks,
+            "each must be callbacks.NAME.target=package.module:Class",
+            "A colon parts the module from the name",
+        ),
+    ),
+)
+
 _DATA: Table[RunConfig] = Table(
     "Data",
     (
@@ -249,5 +270,5 @@ _PARTITION: Table[RunConfig] = Table(
     ),
 )
 
-REQUEST_TABLES = (_NAMES, _RUN, _FUNCTIONS, _METRICS, _DATA, _PARALLELISM, _SCHEDULE, _PARTITION)
+REQUEST_TABLES = (_NAMES, _RUN, _FUNCTIONS, _METRICS, _CALLBACKS, _DATA, _PARALLELISM, _SCHEDULE, _PARTITION)
 """All tables of this file, in the order in which they are checked."""

@@ -180,6 +180,13 @@ def _callable_problems(config: RunConfig) -> list[Problem]:
                 import_target(path, target)
         except RequestError as error:
             problems += error.problems
+    if config.callbacks:
+        from runner.training.users_callbacks import build_callbacks
+
+        try:
+            build_callbacks(config)
+        except RequestError as error:
+            problems += error.problems
     return problems
 
 
