@@ -139,6 +139,45 @@ _EXPORT = Command(
     ),
     sections=(),
 )
+_WEIGHTS = (
+    Flag("--best", "the checkpoint with the lowest validation loss; the default where the run kept one"),
+    Flag("--last", "the newest checkpoint, also where the run kept the best one"),
+    Flag("--weights", "a checkpoint, or a safetensors file of runner export", "FILE"),
+)
+_EVALUATE = Command(
+    name="evaluate",
+    summary="measure loss and metrics of a run's weights, in any layout",
+    usage="RUN_DIR [KEY=VALUE ...] [--best | --last | --weights FILE] [--set NAMES] [--out FILE] [--json]",
+    about=(
+        "Takes the run's request and its best checkpoint if it kept one, else its newest, and measures the loss and "
+        "the metrics of the validation set and, if there is one, of the test set. Overrides choose another layout, "
+        "further metrics or other data. The figures are printed, and written as JSON into evaluation.json of the run."
+    ),
+    examples=(
+        ("runner evaluate outputs/run/2026-01-31_12-00-00", "the validation and the test set, in the run's layout"),
+        ("runner evaluate outputs/long --last parallelism=single --set test --json", "in one process"),
+    ),
+    flags=(
+        *_WEIGHTS,
+        Flag("--set", "validation, test or train, by commas", "NAMES"),
+        Flag("--out", "the JSON file to write", "FILE"),
+        _JSON,
+    ),
+    sections=(),
+)
+_PREDICT = Command(
+    name="predict",
+    summary="write a run's outputs for all samples of a set into one file",
+    usage="RUN_DIR FILE [KEY=VALUE ...] [--best | --last | --weights FILE] [--set NAME] [--json]",
+    about=(
+        "As evaluate, but writes the last layer's outputs in the order of the samples: a tensor named predictions "
+        "(predictions.0, predictions.1, … for several) in a .safetensors file, or a .npy file. Without --set, of the "
+        "test set or, if there is none, of the validation set."
+    ),
+    examples=(("runner predict outputs/long predictions.npy", "an array with a row for each sample"),),
+    flags=(*_WEIGHTS, Flag("--set", "validation, test or train", "NAME"), _JSON),
+    sections=(),
+)
 _DOCTOR = Command(
     name="doctor",
     summary="say what this machine can run, with a one-line fix for what it cannot",
@@ -175,6 +214,18 @@ _COMPLETION = Command(
 )
 
 COMMANDS: dict[str, Command] = {
-    each.name: each for each in (_TRAIN, _PLAN, _SCHEDULE, _VERIFY, _REPORT, _EXPORT, _DOCTOR, _COMPLETION)
+    each.name: each
+    for each in (
+        _TRAIN,
+        _PLAN,
+        _SCHEDULE,
+        _VERIFY,
+        _EVALUATE,
+        _PREDICT,
+        _REPORT,
+        _EXPORT,
+        _DOCTOR,
+        _COMPLETION,
+    )
 }
 """The commands, in the order of the help."""

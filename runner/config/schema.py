@@ -63,7 +63,7 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """``target`` returns a dataset of ``(input, target)``, or ``(train, val)`` of them."""
+    """``target`` returns a dataset of ``(input, target)``, or ``(train, val)`` or ``(train, val, test)`` of them."""
 
     name: str = "custom"
     target: str = "???"

@@ -38,17 +38,19 @@ Collate = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class Datasets:
-    """The user's data; ``validation`` may be missing.
+    """The user's data; ``validation`` and ``test`` may be missing.
 
     Args:
-        train, validation: map-style or iterable datasets.
-        collate, validation_collate: functions from samples to a batch ``(input, target)``.
+        train, validation, test: map-style or iterable datasets.
+        collate, validation_collate, test_collate: functions from samples to a batch ``(input, target)``.
     """
 
     train: Any
     validation: Any | None
     collate: Collate = default_collate
     validation_collate: Collate = default_collate
+    test: Any | None = None
+    test_collate: Collate = default_collate
 
     @property
     def streams(self) -> bool:
@@ -56,41 +58,47 @@ class Datasets:
         return isinstance(self.train, IterableDataset)
 
 
-def load_datasets(config: DataConfig, seed: int) -> Datasets:
+def load_datasets(config: DataConfig, seed: int, *, with_test: bool = False) -> Datasets:
     """Call the user's data function, with random generators that are seeded alike on every rank.
 
     Args:
         config: names the function.
         seed: the run's seed.
+        with_test: whether a LightningDataModule is asked for its test set, too.
 
     Raises:
-        RequestError: it returns neither a dataset, a pair of them, nor a LightningDataModule.
+        RequestError: it returns neither a dataset, two or three of them, nor a LightningDataModule.
     """
     with seeded(seed, "data"):
-        return _made_datasets(config)
+        return _made_datasets(config, with_test)
 
 
-def _made_datasets(config: DataConfig) -> Datasets:
+def _made_datasets(config: DataConfig, with_test: bool) -> Datasets:
     made = call_target("data", config.target, config.kwargs)
     if hasattr(made, "train_dataloader") and hasattr(made, "setup"):
-        (train, collate), validation = _loaded(made, config.target)
+        (train, collate), validation, test = _loaded(made, config.target, with_test)
         found = Datasets(train, None, collate)
         if validation is not None:
             found = replace(found, validation=validation[0], validation_collate=validation[1])
+        if test is not None:
+            found = replace(found, test=test[0], test_collate=test[1])
     else:
-        train, validation = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-        found = Datasets(train, validation)
+        train, validation, *more = made if isinstance(made, tuple) and len(made) in (2, 3) else (made, None)
+        found = Datasets(train, validation, test=more[0] if more else None)
     if config.collate is not None:
         collate = import_target("data.collate", config.collate)
-        found = replace(found, collate=collate, validation_collate=collate)
+        found = replace(found, collate=collate, validation_collate=collate, test_collate=collate)
     raise_problems(_problems(found, config))
-    has_length = hasattr(found.validation, "__len__")
-    return replace(found, validation=None) if has_length and not len(found.validation) else found  # type: ignore[arg-type]
+    return replace(found, validation=_unless_empty(found.validation), test=_unless_empty(found.test))
 
 
-def _loaded(module: Any, target: str) -> tuple[Loaded, Loaded | None]:
+def _unless_empty(dataset: Any | None) -> Any | None:
+    return None if hasattr(dataset, "__len__") and not len(dataset) else dataset  # type: ignore[arg-type]
+
+
+def _loaded(module: Any, target: str, with_test: bool) -> tuple[Loaded, Loaded | None, Loaded | None]:
     try:
-        return loaded(module, target)
+        return loaded(module, target, with_test=with_test)
     except RunnerError:
         raise
     except Exception as error:
@@ -98,7 +106,7 @@ def _loaded(module: Any, target: str) -> tuple[Loaded, Loaded | None]:
 
 
 def _problems(found: Datasets, config: DataConfig) -> Iterator[Problem]:
-    for dataset in (found.train, found.validation):
+    for dataset in (found.train, found.validation, found.test):
         has_items = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if dataset is None and found.train is not None:
             continue
@@ -109,7 +117,7 @@ def _problems(found: Datasets, config: DataConfig) -> Iterator[Problem]:
                 why = f"iter() of the {type(dataset).__name__} is itself, so that a second epoch would find it used up"
                 yield Problem("data.target", config.target, rule, why)
         elif not has_items:
-            rule = "must return a map-style or iterable dataset, (train, val), or a LightningDataModule"
+            rule = "must return a map-style or iterable dataset, two or three of them, or a LightningDataModule"
             why = f"A {type(dataset).__name__} has no items by number and is no torch.utils.data.IterableDataset"
             yield Problem("data.target", config.target, rule, why)
         elif dataset is found.train and not len(dataset):

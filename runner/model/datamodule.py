@@ -23,8 +23,13 @@ Loaded = tuple[Any, "Collate"]
 """A dataset, and the function that makes a batch from its samples."""
 
 
-def loaded(module: Any, target: str) -> tuple[Loaded, Loaded | None]:
-    """The contents of the module's training and validation loaders; None if it has no validation loader.
+def loaded(module: Any, target: str, *, with_test: bool = False) -> tuple[Loaded, Loaded | None, Loaded | None]:
+    """The contents of the module's training, validation and test loaders; None for one that it does not have.
+
+    Args:
+        module: the LightningDataModule.
+        target: names the function that made it, for messages.
+        with_test: whether its test set is prepared and loaded, too.
 
     Raises:
         RequestError: a loader is not a single DataLoader, or draws samples in its own order.
@@ -32,11 +37,20 @@ def loaded(module: Any, target: str) -> tuple[Loaded, Loaded | None]:
     module.prepare_data()
     module.setup("fit")
     train = _of_loader(module.train_dataloader(), "train_dataloader", target)
-    if not _defines(module, "val_dataloader"):
-        return train, None
-    loader = module.val_dataloader()
+    validation = _held_out(module, "val_dataloader", target)
+    if not with_test or not _defines(module, "test_dataloader"):
+        return train, validation, None
+    module.setup("test")
+    return train, validation, _held_out(module, "test_dataloader", target)
+
+
+def _held_out(module: Any, hook: str, target: str) -> Loaded | None:
+    """The contents of a loader that the user's class may leave out, or that may be empty."""
+    if not _defines(module, hook):
+        return None
+    loader = getattr(module, hook)()
     nothing = loader is None or (isinstance(loader, list) and not loader)
-    return train, None if nothing else _of_loader(loader, "val_dataloader", target)
+    return None if nothing else _of_loader(loader, hook, target)
 
 
 def _defines(module: Any, name: str) -> bool:

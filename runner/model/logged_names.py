@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from runner.model.lightning_module import brings
@@ -13,10 +13,10 @@ from runner.model.lightning_module import brings
 __all__ = ["logged_names", "not_called_notes"]
 
 
-def not_called_notes(module: Any) -> list[str]:
-    """A line for each step of a module that logs figures and is not called, because the engine runs the layers."""
+def not_called_notes(module: Any, methods: Sequence[str]) -> list[str]:
+    """A line for each of these steps of a module that logs figures and is not called: the engine runs the layers."""
     notes = []
-    for method in ("training_step", "validation_step"):
+    for method in methods:
         names = [name for name in logged_names(module, method) if name != "val_loss"]  # the engine computes this one
         if names:
             said = "is not called here, so that nothing is logged as"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,12 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.config.schema import RunConfig
-from runner.engine.window import StepBatch, split_microbatches
+from runner.engine.window import StepBatch, join_microbatches, split_microbatches
 from runner.errors import Problem, RequestError
 from runner.model.layers import StageModule, build_stage
 from runner.model.lightning_module import OwnStep, brings, own_output, scalar_loss, with_one_optimizer
 from runner.model.load import LoadedModel
-from runner.model.logged_names import not_called_notes
 from runner.model.precision import to_precision
 from runner.model.ties import Tie, find_ties
 from runner.plan.cut.partition import Partition
@@ -27,8 +25,6 @@ from runner.plan.layout.batches import split_sizes
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.module import LayersModule, requested_optimizer
 from runner.training.validation import LOSS, PREFIX, LoggedFigures, ValidationSums, figures_of, note_means
-
-logger = logging.getLogger(__name__)
 
 __all__ = ["TrainedModule", "own_optimizer", "trainable", "validates"]
 
@@ -49,10 +45,7 @@ def trainable(model: LoadedModel, strategy: EngineStrategy, config: RunConfig) -
     """The module for ``Trainer.fit``: the user's own LightningModule, or one that wraps the layers."""
     if model.module is None:
         return LayersModule(model.layers, model.loss, config)
-    bound = _Bound(model, strategy, config)
-    for note in bound.notes():
-        logger.info("%s", note)  # rank 0 alone shows it
-    bound.bind()
+    _Bound(model, strategy, config).bind()
     return model.module
 
 
@@ -84,17 +77,12 @@ class _Bound:
         self._module: Any = model.module
         self._model, self._strategy, self._config = model, strategy, config
         self._stages = nn.ModuleDict()
-        self._output = own_output(self._module) if model.step is not None and config.metrics else None
         self._sums = ValidationSums()
         self._logged = LoggedFigures(self._module.log)
         self._own_log = self._module.log
         self._own_optimizer = self._module.configure_optimizers
         self._own_validation_step = self._module.validation_step
         self._own_validation_end = self._module.on_validation_epoch_end
-
-    def notes(self) -> list[str]:
-        """What the run will not do although the module defines it."""
-        return [] if self._model.step is not None else not_called_notes(self._module)
 
     def bind(self) -> None:
         """Set the methods in ``__dict__``, because nn.Module would register a loss module as one more child."""
@@ -104,6 +92,7 @@ class _Bound:
             val_losses=[],
             val_metrics={},
             check_metrics=self._check_metrics,
+            predict_step=self._predict_step,
             build_stages=self._build_stages,
             configure_optimizers=self._configure_optimizers,
             training_step=self._training_step,
@@ -182,20 +171,33 @@ class _Bound:
         return torch.autocast(self._strategy.root_device.type, autocast, enabled=autocast is not None)
 
     def _measured(self, batch: StepBatch) -> Iterator[tuple[str, tuple[float, float]]]:
-        """The metrics of a batch whose micro-batches the module's own ``layers()`` or ``forward`` compute here."""
-        engine = self._strategy.engine
+        """The metrics of a batch, by the outputs of :meth:`_outputs`."""
+        assert self._strategy.engine is not None
+        metrics = self._strategy.engine.options.metrics
+        for output, target, samples in self._outputs(batch) if metrics else ():
+            for metric in metrics:
+                yield metric.name, metric.measure(to_precision(output, torch.float32), target, samples)
+
+    def _outputs(self, batch: StepBatch) -> Iterator[tuple[Any, Any, int]]:
+        """Output, target and samples of each micro-batch, computed by the module's own ``layers()`` or ``forward``."""
+        engine, compute = self._strategy.engine, own_output(self._module)
         assert engine is not None
-        if self._output is None or not batch.samples:
-            return
-        parts = (batch.samples, engine.options.microbatches)
+        assert compute is not None
+        parts = (batch.samples or 0, engine.options.microbatches)
         inputs = split_microbatches(to_precision(batch.inputs, engine.options.dtype), *parts)
         targets = split_microbatches(batch.targets, *parts)
         for given, target, samples in zip(inputs, targets, split_sizes(*parts), strict=True):
             if samples:
                 with torch.no_grad(), self._autocasting():
-                    output = to_precision(self._output(given), torch.float32)
-                for metric in engine.options.metrics:
-                    yield metric.name, metric.measure(output, target, samples)
+                    output = compute(given)
+                yield output, target, samples
+
+    def _predict_step(self, batch: StepBatch, batch_idx: int = 0) -> Any:
+        """The last layer's output for a batch, in every layout; not the module's own ``predict_step``."""
+        if self._model.step is None:
+            return self._strategy.predict(batch)
+        outputs = [output for output, _, _ in self._outputs(batch)]
+        return join_microbatches(outputs) if outputs else None
 
     def _check_metrics(self, batch: StepBatch) -> None:
         if self._model.step is None:

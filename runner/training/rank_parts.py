@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import default_collate
 
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
 from runner.errors import Problem, RunFailedError, raise_problems
-from runner.model.data import Datasets, load_datasets
+from runner.model.data import Collate, Datasets, load_datasets
 from runner.model.device import device_type
 from runner.model.epochs import in_steps
+from runner.model.lightning_module import own_output
 from runner.model.load import LoadedModel, load_model
+from runner.model.logged_names import not_called_notes
 from runner.model.metrics import load_metrics
 from runner.model.precision import autocast_of, dtype_of
 from runner.model.seeds import seeded
@@ -36,7 +40,10 @@ from runner.training.lightning_module import trainable, validates
 from runner.training.run_plan import planned
 from runner.training.scaling import loss_scaling
 
-__all__ = ["RankParts", "load_parts"]
+__all__ = ["EvaluationParts", "RankParts", "load_evaluation_parts", "load_parts"]
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,15 @@ class RankParts:
     strategy: EngineStrategy
     module: Any  # TrainedModule and LightningModule
     loaders: tuple[Any, Any | None]
+
+
+@dataclass(frozen=True)
+class EvaluationParts:
+    """What a rank evaluates: its part of the model, and the loaders of the sets by name."""
+
+    strategy: EngineStrategy
+    module: Any  # TrainedModule and LightningModule
+    loaders: dict[str, Any]
 
 
 def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -> RankParts:
@@ -71,11 +87,101 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     datasets, lengths = _load_data(config, plan, rank)
     config = in_steps(config, lengths[0])
     model = _model(config, plan)
+    _tell_not_called(model, "training_step", "validation_step")
     module = trainable(model, strategy, config)
     validate = validate and (model.module is None or validates(model.module, model.step))
     raise_problems(_metric_problems(config, has_validation=bool(lengths[1])) if validate else ())
     loaders = _loaders(config, plan, rank, datasets, lengths if validate else (lengths[0], 0))
     return RankParts(config, read_profile(run_dir), plan, strategy, module, loaders)
+
+
+def load_evaluation_parts(
+    config: RunConfig, run_dir: Path, rank: int, sets: Sequence[str], *, outputs: bool
+) -> EvaluationParts:
+    """Make what this rank evaluates; all ranks must call it.
+
+    Args:
+        run_dir: holds the layer profile.
+        sets: see :class:`runner.training.evaluation_request.EvaluationRequest`.
+        outputs: whether outputs are wanted, of one set, instead of the loss and metrics.
+
+    Raises:
+        RequestError: the user's model, data or functions do not meet their contracts, or there is no such set.
+        RunFailedError: the model is not the one that was planned.
+    """
+    import_users_code(config)
+    plan = planned(config, run_dir)
+    strategy = _strategy(config, plan)
+    ends = any(_ends(plan, rank))
+    datasets = load_datasets(config.data, config.seed, with_test=True) if ends else None
+    lengths = _lengths_of_sets(config, plan, rank, datasets, sets)
+    wanted = sets or ([*lengths][-1:] if outputs else [*lengths])  # of test and validation, outputs are of the test's
+    model = _model(config, plan)
+    raise_problems(_evaluation_problems(config, plan, model, lengths, wanted, outputs=outputs))
+    _tell_not_called(model, *(() if outputs else ("validation_step",)))
+    module = trainable(model, strategy, config)
+    held = {name: _held_out(datasets, name) for name in wanted}
+    loaders = {
+        name: make_loader(
+            dataset, lengths[name], shuffle=False, collate=collate, **_common_of_loaders(config, plan, rank)
+        )
+        for name, (dataset, collate) in held.items()
+    }
+    return EvaluationParts(strategy, module, loaders)
+
+
+def _tell_not_called(model: LoadedModel, *methods: str) -> None:
+    """Log what the steps of a LightningModule would have logged, if they are not called; rank 0 alone shows it."""
+    for note in not_called_notes(model.module, methods) if model.module is not None and model.step is None else ():
+        logger.info("%s", note)
+
+
+def _held_out(datasets: Datasets | None, name: str) -> tuple[Any | None, Collate]:
+    if datasets is None:
+        return None, default_collate
+    return {
+        "train": (datasets.train, datasets.collate),
+        "validation": (datasets.validation, datasets.validation_collate),
+        "test": (datasets.test, datasets.test_collate),
+    }[name]
+
+
+def _lengths_of_sets(
+    config: RunConfig, plan: RunPlan, rank: int, datasets: Datasets | None, sets: Sequence[str]
+) -> dict[str, int]:
+    """On every rank, the number of samples of the named sets that there are; without names, validation and test."""
+    lengths: list[dict[str, int]] = [{}]
+    if rank == 0:
+        found = {name: _held_out(datasets, name)[0] for name in sets or ("validation", "test")}
+        with seeded(config.seed, "count"):
+            lengths = [{name: count_samples(dataset) for name, dataset in found.items() if dataset is not None}]
+    if plan.topology.world_size > 1:
+        torch.distributed.broadcast_object_list(lengths, plan.topology.rank_of(0))
+        require_same_samples(datasets, config.data.target, config.seed)
+    return lengths[0]
+
+
+def _evaluation_problems(
+    config: RunConfig,
+    plan: RunPlan,
+    model: LoadedModel,
+    lengths: Mapping[str, int],
+    wanted: Sequence[str],
+    *,
+    outputs: bool,
+) -> Iterator[Problem]:
+    for name in [name for name in wanted or ["validation"] if not lengths.get(name)]:
+        why = f"{config.data.target} returns no {name} set"
+        yield Problem("--set", name, "must be a set of the data", why)
+    if not outputs and model.module is not None and not validates(model.module, model.step):
+        why = f"{type(model.module).__name__} has its own training_step, and no validation_step"
+        yield Problem("model.target", config.model.target, "must define validation_step to be evaluated", why)
+    if outputs and model.step is not None and own_output(model.module) is None:
+        why = f"{type(model.module).__name__} has neither a forward nor layers()"
+        yield Problem("model.target", config.model.target, "must have an output to predict", why)
+    if outputs and len({row[-1] for row in plan.schedule.placement}) > 1:
+        why = "Each of the last stage's ranks has the outputs of some micro-batches"
+        yield Problem("schedule.name", plan.schedule.name, "must have one last stage", why, "schedule=1f1b")
 
 
 def _metric_problems(config: RunConfig, *, has_validation: bool) -> Iterator[Problem]:
@@ -155,17 +261,7 @@ def _load_data(config: RunConfig, plan: RunPlan, rank: int) -> tuple[Datasets | 
 def _loaders(
     config: RunConfig, plan: RunPlan, rank: int, datasets: Datasets | None, lengths: _Lengths
 ) -> tuple[Any, Any | None]:
-    first, last = _ends(plan, rank)
-    common: dict[str, Any] = {
-        "batch_size": config.data.batch_size,
-        "data": plan.layout["data"],
-        "replica": plan.topology.coordinates(rank).data,
-        "inputs": first,
-        "targets": last,
-        "seed": config.seed,
-        "workers": config.data.workers,
-        "check_every": config.data.check_every,
-    }
+    common = _common_of_loaders(config, plan, rank)
     data = datasets or Datasets(None, None)
     shuffle = config.data.shuffle is not False
     training = make_loader(
@@ -175,3 +271,18 @@ def _loaders(
         return training, None
     collate = data.validation_collate
     return training, make_loader(data.validation, lengths[1], shuffle=False, collate=collate, **common)
+
+
+def _common_of_loaders(config: RunConfig, plan: RunPlan, rank: int) -> dict[str, Any]:
+    """The arguments that the loaders of all sets of a rank share."""
+    first, last = _ends(plan, rank)
+    return {
+        "batch_size": config.data.batch_size,
+        "data": plan.layout["data"],
+        "replica": plan.topology.coordinates(rank).data,
+        "inputs": first,
+        "targets": last,
+        "seed": config.seed,
+        "workers": config.data.workers,
+        "check_every": config.data.check_every,
+    }

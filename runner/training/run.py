@@ -57,7 +57,7 @@ from runner.training.stop_signals import StopSignals
 from runner.training.users_callbacks import EndTogether, build_callbacks, monitor_problems
 from runner.training.watchdog import Watchdog
 
-__all__ = ["run_rank"]
+__all__ = ["run_rank", "set_up_logging"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def run_rank(config: RunConfig, run_dir: Path, *, watchers: Sequence[Callback] =
 
 def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, validate: bool) -> bool:
     rank = int(os.environ.get("RANK", "0"))
-    _set_up_logging(rank)
+    set_up_logging(rank)
     seed_process(config.seed)
     parts = load_parts(config, run_dir, rank, validate=validate)
     config, strategy, module, loaders = parts.config, parts.strategy, parts.module, parts.loaders
@@ -245,7 +245,7 @@ class _Lines(logging.StreamHandler[Any]):
             raise
 
 
-def _set_up_logging(rank: int) -> None:
+def set_up_logging(rank: int) -> None:
     """Let rank 0 log, and hide Lightning's advice for people who configure it by hand."""
     if not logging.getLogger().handlers:
         level = logging.INFO if rank == 0 else logging.WARNING

@@ -16,7 +16,7 @@ from runner.errors import Problem, did_you_mean
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-__all__ = ["Request", "expand", "read_overrides", "typed_layers"]
+__all__ = ["Request", "expand", "read_overrides", "settings_of", "typed_layers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,11 @@ def _as_setting(line: str, override: Override) -> str:
         return line
     # The schema has been checked; `++` lets Hydra set a key that no file mentions.
     return f"++{override.key_or_group}={override.get_value_string()}"
+
+
+def settings_of(request: Request) -> list[tuple[str, Any]]:
+    """The keys that the settings of a checked request name, with their values as plain containers."""
+    return [(override.key_or_group, override.value()) for override in map(_parse, request.settings)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,214 @@
+"""runner evaluate and runner predict: a run's own figures and outputs, from its files, in any layout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import user_code
+import user_lightning
+import user_metrics
+import warm
+from safetensors.torch import load_file
+from user_project import environment, make_directory, record, train
+
+SETS = """
+from torch.utils.data import TensorDataset, Subset
+
+import mine
+
+
+def three():
+    train, validation = mine.points(24, 33)
+    return train, Subset(validation, range(10)), Subset(validation, range(10, 33))
+
+
+def module():
+    from lightning.pytorch import LightningDataModule
+    from torch.utils.data import DataLoader
+
+    class Points(LightningDataModule):
+        def setup(self, stage):
+            self.train, self.validation, test = three()
+            if stage == "test":
+                self.test = test
+
+        def train_dataloader(self):
+            return DataLoader(self.train)
+
+        def val_dataloader(self):
+            return DataLoader(self.validation)
+
+        def test_dataloader(self):
+            return DataLoader(self.test)
+
+    return Points()
+"""
+RUN = (
+    "data.target=sets:three", "metrics.accuracy=figures:accuracy", "metrics.recall=figures:recall",
+    "trainer.val_every=2", "schedule.microbatches=4",
+)  # fmt: skip
+LAYOUTS = {
+    "own": (),
+    "single": ("parallelism=single",),
+    "data": ("parallelism.pipeline=1", "parallelism.data=2"),
+    "both": ("parallelism.pipeline=2", "parallelism.data=2"),
+    "interleaved": ("schedule=interleaved_1f1b", "schedule.microbatches=4"),
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = make_directory(tmp_path)
+    for name, module in (("figures", user_metrics), ("own", user_lightning)):
+        (made / f"{name}.py").write_text(Path(str(module.__file__)).read_text(encoding="utf-8"), encoding="utf-8")
+    (made / "sets.py").write_text(SETS, encoding="utf-8")
+    return made
+
+
+def command(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return warm.run([sys.executable, "-m", "runner", *words], cwd=directory, env=environment(directory))
+
+
+def trained(directory: Path, *words: str) -> dict[str, Any]:
+    done = train(directory, *RUN, *words)
+    assert done.returncode == 0, done.stderr
+    return record(directory / "run")
+
+
+def evaluated(directory: Path, *words: str) -> dict[str, Any]:
+    done = command(directory, "evaluate", "run", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found == json.loads((directory / found["file"]).read_text(encoding="utf-8"))
+    return found
+
+
+def test_every_layout_finds_the_runs_own_last_validation(directory: Path) -> None:
+    made = trained(directory, "parallelism.pipeline=2", "schedule=zb_h1")
+    tests = {evaluated(directory, *words)["test_loss"] for words in LAYOUTS.values()}
+    assert max(tests) - min(tests) < 1e-6
+    for words in LAYOUTS.values():
+        found = evaluated(directory, "--set", "validation", *words)
+        for name in ("val_loss", "val_accuracy"):
+            assert found[name] == pytest.approx(made[name][-1][1], abs=1e-6)
+        assert found.keys().isdisjoint({"test_loss", "val_recall"})  # no sample of its class is in this set
+    assert evaluated(directory)["val_loss"] == made["val_loss"][-1][1]
+
+
+def plain(weights: dict[str, torch.Tensor], chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs and targets of some validation samples, in plain PyTorch."""
+    model = user_code.model()
+    model.load_state_dict(weights)
+    inputs, targets = user_code.points(24, 33)[1][chosen]
+    with torch.no_grad():
+        return model.eval()(inputs), targets
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_predictions_are_a_plain_forward_of_the_exported_weights(directory: Path, layout: str) -> None:
+    trained(directory, "parallelism.pipeline=2")
+    done = command(directory, "export", "run", "model.safetensors")
+    assert done.returncode == 0, done.stderr
+    weights = load_file(directory / "model.safetensors")
+    output, targets = plain(weights, slice(10, 33))
+    done = command(directory, "predict", "run", "made.safetensors", *LAYOUTS[layout])
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(load_file(directory / "made.safetensors")["predictions"], output, rtol=0, atol=1e-6)
+    words = ("made.npy", "--set", "validation", "--weights", "model.safetensors", *LAYOUTS[layout])
+    done = command(directory, "predict", "run", *words)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(directory / "made.npy"), plain(weights, slice(10))[0].numpy(), rtol=0, atol=1e-6)
+    found = evaluated(directory, "--set", "test", "--weights", "model.safetensors", *LAYOUTS[layout])
+    assert found["test_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(output, targets)), abs=1e-6)
+    assert found["test_accuracy"] == pytest.approx(float((output.argmax(-1) == targets).double().mean()), abs=1e-6)
+
+
+def test_the_best_checkpoint_is_taken_and_named_at_the_end(directory: Path) -> None:
+    """A rate so high that the loss rises: the first checkpoint is the best."""
+    words = ("optimizer.lr=3", "checkpoint=best", "checkpoint.every=2", "parallelism.data=2", *RUN)
+    done = train(directory, *words)
+    assert done.returncode == 0, done.stderr
+    assert "best checkpoint  run/checkpoints/step-2.ckpt" in done.stdout
+    values = dict(record(directory / "run")["val_loss"])
+    assert values[2] < values[4]
+    best, last = evaluated(directory, "--set", "validation"), evaluated(directory, "--last", "--out", "last.json")
+    assert (best["which"], best["val_loss"]) == ("the best checkpoint", values[2])
+    assert (last["which"], last["val_loss"]) == ("the newest checkpoint", values[4])
+    assert evaluated(directory, "--best")["val_loss"] == values[2]
+
+
+def test_averages_are_what_the_run_has_validated(directory: Path) -> None:
+    made = trained(directory, "trainer.ema_decay=0.5")
+    assert evaluated(directory, "parallelism.pipeline=2")["val_loss"] == pytest.approx(
+        made["val_loss"][-1][1], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [("zero=2", "parallelism.data=2"), ("checkpoint=asynchronous", "precision=bf16_master")]
+)
+def test_how_it_was_trained_does_not_matter(directory: Path, words: tuple[str, ...]) -> None:
+    made = trained(directory, *words)
+    assert evaluated(directory, "parallelism=single")["val_loss"] == pytest.approx(made["val_loss"][-1][1], abs=1e-6)
+
+
+def test_a_lightning_module_is_evaluated_by_its_own_steps_or_its_layers(directory: Path) -> None:
+    made = trained(directory, "model.target=own:Whole", "loss=auto", "optimizer=auto", "data.target=sets:module")
+    alone, pipeline = evaluated(directory), evaluated(directory, "parallelism.pipeline=2")
+    for name in ("val_loss", "val_accuracy", "test_loss", "test_recall"):
+        assert alone[name] == pytest.approx(pipeline[name], abs=1e-6)
+    assert alone["val_loss"] == made["val_loss"][-1][1]
+    outputs = []
+    for words in ((), ("parallelism.pipeline=2",), ("parallelism.data=2",)):
+        done = command(directory, "predict", "run", "made.npy", *words)
+        assert done.returncode == 0, done.stderr
+        outputs.append(np.load(directory / "made.npy"))
+    assert [each.shape for each in outputs] == [(23, 5)] * 3
+    for other in outputs[1:]:
+        np.testing.assert_allclose(outputs[0], other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("evaluate",), "RUN_DIR = null: must be a run's directory, and overrides KEY=VALUE."),
+        (("evaluate", "nowhere"), "RUN_DIR = nowhere: must be a run's directory. There is no such directory."),
+        (("evaluate", "run", "--set", "tests"), "--set = tests: must be of validation, test, train."),
+        (("predict", "run", "a.npy", "--set", "test,train"), "--set = test,train: must be one of validation, test,"),
+        (("evaluate", "run", "--best"), "--best = run: needs a best checkpoint."),
+        (("evaluate", "run", "--best", "--last"), "flag = --last: must stand alone."),
+        (("evaluate", "run", "--weights", "none.ckpt"), "--weights = none.ckpt: must be a file."),
+        (("evaluate", "run", "--weights", "mine.safetensors"), "--weights = "),
+        (("evaluate", "run", "parallelism=singl"), "Try parallelism=single."),
+        (("evaluate", "run", "recipe=rudalle_tiny"), "recipe = rudalle_tiny: must be left out."),
+        (("evaluate", "run", "launcher=slurm"), "launcher = slurm: must be local."),
+        (("predict", "run"), "must be a run's directory and the file to write"),
+        (("predict", "run", "a.txt"), "FILE = a.txt: must end in .safetensors or .npy."),
+        (("predict", "run", "no/a.npy"), "FILE = no/a.npy: must be a file in a folder that exists."),
+        (
+            ("predict", "run", "a.npy", "schedule=dualpipe", "parallelism.pipeline=2", "schedule.microbatches=4"),
+            "one last",
+        ),
+        (
+            ("evaluate", "run", "model.target=mine:Listed"),
+            "run/checkpoints/step-4.ckpt: must hold the tensors of this model.",
+        ),
+        (("evaluate", "run", "data.target=mine:points", "--set", "test"), "mine:points returns no test set."),
+        (("evaluate", "run", "metrics.wrong=figures:raising"), "metrics.wrong = figures:raising: must run on"),
+    ],
+)
+def test_what_cannot_be_is_one_line(directory: Path, words: tuple[str, ...], told: str) -> None:
+    trained(directory)
+    (directory / "mine.safetensors").write_text("none")
+    done = command(directory, *words)
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (directory / "a.npy").exists()
