@@ -220,7 +220,7 @@ class LrSchedulerConfig:
     name: str = "constant"
     warmup_steps: int = 0  # steps until the peak
     min_lr: float = 0.0  # learning rate at the end of the decay
-    total_steps: int | None = None  # null = trainer.max_steps
+    total_steps: int | None = None  # null = the run's last step
     base_batch: int | None = None  # batch size of optimizer.lr, which scales with data.batch_size; null = no scaling
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
 from runner.checkpoint.file import CheckpointError, admitted
-from runner.config.compose.resolve import to_container
 from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.errors import Problem, RequestError, raise_problems
@@ -177,10 +177,8 @@ def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
         why = f"These have {samples}, so that each epoch would have another order"
         raise RequestError([Problem("data", config.data.name, rule, why, "resume=null")])
     if config.trainer.max_epochs is not None and config.trainer.max_steps < found.step:
-        rule, why = (
-            "must reach the checkpoint's step",
-            f"It is {found.step}, and they end at {config.trainer.max_steps}",
-        )
+        rule = "must reach the checkpoint's step"
+        why = f"It is {found.step}, and they end at {config.trainer.max_steps}"
         raise RequestError([Problem("trainer.max_epochs", config.trainer.max_epochs, rule, why)])
     resume_at(loader, found.epoch, found.batch_in_epoch)
     return found
@@ -263,7 +261,7 @@ def _predict(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile,
     if strategy.global_rank == 0:
         record = RunRecord.load(run_dir)
         record.replace(
-            config=to_container(config),  # with the steps that its epochs are
+            config=record.config | {"trainer": asdict(config.trainer)},  # with the steps that its epochs are
             step_seconds=record.step_seconds | {"predicted": plan.time.step_seconds},
             bubble_ratio=record.bubble_ratio | {"predicted": plan.time.bubble_ratio},
             extras=record.extras | {"seconds_source": plan.time.source},

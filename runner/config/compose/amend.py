@@ -32,6 +32,8 @@ def amended(
     """
     roots = config_roots(working_directory if working_directory is not None else Path.cwd())
     request, problems = read_overrides(overrides, roots)
+    why = "The request is used as it is, but for keys that are set"
+    problems = [*problems, *(Problem(word, None, "must be left out", why) for word in overrides if word[:1] == "~")]
     recipe = request.choices.get(RECIPE)
     if recipe is not None:
         problems = [*problems, Problem(RECIPE, recipe, "must be left out", "The run's own request is used")]
