@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
@@ -41,11 +40,7 @@ def report_failure(error: BaseException, rank: int) -> None:
     tell_torchrun(error)
     folder = os.environ.get(_FOLDER)
     if folder is not None and Path(folder).is_dir():
-        RankFailure.of(error).save(_report(Path(folder), rank))
-
-
-def _report(folder: Path, rank: int) -> Path:
-    return folder / f"{rank}.json"
+        RankFailure.of(error).save(Path(folder) / f"{rank}.json")
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
@@ -57,9 +52,8 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[_FOLDER] = tempfile.mkdtemp(prefix="runner_")
-            atexit.register(shutil.rmtree, os.environ[_FOLDER], ignore_errors=True)
             self._call_children_scripts()
-            sys.excepthook = _Hook(self.procs, Path(os.environ[_FOLDER]), sys.excepthook)
+            atexit.register(_at_exit, self.procs, Path(os.environ[_FOLDER]))  # after the traceback of this process
         _set_num_threads_if_needed(num_processes=self.num_processes)
         ended = threading.Event()
         arguments = (self.procs, Path(os.environ[_FOLDER]), ended)
@@ -70,20 +64,12 @@ class ScriptLauncher(_SubprocessScriptLauncher):
             ended.set()
 
 
-class _Hook:
-    """Prints the traceback of this process as usual and then, when the others have ended, the first cause of all."""
-
-    def __init__(self, others: Sequence[subprocess.Popen[bytes]], folder: Path, usual: Callable[..., Any]) -> None:
-        self._others = others
-        self._folder = folder
-        self._usual = usual
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._usual(kind, error, trace)
-        if not _report(self._folder, 0).exists() and isinstance(error, Exception):  # raised outside of a Trainer
-            report_failure(error, 0)
-        _end(self._others)
-        _tell(self._folder)
+def _at_exit(others: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """If ranks have failed, wait until all have ended and have said so, and print the first cause."""
+    if any(folder.glob("*.json")):
+        _end(others)
+        _tell(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _watch(others: Sequence[subprocess.Popen[bytes]], folder: Path, ended: threading.Event) -> None:
@@ -93,8 +79,7 @@ def _watch(others: Sequence[subprocess.Popen[bytes]], folder: Path, ended: threa
             break
     if ended.wait(_OTHERS_SECONDS):
         return
-    _end(others)
-    _tell(folder)
+    _at_exit(others, folder)
     os._exit(EXIT_FAILED)
 
 
@@ -113,7 +98,6 @@ def _tell(folder: Path) -> None:
     """Print which rank failed first, and why; nothing where no rank could report."""
     found = {path.stem: RankFailure.load(path) for path in folder.glob("*.json")}
     reports = {rank: report for rank, report in found.items() if report is not None}
-    shutil.rmtree(folder, ignore_errors=True)
     if reports:
         rank, first = min(reports.items(), key=lambda item: item[1].time)
         print(f"\nrank {rank} failed first: {first.summary()}", file=sys.stderr, flush=True)
