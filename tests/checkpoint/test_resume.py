@@ -217,7 +217,7 @@ def test_files_that_are_no_checkpoints_are_refused_with_what_would_do(unbroken: 
     half = tmp_path / "step-3.ckpt"
     half.write_bytes(checkpoint(unbroken, 3).read_bytes()[:2000])
     for path, told in (
-        (tmp_path / "none.ckpt", "there is no such file"),
+        (tmp_path / "none.ckpt", "There is no such file"),
         (half, "damaged or cut short"),
         (tmp_path / "stranger.ckpt", "was not written by `runner train`"),
         (unbroken, f"This is a directory. Try resume={checkpoint(unbroken, 14)}"),

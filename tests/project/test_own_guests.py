@@ -206,7 +206,8 @@ def test_all_four_run_together(folder: Path) -> None:
 def test_the_documents_own_schedule_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/design.md's module and option file, as a reader would copy them; and its generator as it stands there."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    module, option, optimizer, its_option, generator = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```(?:python|yaml)\b[^\n]*\n(.*?)```", text, re.DOTALL)
+    module, option, optimizer, its_option, generator, _ = blocks
     (tmp_path / "mine.py").write_text(f"{module}\n{optimizer}", encoding="utf-8")
     (tmp_path / "conf" / "schedule").mkdir(parents=True)
     (tmp_path / "conf" / "optimizer").mkdir(parents=True)
