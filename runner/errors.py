@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from runner.printable import printable_line
+
 __all__ = [
     "DoesNotFitError",
     "EXIT_DIFFERENT",
@@ -58,13 +60,13 @@ class Problem:
     fix: str = ""
 
     def line(self) -> str:
-        """``<path> = <value>: <rule>. <why>. Try <override>.`` in one line."""
+        """``<path> = <value>: <rule>. <why>. Try <override>.`` in one line that a terminal only shows."""
         parts = [f"{self.path} = {_shown(self.value)}: {self.rule.rstrip('.')}."]
         if self.why:
             parts.append(f"{_sentence(self.why.rstrip('.'))}.")
         if self.fix:
             parts.append(f"Try {self.fix}.")
-        return " ".join(" ".join(parts).split())
+        return printable_line(" ".join(" ".join(parts).split()))
 
 
 def _sentence(why: str) -> str:

@@ -88,10 +88,11 @@ _SCHEDULE = Command(
 _REPORT = Command(
     name="report",
     summary="tables and figures of a run or a sweep",
-    usage="DIR [--sort COLUMN] [--json]",
+    usage="DIR [--sort COLUMN] [--allow NAMES] [--json]",
     about=(
         "Reads the record.json of a run's directory, or of every job of a sweep's, prints the tables and writes the "
-        "figures beside them. It reads records only, so that it works on any machine."
+        "figures beside them. It reads records only, so that it works on any machine. Of the functions that records "
+        "name as sweep_report, it calls only shipped ones and those that you allow."
     ),
     examples=(
         ("runner report outputs/run/2026-01-31_12-00-00", "one run"),
@@ -100,6 +101,7 @@ _REPORT = Command(
     flags=(
         _JSON,
         Flag("--sort", "order the runs by a column of runs.csv: val_loss, median_step_seconds, optimizer.lr", "COLUMN"),
+        Flag("--allow", "sweep_report functions that records may name, package.module:function, by commas", "NAMES"),
     ),
     sections=(),
 )

@@ -22,6 +22,7 @@ from runner.errors import (
 )
 from runner.launch.local.stops import end_undisturbed, exit_status_of, listen_for_stops, name_of_signal, signal_of
 from runner.noise import hide_noise
+from runner.printable import PrintableLines, printable
 
 __all__ = ["main"]
 
@@ -109,7 +110,7 @@ def _no_command(name: str) -> Problem:
 
 
 def _explain(error: RunnerError) -> int:
-    print(str(error), file=sys.stderr)
+    print(printable(str(error)), file=sys.stderr)
     if os.environ.get(_FULL_ERROR) == "1":
         traceback.print_exception(error)
     return error.exit_status
@@ -122,13 +123,13 @@ def _explain_foreign(error: Exception) -> int:
     from runner.launch.failure import RankFailure
 
     failure = RankFailure.of(error)
-    print(f"{failure.summary()}. {_FULL_ERROR}=1 shows the whole traceback", file=sys.stderr)
+    print(f"{printable(failure.summary())}. {_FULL_ERROR}=1 shows the whole traceback", file=sys.stderr)
     return failure.exit_status
 
 
 def _log_to_standard_error() -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(PrintableLines("%(message)s"))
     log = logging.getLogger("runner")
     if not log.handlers:
         log.addHandler(handler)

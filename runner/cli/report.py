@@ -25,14 +25,16 @@ def run(arguments: Arguments) -> int:
     raise_problems(problems)
     from runner.report.write import REPORT_DIRECTORY, report, tables
 
-    found = report(Path(arguments.words[0]), sort=arguments.value("sort"))
+    named = arguments.value("allow")
+    allowed = named.split(",") if named else ()
+    found = report(Path(arguments.words[0]), sort=arguments.value("sort"), allowed=allowed)
     if arguments.switch("json"):
         print(json.dumps(found.to_json(), indent=2))
         return EXIT_OK
     from rich.console import Console
 
     console = Console()
-    for table in tables(found).values():
+    for table in tables(found, allowed).values():
         console.print(table)
     console.print(f"written to {found.directory / REPORT_DIRECTORY}", markup=False, highlight=False)
     return EXIT_OK

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.units import byte_unit
+from runner.printable import printable_line
 from runner.report.read import Report, Run
 from runner.report.tables import labels
 
@@ -46,7 +47,7 @@ def draw_figures(report: Report, directory: Path) -> list[Path]:
 
 def _name(run: Run, label: str) -> str:
     name = f"{run.name}: {label}" if label else run.name
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    return _plain(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")
 
 
 def _losses(named: Sequence[tuple[str, Run]], path: Path) -> Path | None:
@@ -107,7 +108,7 @@ def _step_seconds(named: Sequence[tuple[str, Run]], path: Path) -> Path | None:
     left = [0.0] * len(shown)
     for part in dict.fromkeys(part for _, run in shown for part in run.record.seconds):
         widths = [run.record.seconds.get(part) or 0.0 for _, run in shown]
-        axes.barh(range(len(shown)), widths, left=left, label=part, height=0.6)
+        axes.barh(range(len(shown)), widths, left=left, label=_plain(part), height=0.6)
         left = [before + width for before, width in zip(left, widths, strict=True)]
     return _save(figure, axes, path)
 
@@ -126,6 +127,11 @@ def _memory(named: Sequence[tuple[str, Run]], path: Path) -> Path | None:
     axes.barh([at - 0.2 for at in places], [planned / scale for _, planned, _ in rows], height=0.4, label="predicted")
     axes.barh([at + 0.2 for at in places], [(seen or 0) / scale for *_, seen in rows], height=0.4, label="measured")
     return _save(figure, axes, path)
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib shows as it is: dollars would begin a formula."""
+    return printable_line(text).replace("$", r"\$")
 
 
 def _at(run: Run, which: str, rank: int) -> float:

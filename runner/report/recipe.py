@@ -1,15 +1,22 @@
-"""Tables and figures that a recipe's own function makes from a sweep's records; ``sweep_report`` names the function."""
+"""Tables and figures that a recipe's own function makes from a sweep's records; ``sweep_report`` names the function.
+
+A record may come from a stranger. So only functions that shipped recipes name are called because a record names them,
+and others only if the user names them, too.
+"""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.config.compose.files import read_option
+from runner.config.compose.groups import RECIPE, options, shipped_conf
+from runner.config.rules.sections import may_be_called
 from runner.report.read import Report
 from runner.report.tables import TextTable
 
@@ -32,19 +39,24 @@ class RecipeReport:
         return [place / name for name in self.figures]
 
 
-def recipe_report(found: Report) -> RecipeReport:
+def recipe_report(found: Report, allowed: Collection[str] = ()) -> RecipeReport:
     """Call the function that the runs name; the result is empty if there is none or ``found`` is not a sweep.
+
+    A function that is neither shipped nor ``allowed`` is not imported, and a line of the log says so.
 
     For every run that has begun, the function receives its ``directory`` and its ``record``. It returns ``tables``,
     each with name, title, header, rows, values and notes, and ``figures``. If it fails, the report continues without
     it.
     """
     targets = (run.record.config.get("sweep_report") for run in found.runs)
-    target = next((one for one in targets if one), None)
+    target = next((str(one) for one in targets if one), None)
     if target is None or not found.is_sweep:
         return RecipeReport()
+    if target not in (*_shipped(), *allowed):
+        logger.warning("%s", _refusal(target))
+        return RecipeReport()
     module, _, name = target.partition(":")
-    if str(Path.cwd()) not in sys.path:
+    if target in allowed and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # a user's own function is in the working directory
     begun = [run for run in found.runs if run.record.status != "waiting"]
     runs = [{"directory": str(run.directory), "record": run.record.to_json()} for run in begun]
@@ -54,6 +66,17 @@ def recipe_report(found: Report) -> RecipeReport:
     except Exception:
         logger.exception("the report goes without sweep_report = %s, which failed", target)
         return RecipeReport()
+
+
+def _shipped() -> set[str]:
+    """The functions that shipped recipes name."""
+    recipes = options(RECIPE, [shipped_conf()]).values()
+    return {str(read_option(recipe.path).get("sweep_report")) for recipe in recipes}
+
+
+def _refusal(target: str) -> str:
+    told = f"the report goes without sweep_report = {target}: a record names it, and it is not shipped with the runner"
+    return f"{told}. If it is your own: --allow {target}" if may_be_called(target) else told
 
 
 def _table(made: Mapping[str, Any]) -> TextTable:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runner.config.units import format_bytes, format_seconds
+from runner.printable import markdown_text, printable_line
 from runner.record import RunRecord
 from runner.report.best import best_of, figure_of
 from runner.report.read import Report, Run
@@ -50,10 +51,15 @@ class TextTable:
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown, under a heading."""
-        lines = [f"### {self.title}", "", _markdown_row(self.header), _markdown_row(["---"] * len(self.header))]
+        lines = [
+            f"### {markdown_text(self.title)}",
+            "",
+            _markdown_row(self.header),
+            _markdown_row(["---"] * len(self.header)),
+        ]
         lines += [_markdown_row(row) for row in self.rows]
         if self.notes:
-            lines += ["", *(f"- {note}" for note in self.notes)]
+            lines += ["", *(f"- {markdown_text(note)}" for note in self.notes)]
         return "\n".join([*lines, ""])
 
     def csv(self) -> str:
@@ -70,14 +76,18 @@ class TextTable:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(
+            title=Text(printable_line(self.title)), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
         for name in self.header:
-            table.add_column(name, overflow="fold", no_wrap=name in _NARROW)
+            table.add_column(Text(printable_line(name)), overflow="fold", no_wrap=name in _NARROW)
         for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row), style="bold" if row[0].endswith(_BEST) else "")
+            table.add_row(
+                *(Text(printable_line(cell)) for cell in row), style="bold" if row[0].endswith(_BEST) else ""
+            )
         yield table
         for note in self.notes:
-            yield Text(note)
+            yield Text(printable_line(note))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,4 +226,4 @@ def _percent(value: float | None) -> str:
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(markdown_text, cells)) + " |"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
+from runner.printable import markdown_text
 from runner.report.figures import draw_figures
 from runner.report.order import in_order
 from runner.report.read import Report, read_report
@@ -15,13 +17,16 @@ __all__ = ["REPORT_DIRECTORY", "report", "tables"]
 REPORT_DIRECTORY = "report"
 
 
-def report(directory: Path | str, *, write: bool = True, sort: str | None = None) -> Report:
+def report(
+    directory: Path | str, *, write: bool = True, sort: str | None = None, allowed: Collection[str] = ()
+) -> Report:
     """Read the records under ``directory`` and, if ``write``, write tables and figures to its subfolder ``report/``.
 
     It works on a run or a sweep, finished or not. Files: ``report.md``, one CSV per table, one PNG per figure.
 
     Args:
         sort: a column of the table of runs, by which tables and figures are ordered (:func:`in_order`).
+        allowed: functions that a sweep's records may name besides the shipped ones, ``package.module:function`` each.
 
     Raises:
         RequestError: there is no record under ``directory``, or no such column.
@@ -31,19 +36,20 @@ def report(directory: Path | str, *, write: bool = True, sort: str | None = None
     if write:
         place = found.directory / REPORT_DIRECTORY
         place.mkdir(exist_ok=True)
-        _write_tables(found, place, [*draw_figures(found, place), *recipe_report(found).draw(place)])
+        drawn = [*draw_figures(found, place), *recipe_report(found, allowed).draw(place)]
+        _write_tables(found, place, drawn, allowed)
     return found
 
 
-def tables(found: Report) -> dict[str, TextTable]:
-    """The tables of the report by the name of their file.
+def tables(found: Report, allowed: Collection[str] = ()) -> dict[str, TextTable]:
+    """The tables of the report by the name of their file; ``allowed`` is that of :func:`report`.
 
     There is always one of all runs; for a sweep also those of its recipe, for a single run also its prediction and its
     time.
     """
     shown = {"runs": runs_table(found)}
     if found.is_sweep:
-        shown |= recipe_report(found).tables
+        shown |= recipe_report(found, allowed).tables
     else:
         record = found.runs[0].record
         shown["predicted_measured"] = predicted_measured_table(record)
@@ -52,11 +58,11 @@ def tables(found: Report) -> dict[str, TextTable]:
     return shown
 
 
-def _write_tables(found: Report, place: Path, figures: list[Path]) -> None:
-    shown = tables(found)
+def _write_tables(found: Report, place: Path, figures: list[Path], allowed: Collection[str]) -> None:
+    shown = tables(found, allowed)
     for name, table in shown.items():
         (place / f"{name}.csv").write_text(table.csv(), encoding="utf-8")
     pictures = "\n".join(f"![{figure.stem}]({figure.name})" for figure in figures)
-    title = f"# {found.directory.resolve().name}"
+    title = f"# {markdown_text(found.directory.resolve().name)}"
     text = "\n".join([title, "", *(table.markdown() for table in shown.values()), pictures])
     (place / "report.md").write_text(text.rstrip() + "\n", encoding="utf-8")

@@ -13,7 +13,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 _REQUEST = {"errors", "targets", "config.schema", "optim.catalogue", "config"}
-_FOUNDATION = _REQUEST | {"", "noise", "files", "environment", "record", "profile", "schedule", "memory.solve", "plan"}
+_FOUNDATION = _REQUEST | {
+    "",
+    "noise",
+    "files",
+    "environment",
+    "record",
+    "printable",
+    "pulse",
+    "profile",
+    "schedule",
+    "memory.solve",
+    "plan",
+}
 _TRAINED = _FOUNDATION | {"optim", "memory", "model", "profiling", "engine", "checkpoint"}
 
 # A room and the rooms it may import, "" being the package itself (its version). docs/design.md says why.
@@ -21,18 +33,20 @@ MAY_IMPORT = {
     "": set(),
     "environment": {""},
     "files": set(),
+    "printable": set(),
+    "pulse": set(),
     "record": {"environment", "files"},
-    "errors": set(),
+    "errors": {"printable"},
     "targets": {"errors"},
     "profile": set(),
     "noise": set(),
     "config.schema": {"errors", "memory.solve"},
     "optim.catalogue": {"errors", "targets", "config.schema"},
-    "config": {"errors", "files", "config.schema", "optim.catalogue", "memory.solve"},
-    "schedule": {"errors", "targets"},
+    "config": {"errors", "files", "targets", "config.schema", "optim.catalogue", "memory.solve"},
+    "schedule": {"errors", "printable", "targets"},
     "memory.solve": {"errors", "targets", "profile"},
     "plan": _REQUEST | {"profile", "schedule", "memory.solve"},
-    "report": {"errors", "config.schema", "config", "record"},
+    "report": {"errors", "printable", "config.schema", "config", "record"},
     "zoo": set(),
     "optim": _FOUNDATION,
     "model": (_FOUNDATION | {"optim"}) - {"schedule"},
@@ -66,6 +80,8 @@ WITHOUT_TORCH = (
         "errors",
         "noise",
         "files",
+        "printable",
+        "pulse",
         "profile",
         "environment",
         "record",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as escape_html
 from typing import NamedTuple
 
+from runner.printable import printable_line
 from runner.schedule.fills import Filling
 from runner.schedule.render.events import BESIDE, Event, events_of
 from runner.schedule.render.titles import title_of
@@ -154,19 +155,19 @@ def _head(width: float, height: float, title: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}" font-family="Helvetica, Arial, sans-serif" fill="{_TEXT}">\n'
-        f'<title>{escape(title)}</title>\n<rect width="100%" height="100%" fill="#ffffff"/>'
+        f'<title>{_xml(title)}</title>\n<rect width="100%" height="100%" fill="#ffffff"/>'
     )
 
 
 def _text(x: float, y: float, content: str, size: float, anchor: str = "start", weight: str = "400") -> str:
     return (
         f'<text x="{x:.2f}" y="{y:.2f}" font-size="{size:g}" text-anchor="{anchor}" '
-        f'font-weight="{weight}">{escape(content)}</text>'
+        f'font-weight="{weight}">{_xml(content)}</text>'
     )
 
 
 def _rectangle(x: float, y: float, width: float, height: float, color: str, hint: str = "") -> str:
-    tip = f"<title>{escape(hint)}</title>" if hint else ""
+    tip = f"<title>{_xml(hint)}</title>" if hint else ""
     edge = ' stroke="#ffffff" stroke-width="0.8"' if width > 3 else ""
     shape = f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:g}" fill="{color}"{edge}'
     return f"{shape}>{tip}</rect>" if tip else f"{shape}/>"
@@ -254,3 +255,8 @@ def _legend(colors: dict[str, tuple[str, str]], events: Sequence[Event], chunks:
         yield f'{square} stroke="#9aa0aa" stroke-width="0.5"/>'
         yield _text(x + 17, y, name, 12)
         x += 17 + 6.6 * len(name) + 18
+
+
+def _xml(content: str) -> str:
+    """Text for SVG, which as XML may hold no control characters."""
+    return escape_html(printable_line(content))
