@@ -27,8 +27,8 @@ import torch
 
 from runner.checkpoint.durable import TEMPORARY, CheckpointError, durably, first_line
 from runner.checkpoint.parts import check_parts, read_parts
-from runner.config.rules.sections import NEVER_CALLED
-from runner.errors import RunFailedError
+from runner.config.rules.sections import may_be_called
+from runner.errors import Problem, RunFailedError, raise_problems
 from runner.files import sync_directory
 from runner.targets import import_target
 
@@ -60,13 +60,19 @@ class PickledError(CheckpointError):
 
     Attributes:
         path: the file.
-        names: what it calls, ``package.module:name``, in the form that ``checkpoint.allow_pickle`` takes.
+        names: what it calls, ``package.module:name``, in the form that ``checkpoint.allow_pickle`` takes; empty if
+            some of it may not be allowed by anybody.
     """
 
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        super().__init__(f"it would call {', '.join(names)} to make what is neither a tensor nor a plain value")
+    def __init__(self, path: Path, called: Sequence[str]) -> None:
+        refused = [name for name in called if not may_be_called(name)]
+        told = f"it would call {', '.join(refused or called)}"
+        if refused:
+            super().__init__(f"{told}, which nothing allows: such a file is not a checkpoint, and may be an attack")
+        else:
+            super().__init__(f"{told} to make what is neither a tensor nor a plain value")
         self.path = path
-        self.names = tuple(names)
+        self.names = () if refused else tuple(called)
 
 
 @contextlib.contextmanager
@@ -74,8 +80,11 @@ def admitted(names: Sequence[str]) -> Iterator[None]:
     """Within the block, files may call what ``names`` name, ``package.module:name`` each, and nothing else.
 
     Raises:
-        RequestError: a name cannot be imported.
+        RequestError: a name cannot be imported, or may not be called by any file.
     """
+    refused = [name for name in names if not may_be_called(name)]
+    rule, why = "cannot be allowed", "It is of Python's standard library, or no name"
+    raise_problems(Problem(_ALLOW, name, rule, why, f"{_ALLOW}=[]") for name in refused)
     found: list[Any] = [(import_target(_ALLOW, name), name.replace(":", ".")) for name in names]
     with torch.serialization.safe_globals(found):
         yield
@@ -201,7 +210,7 @@ def _read_file(path: Path) -> Any:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
         called = _called(path)
-        if called and not any(name.partition(":")[0] in NEVER_CALLED for name in called):
+        if called:
             raise PickledError(path, called) from error
         raise CheckpointError(f"it holds what is neither a tensor nor a plain value: {first_line(error)}") from error
     except (OSError, MemoryError):

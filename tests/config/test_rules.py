@@ -101,7 +101,7 @@ def told(*overrides: str) -> list[str]:
         ("checkpoint.keep=0", "checkpoint.keep = 0: must be at least 1. Try checkpoint.keep=1."),
         ("checkpoint.keep_best=-1 trainer.val_every=2", "checkpoint.keep_best = -1: must be at least 0. Try checkpoint.keep_best=0."),
         ("checkpoint.allow_pickle=[mine.Thing]", "checkpoint.allow_pickle = mine.Thing: each must be package.module:name of a class or function. Try checkpoint.allow_pickle=[]."),
-        ("checkpoint.allow_pickle=[mine:Thing,os:system]", "checkpoint.allow_pickle = os:system: cannot be allowed. torch.load calls nothing of sys, os, posix, nt (torch/_weights_only_unpickler.py). Try checkpoint.allow_pickle=[]."),
+        ("checkpoint.allow_pickle=[mine:Thing,os:system]", "checkpoint.allow_pickle = os:system: cannot be allowed. It is of Python's standard library, and eval or os.system do whatever a file wants. Try checkpoint.allow_pickle=[]."),
         ("checkpoint.keep_best=1", "checkpoint.keep_best = 1: must be 0 without trainer.val_every. Checkpoints are compared by the validation at their step, and there is one at the end only. Try trainer.val_every=100."),
         ("hardware.flops.fp32=0", "hardware.flops.fp32 = 0.0: must be a finite number above 0."),
         ("hardware.memory_bytes=0", "hardware.memory_bytes = 0.0: must be a finite number above 0. Try hardware.memory_bytes=8e9."),

@@ -14,12 +14,12 @@ from runner.config.rules.optimizer import OPTIMIZER_TABLES
 from runner.config.rules.precision import PRECISION_TABLES
 from runner.config.rules.request import KNOWN_NAMES, REQUEST_TABLES
 from runner.config.rules.table import Table
-from runner.config.rules.trainer import CHECKPOINT, NEVER_CALLED, TRAINER
+from runner.config.rules.trainer import CHECKPOINT, TRAINER, may_be_called
 from runner.config.rules.zero_table import DEEPSPEED_FILE, ZERO
 from runner.config.schema import RunConfig
 from runner.errors import Problem
 
-__all__ = ["CONFIG_TABLES", "KNOWN_NAMES", "NEVER_CALLED", "rules"]
+__all__ = ["CONFIG_TABLES", "KNOWN_NAMES", "may_be_called", "rules"]
 
 CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     *REQUEST_TABLES,

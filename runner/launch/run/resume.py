@@ -59,8 +59,8 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
             progress, weights = read_progress(path)
     except PickledError as error:
         named = ",".join([*config.checkpoint.allow_pickle, *error.names])
-        why = f"{error}; name what you trust"
-        fix = f"'checkpoint.allow_pickle=[{named}]'"
+        why = f"{error}; name what you trust" if error.names else str(error)
+        fix = f"'checkpoint.allow_pickle=[{named}]'" if error.names else ""
         raise_problems([Problem("resume", error.path, "must hold tensors and plain values", why, fix)])
         raise
     except CheckpointError as error:
