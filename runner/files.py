@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
-__all__ = ["make_directories", "sync_directory", "write_atomically"]
+__all__ = ["make_directories", "new_file_beside", "sync_directory", "write_atomically"]
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of ``path`` by ``text``, durably: a crash leaves the old file or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = new_file_beside(path)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def new_file_beside(path: Path, prefix: str = ".") -> tuple[int, Path]:
+    """Make an empty file in the folder of ``path``, with the rights that the user's umask leaves; tempfile's are 600.
+
+    Args:
+        prefix: the beginning of its name.
+
+    Returns:
+        its descriptor, open for writing, and its path.
+    """
+    attempt = 0
+    while True:
+        temporary = path.with_name(f"{prefix}{os.getpid()}-{attempt}-{path.name}")
+        try:
+            return os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
+        except FileExistsError:  # of a writer that was killed, or of another machine's
+            attempt += 1
 
 
 def make_directories(path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from runner.errors import RunFailedError
-from runner.files import make_directories, sync_directory
+from runner.files import make_directories, new_file_beside, sync_directory
 
 __all__ = ["TEMPORARY", "CheckpointError", "durably", "first_line"]
 
@@ -33,13 +32,11 @@ def durably(path: Path) -> Iterator[Path]:
     temporary: Path | None = None
     try:
         make_directories(path.parent)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY, suffix=f"-{path.name}")
+        handle, temporary = new_file_beside(path, TEMPORARY)
         os.close(handle)
-        temporary = Path(name)
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
         sync_directory(path.parent)
     except BaseException as error:

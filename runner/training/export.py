@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from runner.checkpoint.file import (
 )
 from runner.checkpoint.parts import has_parts
 from runner.errors import Problem, RequestError, RunFailedError
+from runner.files import new_file_beside
 
 __all__ = ["Exported", "export"]
 
@@ -67,9 +67,10 @@ def export(source: Path, file: Path, *, allow_pickle: Sequence[str] = ()) -> Exp
         with admitted(allow_pickle):
             found, step, weights = _weights(source)
     except PickledError as error:
-        fix = f"--allow-pickle {','.join([*allow_pickle, *error.names])}"
+        fix = f"--allow-pickle {','.join([*allow_pickle, *error.names])}" if error.names else ""
+        why = f"{error}; name what you trust" if error.names else str(error)
         rule = "must hold tensors and plain values"
-        raise RequestError([Problem("RUN_DIR", error.path, rule, f"{error}; name what you trust", fix)]) from error
+        raise RequestError([Problem("RUN_DIR", error.path, rule, why, fix)]) from error
     whole = _apart(weights)
     _write(whole, file, {"format": "pt", **({"step": str(step)} if step is not None else {})})
     return Exported(found, step, len(whole), sum(tensor.nbytes for tensor in whole.values()))
@@ -119,21 +120,21 @@ def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(weights: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
-    temporary = ""
+    temporary: Path | None = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
+        handle, temporary = new_file_beside(file.absolute())
         os.close(handle)
         save_file(weights, temporary, metadata)
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
         _compare(weights, load_file(temporary))
-        os.chmod(temporary, 0o644)
         os.replace(temporary, file)
     except (OSError, SafetensorError) as error:
         raise RunFailedError(f"{file} could not be written: {error}") from error
     finally:
         with contextlib.suppress(OSError):
-            Path(temporary).unlink(missing_ok=True)
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
 
 
 def _compare(weights: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, Problem, RequestError, RunFailedError
+from runner.files import new_file_beside
 from runner.launch.run.directory import create_run_directory
 from runner.launch.run.resume import AUTO, with_checkpoint
 
@@ -202,7 +203,7 @@ def _take(path: Path, own: Owner) -> None:
 def _create(path: Path, own: Owner) -> bool:
     """Create the lock; False if there is one."""
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return False
     with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -217,11 +218,11 @@ def _take_over(path: Path, text: str, own: Owner) -> bool:
 
     Several may do this at once. The last one to replace it has it, and the others see that.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = new_file_beside(path)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(own.to_text())
     if _text(path) != text:
-        os.unlink(temporary)
+        temporary.unlink()
         return False
     os.replace(temporary, path)
     time.sleep(SETTLE_SECONDS)
