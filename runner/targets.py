@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.errors import Problem, RequestError, did_you_mean
 
-__all__ = ["call_named", "import_named", "import_target"]
+__all__ = ["call_named", "import_named", "import_target", "names_environment", "with_environment"]
 
 
 def import_named(path: str, target: str, *, what: str = "function", fits: Callable[[Any], bool] = callable) -> Any:
@@ -55,11 +55,12 @@ def call_named(path: str, target: str, function: Callable[..., Any], *args: Any,
         path: the field that names it, for messages.
         target: ``package.module:name``.
         function: what ``target`` names.
-        args, kwargs: what it is called with.
+        args, kwargs: what it is called with; ``kwargs`` may name variables of the environment.
 
     Raises:
         RequestError: it raised; the error and the line of the user's code are in the message.
     """
+    kwargs = with_environment(kwargs)
     try:
         return function(*args, **kwargs)
     except RequestError:
@@ -69,6 +70,41 @@ def call_named(path: str, target: str, function: Callable[..., Any], *args: Any,
         where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
         why = f"Calling it raised {type(error).__name__}: {error}{where}"
         raise RequestError([Problem(path, target, "must run with the arguments that it is given", why)]) from error
+
+
+def names_environment(value: object) -> bool:
+    """Whether a text takes variables of the environment, as ``${oc.env:TOKEN}`` does."""
+    return isinstance(value, str) and "oc.env:" in value and "${" in value
+
+
+def with_environment(value: Any) -> Any:
+    """Values of a request in which the variables of the environment that they name stand in their place.
+
+    A request keeps ``${oc.env:TOKEN}`` as it is, so that no file of a run holds the token. Call this where a value is
+    used, and write the result nowhere.
+
+    Args:
+        value: a dictionary, a list or a plain value.
+
+    Raises:
+        RequestError: a variable is not set.
+    """
+    if isinstance(value, dict):
+        return {key: with_environment(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_environment(inner) for inner in value]
+    return _from_environment(value) if names_environment(value) else value
+
+
+def _from_environment(text: str) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.to_container(OmegaConf.create({"value": text}), resolve=True)["value"]  # type: ignore[index,call-overload]  # a dictionary went in
+    except OmegaConfBaseException as error:
+        rule = "must name variables of the environment that are set, and nothing else of the request"
+        raise RequestError([Problem("kwargs", text, rule, str(error).splitlines()[0])]) from error
 
 
 def import_target(path: str, target: str) -> Callable[..., Any]:

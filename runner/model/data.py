@@ -16,7 +16,7 @@ from runner.model.boundary import flatten, shapes
 from runner.model.datamodule import Loaded, loaded
 from runner.model.seeds import seeded
 from runner.model.targets import call_function, call_target, explained
-from runner.targets import import_target
+from runner.targets import import_target, with_environment
 
 __all__ = [
     "Collate",
@@ -233,7 +233,7 @@ def _ragged(samples: Sequence[Any]) -> str:
 def load_loss(config: LossConfig) -> LossFunction:
     """The loss function, with its section's ``kwargs`` bound to it."""
     function = import_target("loss.target", config.target)
-    kwargs = dict(config.kwargs)
+    kwargs = with_environment(config.kwargs)
     return (lambda output, target: function(output, target, **kwargs)) if kwargs else function
 
 

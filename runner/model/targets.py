@@ -12,7 +12,7 @@ from torch._guards import detect_fake_mode
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, RunnerError, did_you_mean
 from runner.model.seeds import seeded
-from runner.targets import import_target
+from runner.targets import import_target, with_environment
 
 __all__ = ["call_function", "call_target", "explained", "import_users_code"]
 
@@ -52,7 +52,7 @@ def call_function(section: str, target: str, function: Callable[..., Any], kwarg
     """Call a function that belongs to the target of a section, as :func:`call_target` calls the target itself."""
     _refuse_wrong_arguments(section, function, kwargs)
     try:
-        return function(**kwargs)
+        return function(**with_environment(dict(kwargs)))
     except (RunnerError, MemoryError):
         raise
     except (Exception, SystemExit) as error:

@@ -14,6 +14,7 @@ from runner.memory.solve.values import ActivationPlan, PolicyOptions
 from runner.plan.values import MemoryPrediction
 from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
+from runner.targets import with_environment
 
 __all__ = ["activation_notes", "activation_problems", "plan_activations", "program_problems", "stage_budgets"]
 
@@ -118,4 +119,4 @@ def activation_notes(
 
 def _options(config: RunConfig) -> PolicyOptions:
     section = config.activation_checkpoint
-    return PolicyOptions(section.name, section.target, **section.given)
+    return PolicyOptions(section.name, section.target, **with_environment(section.given))

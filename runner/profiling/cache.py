@@ -27,6 +27,7 @@ from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import num_stages
 from runner.profile import ModelProfile, profile_from_json
 from runner.record import write_atomically
+from runner.targets import with_environment
 
 __all__ = ["cached_profile"]
 
@@ -53,9 +54,9 @@ def _folder() -> Path:
 
 def _key(config: RunConfig) -> str:
     depends = {
-        "model": [config.model.target, config.model.kwargs, config.model.split_points, _cut(config)],
-        "data": [config.data.target, config.data.kwargs, config.data.collate, config.data.shuffle],
-        "loss": [config.loss.name, config.loss.target, config.loss.kwargs],
+        "model": [config.model.target, with_environment(config.model.kwargs), config.model.split_points, _cut(config)],
+        "data": [config.data.target, with_environment(config.data.kwargs), config.data.collate, config.data.shuffle],
+        "loss": [config.loss.name, config.loss.target, with_environment(config.loss.kwargs)],
         "own": _beside_its_own(config),
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
         "precision": config.precision.name,
@@ -63,7 +64,7 @@ def _key(config: RunConfig) -> str:
             config.optimizer.name,
             config.optimizer.momentum,
             config.optimizer.target,
-            config.optimizer.kwargs,
+            with_environment(config.optimizer.kwargs),
             config.trainer.ema_decay is not None,
         ],
         "seed": config.seed,

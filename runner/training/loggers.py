@@ -13,7 +13,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 
 from runner.config.schema import RunConfig
 from runner.record import RunRecord
-from runner.targets import import_target
+from runner.targets import import_target, with_environment
 
 __all__ = ["build_logger", "build_profiler", "note_identity"]
 
@@ -30,7 +30,7 @@ def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) ->
     Args:
         steps: number of steps that the run has taken already. Entries of later steps are removed if files hold them.
     """
-    kwargs: dict[str, Any] = dict(config.logger.kwargs)
+    kwargs: dict[str, Any] = with_environment(config.logger.kwargs)
     match config.logger.name:
         case "none":
             return False

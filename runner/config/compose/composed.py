@@ -7,12 +7,16 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.config.compose.files import read_option
 from runner.config.compose.groups import shipped_conf
 from runner.config.compose.layers import Layer
 from runner.errors import Problem, RequestError
+from runner.targets import names_environment, with_environment
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 __all__ = ["Composed", "compose_request", "shown_path"]
 
@@ -67,6 +71,7 @@ def compose_request(choices: Mapping[str, str | None], settings: Iterable[str], 
             used = {str(group): str(name) for group, name in composed.hydra.runtime.choices.items() if name is not None}
             OmegaConf.set_struct(composed, False)
             del composed["hydra"]
+            _keep_environment(composed)
             container = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException, OSError) as error:
         raise RequestError([_told(error)]) from error
@@ -94,6 +99,31 @@ def _layers(places: Iterable[tuple[str, str]], roots: Sequence[Path]) -> Iterato
         for section in reversed(package.split(".") if package else []):
             content = {section: content}
         yield Layer(shown_path(path, roots), content)
+
+
+def _keep_environment(composed: DictConfig) -> None:
+    """Let arguments of the user's functions name variables of the environment, so that no file holds their values.
+
+    :func:`runner.targets.with_environment` puts the values in their place where the functions are called. Here it only
+    finds out in time that one is missing.
+    """
+    from omegaconf import DictConfig, OmegaConf
+
+    for section in composed.values():
+        kwargs = section.get("kwargs") if isinstance(section, DictConfig) else None
+        if isinstance(kwargs, DictConfig):
+            raw = OmegaConf.to_container(kwargs, resolve=False)
+            with_environment(raw)
+            section["kwargs"] = _escaped(raw)
+
+
+def _escaped(value: Any) -> Any:
+    """Values in which OmegaConf does not resolve what names the environment."""
+    if isinstance(value, dict):
+        return {key: _escaped(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_escaped(inner) for inner in value]
+    return value.replace("${", r"\${") if names_environment(value) else value
 
 
 def _told(error: Exception) -> Problem:
