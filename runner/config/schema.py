@@ -315,8 +315,10 @@ class LauncherConfig:
 
     name: str = "local"
     rendezvous_timeout_seconds: float = 60.0  # longest wait until all ranks have met
+    start_timeout_seconds: float | None = 3600.0  # local: a rank that needs longer to its first step is ended
     step_timeout_seconds: float = 600.0  # a message that takes longer ends the run
     watchdog_seconds: float | None = 300.0  # a rank without progress for this long reports where it is; null = never
+    exit_timeout_seconds: float | None = 600.0  # local: a rank that needs longer to its end after its work is ended
     grace_seconds: float | None = None  # local: time to end a step and save when told to stop; null = until a job's end
     max_restarts: int = 0  # how often a failed run is restarted from its newest checkpoint
     nodes: int | None = None  # slurm: machines that share the ranks evenly; null = 1

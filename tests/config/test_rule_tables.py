@@ -33,6 +33,7 @@ NEGATIVE = [
     "hardware.link_latency_seconds", "transport.delay_seconds", "transport.bytes_per_second", "cost.F", "cost.B",
     "cost.I", "cost.W", "cost.comm", "cost.curvature", "cost.inversion", "launcher.rendezvous_timeout_seconds",
     "launcher.step_timeout_seconds", "launcher.watchdog_seconds", "launcher.max_restarts", "seed",
+    "launcher.start_timeout_seconds", "launcher.exit_timeout_seconds",
     "launcher.grace_seconds", "checkpoint.timeout_seconds", "checkpoint.every_seconds",
     "trainer.max_epochs",
 ]  # fmt: skip

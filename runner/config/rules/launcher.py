@@ -47,7 +47,9 @@ _ANY: Table[RunConfig] = Table(
     "Launcher",
     (
         positive("launcher.rendezvous_timeout_seconds", "60"),
+        positive("launcher.start_timeout_seconds", "3600"),
         positive("launcher.step_timeout_seconds", "600"),
+        positive("launcher.exit_timeout_seconds", "600"),
         positive("launcher.watchdog_seconds", "300"),
         positive("launcher.grace_seconds", "120"),
         at_least("launcher.max_restarts", 0),
