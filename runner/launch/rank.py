@@ -28,6 +28,7 @@ from runner.launch.local.meeting import MEETING_VARIABLE, meet
 from runner.launch.local.stops import ignore_preemption
 from runner.launch.local.supervise import Endings, die_with_parent
 from runner.noise import hide_noise
+from runner.pulse import PULSES_VARIABLE, Phase, Pulse
 from runner.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ def main(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> int:
             StopSignals.listen((signal.SIGTERM,), before_training=_die)
             stopped = load_entry(entry)(config, run_dir)
     except (Exception, SystemExit) as error:  # code of the user's that calls sys.exit(0) has not done the rank's work
+        Pulse.current().enter(Phase.EXIT)
         return report_failure(error, run_dir, int(os.environ["RANK"])).exit_status
+    Pulse.current().enter(Phase.EXIT if stopped else Phase.DONE)
     return EXIT_PREEMPTED if stopped else EXIT_COMPLETE
 
 
@@ -87,14 +90,16 @@ def _die(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def rank_variables(rank: int, store_fd: int, reports_fd: int) -> dict[str, str]:
+def rank_variables(rank: int, store_fd: int, reports_fd: int, pulses_fd: int) -> dict[str, str]:
     """The environment variables in which the ranks of one machine differ.
 
     Args:
         store_fd: the listening socket of the store, which rank 0 inherits.
         reports_fd: see :class:`runner.launch.local.handed_over.HandedOver`.
+        pulses_fd: see :class:`runner.pulse.Pulses`.
     """
-    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), REPORTS_VARIABLE: str(reports_fd)}
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    own |= {REPORTS_VARIABLE: str(reports_fd), PULSES_VARIABLE: str(pulses_fd)}
     return own if rank else own | {STORE_FD_VARIABLE: str(store_fd)}
 
 
@@ -217,6 +222,7 @@ def run(config_file: Path, run_dir: Path, entry: str = TRAIN_ENTRY) -> NoReturn:
     ignore_preemption()  # the parent decides, and sends SIGTERM
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no terminal reaches this process; Lightning would exit with 1
     faulthandler.enable()
+    Pulse.begin()
     leave(main(config_file, run_dir, entry))
 
 

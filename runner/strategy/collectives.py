@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d
 from typing_extensions import override
 
 from runner.model.boundary import map_tensors
+from runner.pulse import Phase, Pulse
 
 __all__ = ["CollectiveStrategy", "sendable"]
 
@@ -41,7 +42,8 @@ class CollectiveStrategy(ParallelStrategy):
         self.patience_seconds = seconds
         try:
             self._set_timeout(max(self._timeout, timedelta(seconds=seconds)))
-            yield
+            with Pulse.current().within(Phase.SAVE):
+                yield
         finally:
             self._set_timeout(self._timeout)
             self.patience_seconds = 0.0

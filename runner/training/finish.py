@@ -18,6 +18,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
 from runner.model.ties import with_all_names
 from runner.plan.values import RunPlan
+from runner.pulse import Phase, Pulse
 from runner.record import RunRecord, metric_extras, read_steps, step_seconds
 from runner.strategy.pipeline import EngineStrategy
 from runner.targets import import_target
@@ -89,6 +90,7 @@ def finish(
         return
     record = record.replace(status="ok")
     record.save(run_dir)
+    Pulse.current().enter(Phase.DONE)
     _call_report(config, run_dir, weights, record)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import time
@@ -124,7 +125,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         *users,
         checkpoints,
         *progress(config, parts.plan, clock, rank),
-        *_watchdog(config, run_dir, rank, parts.plan),
+        _watchdog(config, run_dir, rank, parts.plan),
         *watchers,
         end,
     ]
@@ -147,11 +148,11 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     return stopped
 
 
-def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> list[Callback]:
-    seconds = config.launcher.watchdog_seconds
-    if seconds is None:
-        return []
-    return [Watchdog(run_dir, rank, plan.topology.world_size, seconds, config.launcher.step_timeout_seconds)]
+def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> Watchdog:
+    launcher = config.launcher
+    end_seconds = launcher.step_timeout_seconds if launcher.watchdog_seconds is not None else math.inf
+    report_seconds = launcher.watchdog_seconds or math.inf
+    return Watchdog(run_dir, rank, plan.topology.world_size, report_seconds, end_seconds)
 
 
 def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:

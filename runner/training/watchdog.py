@@ -1,12 +1,16 @@
-"""A thread on every rank that notices when the rank makes no progress, and reports where it is."""
+"""A thread on every rank that notices when the rank makes no progress, reports where it is, and lets others see it.
+
+The rank's pulse (:mod:`runner.pulse`) goes on while this thread sees progress, so that the supervisor also notices what
+stops this thread: native code that holds the interpreter's lock.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from runner.pulse import Phase, Pulse
 from runner.record import RunRecord, finish_failed, hang_file, write_atomically
 from runner.strategy.pipeline import EngineStrategy
 
@@ -22,19 +27,21 @@ __all__ = ["Watchdog"]
 logger = logging.getLogger(__name__)
 
 _POLLS = 10  # polls until a report
+_MOST_SECONDS = 1.0  # between two polls
 _GRACE_SECONDS = 2.0  # ranks do not get stuck at the same moment: time for the others to report
 
 
 class Watchdog(Callback):
     """Writes ``logs/rank_<n>.hang.txt`` if nothing happens for a while, and ends the rank if that continues.
 
-    Progress means an action of the engine, or a step or batch of Lightning's loop.
+    Progress means an action of the engine, or a step or batch of Lightning's loop. Time is counted in polls, so that a
+    process that was stopped, or a machine that slept, goes on as if nothing had happened.
 
     Args:
         run_dir: the run's directory.
         rank, num_ranks: the rank of this process, and the number of ranks.
-        report_seconds: seconds without progress until place and stacks are written.
-        end_seconds: seconds without progress until the process ends; during a save, the limit of saves.
+        report_seconds: seconds without progress until place and stacks are written; may be infinite.
+        end_seconds: seconds without progress until the process ends, or during a save its limit; may be infinite.
     """
 
     def __init__(self, run_dir: Path, rank: int, num_ranks: int, report_seconds: float, end_seconds: float) -> None:
@@ -51,7 +58,9 @@ class Watchdog(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(trainer.strategy, EngineStrategy)
         self._strategy = trainer.strategy
-        hang_file(self._run_dir, self._rank).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            hang_file(self._run_dir, self._rank).unlink(missing_ok=True)
+        Pulse.current().enter(Phase.STEP)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def on_train_batch_start(self, *args: Any) -> None:
@@ -70,18 +79,20 @@ class Watchdog(Callback):
         self.stop()
 
     def stop(self) -> None:
-        """Stop watching; harmless if it has not started."""
+        """Stop watching, because the steps have ended; harmless if it has not started."""
         self._done.set()
+        Pulse.current().enter(Phase.EXIT)
 
     def _watch(self) -> None:
-        seen, since, reported = self._progress(), time.monotonic(), False
-        poll = self._report_seconds / _POLLS
+        seen, still, reported = self._progress(), 0.0, False
+        poll = min(self._report_seconds / _POLLS, _MOST_SECONDS)
         while not self._done.wait(poll):
             now = self._progress()
             if now != seen:
-                seen, since, reported = now, time.monotonic(), False
+                seen, still, reported = now, 0.0, False
+                Pulse.current().beat(sum(now[:2]))
                 continue
-            still = time.monotonic() - since
+            still += poll
             if still >= self._report_seconds and not reported:
                 reported = True
                 self._report(still)
@@ -106,9 +117,14 @@ class Watchdog(Callback):
         lines = [f"rank {self._rank} {place}{where}", "", picture, ""]
         for ident, frame in stacks.items():
             lines += [f"thread {frames.get(ident, ident)}", "".join(traceback.format_stack(frame))]
+        Pulse.current().say(lines[0])
         file = hang_file(self._run_dir, self._rank)
-        write_atomically(file, "\n".join(lines) + "\n")
-        logger.warning("no progress for %.0f s: %s; see %s", still, lines[0], file)
+        try:
+            write_atomically(file, "\n".join(lines) + "\n")
+        except OSError as error:
+            logger.warning("no progress for %.0f s: %s; %s could not be written (%s)", still, lines[0], file, error)
+        else:
+            logger.warning("no progress for %.0f s: %s; see %s", still, lines[0], file)
 
     def _end(self, still: float) -> None:
         if self._done.wait(_GRACE_SECONDS):
@@ -116,20 +132,24 @@ class Watchdog(Callback):
         places = [_told_by(self._run_dir, rank) for rank in range(self._num_ranks)]
         told = [place or f"rank {rank} does not say where it is" for rank, place in enumerate(places)]
         reason = f"no progress for {still:.0f} s: {'; '.join(told)}"
+        Pulse.current().say(f"{reason}\n{places[self._rank]}")
         file = hang_file(self._run_dir, self._rank)
-        write_atomically(file, f"{reason}\n\n{file.read_text(encoding='utf-8')}")
-        if RunRecord.load(self._run_dir).status == "running":
-            finish_failed(self._run_dir, "failed", reason)
+        try:
+            write_atomically(file, f"{reason}\n\n{file.read_text(encoding='utf-8')}")
+            if RunRecord.load(self._run_dir).status == "running":
+                finish_failed(self._run_dir, "failed", reason)
+        except (OSError, ValueError) as error:  # the supervisor reads the pulse
+            logger.warning("%s; it could not be recorded (%s)", reason, error)
         os._exit(1)
 
 
 def _told_by(run_dir: Path, rank: int) -> str:
     """The line in which a rank says where it is; the reason of its end may stand above that line."""
     try:
-        lines = hang_file(run_dir, rank).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return ""
-    return next((line for line in lines if line.startswith(f"rank {rank} ")), "")
+        text = hang_file(run_dir, rank).read_text(encoding="utf-8")
+    except OSError:
+        text = Pulse.current().said_by(rank)
+    return next((line for line in text.splitlines() if line.startswith(f"rank {rank} ")), "")
 
 
 def _innermost(frame: Any) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor
 from runner.engine.transport.background import BackgroundThread
 from runner.engine.transport.base import Channel, Handle
 from runner.engine.transport.processes import ProcessTransport
+from runner.errors import RunFailedError
 
 __all__ = ["SocketTransport"]
 
@@ -163,11 +164,29 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
+def _accept(listener: socket.socket, timeout_seconds: float, missing: set[int]) -> tuple[int, Channel, socket.socket]:
+    """The next connection, with the rank and the channel that it says it is.
+
+    Raises:
+        RunFailedError: none comes, or one says nothing, within the longest wait.
+    """
+    try:
+        connection, _ = listener.accept()
+        connection.settimeout(timeout_seconds)
+        peer, channel = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+        connection.settimeout(None)
+    except TimeoutError:
+        ranks = ", ".join(map(str, sorted(missing)))
+        raise RunFailedError(f"rank {ranks} did not connect within {timeout_seconds:g} s") from None
+    return peer, Channel(channel), connection
+
+
 def _connect(rank: int, peers: set[int], timeout_seconds: float) -> dict[tuple[int, Channel], socket.socket]:
     """Make a connection for each peer and channel. The addresses are removed when all are connected."""
     with tempfile.TemporaryDirectory(prefix="runner-") as folder, socket.socket(socket.AF_UNIX) as listener:
         address = str(Path(folder) / "rank")
         listener.bind(address)
+        listener.settimeout(timeout_seconds)
         listener.listen(len(Channel) * len(peers) + 1)
         addresses: list[str] = [""] * dist.get_world_size()
         dist.all_gather_object(addresses, address)
@@ -177,10 +196,10 @@ def _connect(rank: int, peers: set[int], timeout_seconds: float) -> dict[tuple[i
             connection.connect(addresses[peer])
             connection.sendall(_HELLO.pack(rank, channel))
             made[peer, channel] = connection
-        for _ in range(len(Channel) * sum(peer < rank for peer in peers)):
-            connection, _ = listener.accept()
-            peer, number = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
-            made[peer, Channel(number)] = connection
+        expected = {(peer, channel) for peer in peers if peer < rank for channel in Channel}
+        while missing := expected - made.keys():
+            peer, channel, connection = _accept(listener, timeout_seconds, {peer for peer, _ in missing})
+            made[peer, channel] = connection
         dist.barrier()
     longest = _TIMEOUT.pack(int(timeout_seconds), int(timeout_seconds % 1 * 1e6))
     for connection in made.values():

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from runner.launch.local.stops import name_of_signal
-from runner.launch.local.supervise import POLL_SECONDS, ProcessSpec, end, start
+from runner.launch.local.supervise import POLL_SECONDS, ProcessSpec, end, reap, start
 
 __all__ = ["Forked", "Template"]
 
@@ -126,8 +126,7 @@ class Template:
                 self._go.write(bytes(count))
             return ranks
         self._go.close()
-        for rank in ranks:  # they found the pipe closed and end by themselves
-            rank.wait()
+        reap(ranks)  # they found the pipe closed and end by themselves
         if self._process.returncode and not is_told_to_stop():
             code = self._process.returncode
             how = name_of_signal(-code) if code < 0 else f"status {code}"
@@ -138,7 +137,7 @@ class Template:
         """End the template at once, if it has not ended."""
         if self._process.returncode is None:  # after a wait, its process number may belong to another process
             end([self._process], signal.SIGKILL)
-            self._process.wait()
+            reap([self._process])
 
 
 def _adopt_orphans(adopt: bool) -> bool:

@@ -22,10 +22,12 @@ from runner.launch.local.allocator import allocator_variables
 from runner.launch.local.forked import Forked, Template
 from runner.launch.local.grace import grace_seconds
 from runner.launch.local.handed_over import HandedOver
+from runner.launch.local.overdue import Watch, limits_of
 from runner.launch.local.stops import exit_status_of, name_of_signal
 from runner.launch.local.supervise import Ending, ProcessSpec, supervise
 from runner.launch.local.template import Orders, imports_of
 from runner.launch.rank import ENDINGS, TRAIN_ENTRY, rank_variables, uses_cuda
+from runner.pulse import Pulses
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
 __all__ = ["Launch", "Outcome", "import_ahead", "run_ranks", "stopped_early", "stopped_reason"]
@@ -86,6 +88,37 @@ class Outcome:
         return (*self.consequences, *self.messages[1:], *self.messages[:1])
 
 
+class _Shared:
+    """What the ranks share with this process."""
+
+    def __init__(self, world_size: int) -> None:
+        self.reports = HandedOver()
+        self.pulses = Pulses(world_size)
+        self.descriptors = (self.reports.fileno(), self.pulses.fileno())
+
+    def close(self) -> None:
+        self.reports.close()
+        self.pulses.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is known of failed ranks besides their files.
+
+    Args:
+        reports: failures that they could write into no file, by rank.
+        said: for each failed rank why it was ended, by the supervisor or by its own watchdog; empty if it was not.
+    """
+
+    reports: Mapping[int, RankFailure]
+    said: Mapping[int, str]
+
+    @classmethod
+    def of(cls, ending: Ending, shared: _Shared) -> _Left:
+        told = {rank: shared.pulses.said_by(rank).partition("\n")[0] for rank in ending.failed}
+        return cls(shared.reports.read(), told | dict(ending.overdue))
+
+
 @contextlib.contextmanager
 def import_ahead(config: RunConfig, entry: str) -> Iterator[Template | None]:
     """While the block plans a request, have a template process import what its ranks will need, if they are forked.
@@ -113,24 +146,25 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
     for rank in range(launch.world_size):
         error_file(launch.run_dir, rank).unlink(missing_ok=True)
     kills_before = _kills_for_memory()
-    with socket.socket() as listener, contextlib.closing(HandedOver()) as reports:
+    with socket.socket() as listener, contextlib.closing(_Shared(launch.world_size)) as shared:
         listener.bind(("127.0.0.1", 0))
         listener.listen(launch.world_size)
-        specs = [_spec(launch, rank, listener, reports) for rank in range(launch.world_size)]
-        may_fork, launcher = _may_fork(launch), load(launch.config_file).launcher
+        specs = [_spec(launch, rank, listener, shared) for rank in range(launch.world_size)]
+        may_fork, config = _may_fork(launch), load(launch.config_file)
         if template is not None and not may_fork:
             template.end()
-        together = partial(_fork, launch, listener, reports, template) if may_fork else None
+        together = partial(_fork, launch, listener, shared, template) if may_fork else None
         # Rank 0 has inherited the socket. If it stayed open here, ranks would wait for a dead rank 0, not be refused.
         ending = supervise(
             specs,
             start_together=together,
             after_start=listener.close,
             endings=ENDINGS,
-            grace_seconds=partial(grace_seconds, launcher),
+            grace_seconds=partial(grace_seconds, config.launcher),
+            watch=Watch(shared.pulses, limits_of(config)),
         )
-        handed_over = reports.read()
-    outcome = _outcome(launch, ending, handed_over, killed_for_memory=_kills_for_memory() > kills_before)
+        left = _Left.of(ending, shared)
+    outcome = _outcome(launch, ending, left, killed_for_memory=_kills_for_memory() > kills_before)
     if outcome.exit_status != EXIT_OK:
         try:
             finish_failed(launch.run_dir, outcome.status, outcome.reason or outcome.status)
@@ -148,7 +182,7 @@ def _may_fork(launch: Launch) -> bool:
 def _fork(
     launch: Launch,
     listener: socket.socket,
-    reports: HandedOver,
+    shared: _Shared,
     template: Template | None,
     is_told_to_stop: Callable[[], bool],
 ) -> Sequence[Forked]:
@@ -157,7 +191,7 @@ def _fork(
     )
     if template is None:
         template = Template(_template(load(launch.config_file), launch.entry, to_stderr=launch.to_stderr))
-    descriptors = (listener.fileno(), reports.fileno())
+    descriptors = (listener.fileno(), *shared.descriptors)
     return template.fork(asdict(orders), descriptors, launch.world_size, is_told_to_stop)
 
 
@@ -166,12 +200,12 @@ def _template(config: RunConfig, entry: str, *, to_stderr: bool) -> ProcessSpec:
     return ProcessSpec(command, _process_variables(config.trainer.threads), to_stderr=to_stderr)
 
 
-def _spec(launch: Launch, rank: int, listener: socket.socket, reports: HandedOver) -> ProcessSpec:
+def _spec(launch: Launch, rank: int, listener: socket.socket, shared: _Shared) -> ProcessSpec:
     return ProcessSpec(
         [sys.executable, "-m", "runner.launch.rank", str(launch.config_file), str(launch.run_dir), launch.entry],
-        _environment(launch, listener) | rank_variables(rank, listener.fileno(), reports.fileno()),
+        _environment(launch, listener) | rank_variables(rank, listener.fileno(), *shared.descriptors),
         log=None if rank == 0 else log_file(launch.run_dir, rank),
-        pass_fds=(reports.fileno(), *((listener.fileno(),) if rank == 0 else ())),
+        pass_fds=(*shared.descriptors, *((listener.fileno(),) if rank == 0 else ())),
         to_stderr=launch.to_stderr,
     )
 
@@ -192,21 +226,19 @@ def _process_variables(threads: int) -> dict[str, str]:
     return {**allocator_variables(os.environ), "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
 
 
-def _outcome(
-    launch: Launch, ending: Ending, handed_over: Mapping[int, RankFailure], *, killed_for_memory: bool
-) -> Outcome:
+def _outcome(launch: Launch, ending: Ending, left: _Left, *, killed_for_memory: bool) -> Outcome:
     if ending.interrupted_by is not None and not ending.failed:
         return stopped_early(launch.run_dir, ending.interrupted_by)
     if not ending.failed:
         return Outcome(EXIT_OK, "ok")
     reports = {
-        rank: handed_over.get(rank) or RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed
+        rank: left.reports.get(rank) or RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed
     }
     ordered = _without_repetitions(_first_cause_first(ending, reports), reports)
     first = reports[ordered[0]]
     if first is not None and first.exit_status == EXIT_WRONG_REQUEST:  # the rank that found it does not matter
         return Outcome(EXIT_WRONG_REQUEST, "unsupported", tuple(first.message.splitlines()))
-    messages = [_message(launch, rank, ending.returncodes[rank], reports[rank]) for rank in ordered]
+    messages = [_message(launch, rank, ending.returncodes[rank], reports[rank], left.said[rank]) for rank in ordered]
     if first is None and killed_for_memory:
         why = f"{messages[0]} (the system was out of memory)"
         return Outcome(EXIT_DOES_NOT_FIT, "out_of_memory", (why,), tuple(messages[1:]))
@@ -269,11 +301,14 @@ def _without_repetitions(ordered: Sequence[int], reports: dict[int, RankFailure 
     return list(said.values())
 
 
-def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | None) -> str:
+def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | None, said: str) -> str:
+    """The line for the user about a failed rank; ``said`` is what it, or who has ended it, has left to say of it."""
     who = f"rank {rank} ({launch.place(rank)})"
     hang = hang_file(launch.run_dir, rank)
     if report is None and returncode > 0 and hang.exists():
         return f"{who} was ended: {hang.read_text(encoding='utf-8').partition(chr(10))[0]}; see {hang}"
+    if report is None and said:
+        return f"{who} was ended: {said}"
     if report is None and returncode < 0:
         return f"{who} died: {name_of_signal(-returncode)}"
     log = log_file(launch.run_dir, rank)

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from runner.errors import EXIT_OK
+from runner.launch.local.overdue import Overdue, PollClock, Watch
 from runner.launch.local.stops import StopRequests
 
 __all__ = [
@@ -35,14 +37,18 @@ __all__ = [
     "ProcessSpec",
     "die_with_parent",
     "end",
+    "reap",
     "start",
     "supervise",
 ]
+
+logger = logging.getLogger(__name__)
 
 PARENT_VARIABLE = "RUNNER_PARENT_PID"
 POLL_SECONDS = 0.05
 SETTLE_SECONDS = 0.5  # after a first failure: time for the others to report how it affected them
 FAILURE_GRACE_SECONDS = 2.0  # SIGTERM to SIGKILL after a failure: the others only wait for a dead peer
+UNKILLABLE_SECONDS = 10.0  # SIGKILL to giving up: a process in uninterruptible sleep ends when its device answers
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
@@ -87,11 +93,13 @@ class Ending:
             was started.
         failed: indices of those that failed by themselves, in the order in which they were seen.
         interrupted_by: the signal that told the parent or one of the processes to stop, or None.
+        overdue: of the failed ones, those that were ended here because they made no progress, with the reason.
     """
 
     returncodes: tuple[int, ...]
     failed: tuple[int, ...]
     interrupted_by: int | None
+    overdue: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,7 @@ def supervise(
     after_start: Callable[[], None] | None = None,
     endings: Endings = PLAIN_ENDINGS,
     grace_seconds: Callable[[], float],
+    watch: Watch | None = None,
 ) -> Ending:
     """Start the processes, wait until all have ended, and end the others as soon as one fails.
 
@@ -143,6 +152,7 @@ def supervise(
         after_start: called when all have been started, e.g. to close what they inherited.
         endings: what the processes' exit statuses mean.
         grace_seconds: called when this process is told to stop: the time from SIGTERM to SIGKILL.
+        watch: says which processes make no progress. They are ended, and have failed unless their work was complete.
     """
     with StopRequests.listening() as stop:
         processes: list[Process] = []
@@ -153,13 +163,12 @@ def supervise(
                 processes.append(start(spec))
             if after_start is not None:
                 after_start()
-            failed = _wait(processes, stop, endings, grace_seconds)
+            failed, overdue = _wait(processes, stop, endings, grace_seconds, watch)
         finally:
             end(processes, signal.SIGKILL)
-            for process in processes:
-                process.wait()
-        codes = tuple(process.returncode or 0 for process in processes)
-        return Ending(codes, failed, stop.signal or _signal_to_one(codes, endings))
+            reap(processes)
+        codes = tuple(-signal.SIGKILL if process.returncode is None else process.returncode for process in processes)
+        return Ending(codes, failed, stop.signal or _signal_to_one(codes, endings), overdue)
 
 
 def die_with_parent() -> None:
@@ -191,15 +200,36 @@ def start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
         )
 
 
+def reap(processes: Sequence[Process]) -> None:
+    """Wait until processes that were killed have ended; one that the kernel cannot end now is left behind."""
+    clock = PollClock()
+    while any(process.poll() is None for process in processes):
+        if clock.tick() >= UNKILLABLE_SECONDS:
+            left = ", ".join(str(process.pid) for process in processes if process.returncode is None)
+            logger.warning("process %s is in uninterruptible sleep and ends when its device answers", left)
+            return
+        time.sleep(POLL_SECONDS)
+
+
 def _wait(
-    processes: Sequence[Process], stop: StopRequests, endings: Endings, grace_seconds: Callable[[], float]
-) -> tuple[int, ...]:
-    """Wait until all have ended or must be killed; return the indices of those that failed by themselves."""
+    processes: Sequence[Process],
+    stop: StopRequests,
+    endings: Endings,
+    grace_seconds: Callable[[], float],
+    watch: Watch | None,
+) -> tuple[tuple[int, ...], dict[int, str]]:
+    """Wait until all have ended or must be killed.
+
+    Returns:
+        the indices of those that failed by themselves or were overdue, and why the latter were.
+    """
     failed: list[int] = []
+    overdue: dict[int, Overdue] = {}
     settled_at: float | None = None  # the time from which on the others are told to end
     kill_at: float | None = None
+    clock = PollClock()
     while any(process.poll() is None for process in processes):
-        now = time.monotonic()
+        now = clock.tick()
         told = stop.is_told or any(endings.means_killed(process.poll()) for process in processes)
         if kill_at is None and (told or (settled_at is not None and now >= settled_at)):
             end([process for process in processes if process.poll() is None], signal.SIGTERM)
@@ -207,19 +237,36 @@ def _wait(
         if kill_at is not None and (now >= kill_at or stop.interrupts > 1):
             break
         if kill_at is None:
-            _note_failures(processes, failed, endings)
+            overdue |= _end_overdue(processes, watch, now)
+            _note_failures(processes, failed, endings, overdue)
             if failed and settled_at is None:
                 settled_at = now + SETTLE_SECONDS
         time.sleep(POLL_SECONDS)
     if kill_at is None:
-        _note_failures(processes, failed, endings)
-    return tuple(failed)
+        _note_failures(processes, failed, endings, overdue)
+    return tuple(failed), {index: overdue[index].reason for index in failed if index in overdue}
 
 
-def _note_failures(processes: Sequence[Process], failed: list[int], endings: Endings) -> None:
+def _end_overdue(processes: Sequence[Process], watch: Watch | None, now: float) -> dict[int, Overdue]:
+    """End the processes that are overdue; return what is to be told of each."""
+    if watch is None:
+        return {}
+    alive = [index for index, process in enumerate(processes) if process.poll() is None]
+    judged = {index: watch.judged(index, processes[index].pid) for index in watch.overdue(alive, now)}
+    end([processes[index] for index in judged], signal.SIGKILL)
+    for index, each in judged.items():
+        if each.is_done:
+            logger.warning("process %d was ended, and nothing is lost: %s", processes[index].pid, each.reason)
+    return judged
+
+
+def _note_failures(
+    processes: Sequence[Process], failed: list[int], endings: Endings, overdue: Mapping[int, Overdue]
+) -> None:
     for index, process in enumerate(processes):
-        code = process.poll()
-        if code is not None and endings.means_failure(code) and index not in failed:
+        code, late = process.poll(), overdue.get(index)
+        has_failed = not late.is_done if late is not None else code is not None and endings.means_failure(code)
+        if has_failed and index not in failed:
             failed.append(index)
 
 

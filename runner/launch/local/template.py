@@ -58,23 +58,26 @@ def main(imports: Sequence[str], orders_fd: int, tell: int, gate: int) -> None:
     received = _receive(orders_fd)
     if received is None or not _is_alone():
         return
-    orders, store, reports = received
+    orders, descriptors = received
     os.environ.update(orders.environment)
     for rank in range(orders.count):
         if os.fork() == 0:
             run_dir = Path(orders.run_dir)
-            _become(rank, run_dir, store, reports)
+            _become(rank, run_dir, *descriptors)
             _wait_to_begin(rank, tell, gate)
             run(Path(orders.config_file), run_dir, orders.entry)
 
 
-def _receive(orders_fd: int) -> tuple[Orders, int, int] | None:
-    """Return the orders, the store's socket and the file for reports, or None if the parent has ended."""
+def _receive(orders_fd: int) -> tuple[Orders, list[int]] | None:
+    """Return the orders and what ranks inherit: the store's socket, the file of reports, that of pulses.
+
+    None if the parent has ended.
+    """
     with socket.socket(fileno=orders_fd) as source:
-        said, descriptors, _, _ = socket.recv_fds(source, _MOST_BYTES, 2)
+        said, descriptors, _, _ = socket.recv_fds(source, _MOST_BYTES, 3)
         while more := source.recv(_MOST_BYTES):
             said += more
-    return (Orders(**json.loads(said)), descriptors[0], descriptors[1]) if descriptors else None
+    return (Orders(**json.loads(said)), descriptors) if descriptors else None
 
 
 def imports_of(config: RunConfig, entry: str) -> list[str]:
@@ -118,7 +121,7 @@ def _is_alone() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def _become(rank: int, run_dir: Path, store: int, reports: int) -> None:
+def _become(rank: int, run_dir: Path, store: int, reports: int, pulses: int) -> None:
     """Give this forked process what an executed rank would have: session, name, environment, log, random seeds."""
     import numpy
     import torch
@@ -126,7 +129,7 @@ def _become(rank: int, run_dir: Path, store: int, reports: int) -> None:
     os.setsid()
     # For ps and top, because the command line is still the template's.
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"rank %d" % rank)
-    os.environ.update(rank_variables(rank, store, reports))
+    os.environ.update(rank_variables(rank, store, reports, pulses))
     if rank > 0:
         os.close(store)
         log = os.open(log_file(run_dir, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -1,0 +1,129 @@
+"""Ranks that are overdue: which have made no progress for longer than their phase may take, and where they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.config.schema import WATCHDOG_MARGIN_SECONDS, RunConfig
+from runner.pulse import STACKS_SIGNAL, Phase, Pulses
+
+__all__ = ["Overdue", "PollClock", "Watch", "limits_of"]
+
+MOST_SECONDS_PER_POLL = 1.0
+"""What one poll counts at most: while this process was stopped, or its machine slept, it could see no progress."""
+_STACKS_SECONDS = 0.5  # for the system to write a rank's stacks
+
+_LIMITS = {
+    Phase.START: ("launcher.start_timeout_seconds", "it did not reach its first step within {:g} s"),
+    Phase.STEP: ("launcher.step_timeout_seconds", "its steps made no progress for {:g} s"),
+    Phase.SAVE: ("checkpoint.timeout_seconds", "a save took longer than {:g} s"),
+    Phase.EXIT: ("launcher.exit_timeout_seconds", "it did not end within {:g} s after its last step"),
+    Phase.DONE: ("launcher.exit_timeout_seconds", "it did not end within {:g} s after its work was complete"),
+}
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+_RUNNER = str(Path(__file__).parents[2])
+
+
+class PollClock:
+    """Seconds as this process has seen them pass, poll by poll. It stands still while the process or machine does."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._last = time.monotonic()
+
+    def tick(self) -> float:
+        """Count the time since the last call, at most :data:`MOST_SECONDS_PER_POLL`, and return the time."""
+        last, self._last = self._last, time.monotonic()
+        self.now += min(self._last - last, MOST_SECONDS_PER_POLL)
+        return self.now
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A process that must be ended.
+
+    Args:
+        reason: why, with the limit's key and, where it is known, the place in the user's code.
+        is_done: whether its work is complete all the same.
+    """
+
+    reason: str
+    is_done: bool
+
+
+def limits_of(config: RunConfig) -> dict[Phase, float]:
+    """The longest time without progress, in seconds, in each phase that has a limit.
+
+    The ranks' own watchdogs, who can say more, come first.
+    """
+    launcher = config.launcher
+    limits = {Phase.SAVE: config.checkpoint.timeout_seconds + WATCHDOG_MARGIN_SECONDS}
+    if launcher.watchdog_seconds is not None:
+        limits[Phase.STEP] = launcher.message_timeout_seconds
+    if launcher.start_timeout_seconds is not None:
+        limits[Phase.START] = launcher.start_timeout_seconds
+    if launcher.exit_timeout_seconds is not None:
+        limits[Phase.EXIT] = limits[Phase.DONE] = launcher.exit_timeout_seconds
+    return limits
+
+
+@dataclass
+class Watch:
+    """Reads the pulses of processes.
+
+    Args:
+        pulses: theirs, in the order of the processes.
+        limits: see :func:`limits_of`.
+    """
+
+    pulses: Pulses
+    limits: Mapping[Phase, float]
+    _seen: dict[int, tuple[Phase, int]] = field(default_factory=dict)
+    _since: dict[int, float] = field(default_factory=dict)
+
+    def overdue(self, alive: Sequence[int], now: float) -> list[int]:
+        """The numbers of those processes that have shown no progress for longer than their phase may take.
+
+        Args:
+            alive: the numbers of the processes that run.
+            now: the time of a :class:`PollClock`.
+        """
+        for number in alive:
+            pulse = self.pulses.of(number)
+            if self._seen.get(number) != pulse:
+                self._seen[number], self._since[number] = pulse, now
+        return [number for number in alive if now - self._since[number] >= self._limit(number)]
+
+    def judged(self, number: int, pid: int) -> Overdue:
+        """What is to be told of an overdue process. It is asked for its stacks, which takes a moment."""
+        phase, _ = self._seen[number]
+        key, told = _LIMITS[phase]
+        reason = f"{told.format(self._limit(number))} ({key}){_place(self._stacks(pid))}"
+        return Overdue(reason, is_done=phase is Phase.DONE)
+
+    def _limit(self, number: int) -> float:
+        return self.limits.get(self._seen[number][0], float("inf"))
+
+    def _stacks(self, pid: int) -> str:
+        if STACKS_SIGNAL is None:
+            return ""
+        self.pulses.stacks()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, STACKS_SIGNAL)
+        time.sleep(_STACKS_SECONDS)
+        return self.pulses.stacks()
+
+
+def _place(stacks: str) -> str:
+    """The innermost frame of the user's own code in stacks as faulthandler writes them; else the innermost one."""
+    frames = _FRAME.findall(stacks.partition("Current thread")[2] or stacks)
+    own = [frame for frame in frames if "site-packages" not in frame[0] and not frame[0].startswith(("<", _RUNNER))]
+    own = [frame for frame in own if f"{os.sep}lib{os.sep}python" not in frame[0]]
+    found = (own or frames)[:1]
+    return "".join(f", at {Path(file).name}:{line} in {function}" for file, line, function in found)

@@ -1,0 +1,147 @@
+"""The pulse of a rank: how far it is, in memory that it shares with the process that supervises it.
+
+The supervisor can read it whatever the rank does: while native code holds the interpreter's lock, while the disk is
+full, while the rank hangs on its way out. Each rank writes into a slot of its own and may read those of others. Behind
+the slots, the system's handler of :data:`STACKS_SIGNAL` writes the stacks of a rank, also without the interpreter.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import ClassVar
+
+__all__ = ["PULSES_VARIABLE", "STACKS_SIGNAL", "Phase", "Pulse", "Pulses"]
+
+PULSES_VARIABLE = "RUNNER_PULSES_FD"
+"""The environment variable that names the descriptor of the shared memory in a rank."""
+STACKS_SIGNAL = getattr(signal, "SIGRTMIN", None)
+"""The signal at which a rank writes its stacks; None on a system without it."""
+
+_SLOT_BYTES = 1024
+_HEAD = struct.Struct("=QQH")  # phase, beats, bytes of the text
+_PHASE, _BEATS, _LENGTH = 0, 8, 16  # where they lie in a slot; each is written alone
+
+
+class Phase(IntEnum):
+    """What a rank does. A new slot says START."""
+
+    START = 0  # until it is ready for its first step
+    STEP = 1  # steps and validations
+    SAVE = 2  # what all ranks do together outside of steps, e.g. writing a checkpoint
+    EXIT = 3  # what follows the last step: the record, weights, the user's report
+    DONE = 4  # its work is complete; only the end of the process is left
+
+
+class Pulse:
+    """The slot of this process, or memory that nobody reads if it is not supervised.
+
+    Args:
+        memory: the slots of all ranks.
+        rank: the number of the own slot.
+    """
+
+    _current: ClassVar[Pulse | None] = None
+
+    def __init__(self, memory: mmap.mmap, rank: int) -> None:
+        self._memory = memory
+        self._rank = rank
+
+    @classmethod
+    def current(cls) -> Pulse:
+        """That of this process."""
+        if cls._current is None:
+            found = os.environ.get(PULSES_VARIABLE)
+            rank = int(os.environ.get("RANK", "0")) if found is not None else 0
+            cls._current = cls(mmap.mmap(int(found) if found is not None else -1, _SLOT_BYTES * (rank + 1)), rank)
+        return cls._current
+
+    @classmethod
+    def begin(cls) -> None:
+        """Make this process, which a supervisor has started as a rank, answer :data:`STACKS_SIGNAL`."""
+        cls._current = None  # a forked process has its template's
+        found = os.environ.get(PULSES_VARIABLE)
+        if found is not None and STACKS_SIGNAL is not None:
+            faulthandler.register(STACKS_SIGNAL, file=int(found), all_threads=True)
+
+    def enter(self, phase: Phase) -> Phase:
+        """Begin a phase, and return the one before."""
+        before = Phase(_HEAD.unpack_from(self._memory, self._start)[0])
+        struct.pack_into("=Q", self._memory, self._start + _PHASE, phase)
+        return before
+
+    @contextmanager
+    def within(self, phase: Phase) -> Iterator[None]:
+        """Be in a phase while the block runs, and then in the one before again."""
+        before = self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def beat(self, count: int) -> None:
+        """Say how much has been done in this phase; any other number than before means progress."""
+        struct.pack_into("=Q", self._memory, self._start + _BEATS, count)
+
+    def say(self, text: str) -> None:
+        """Leave a text, cut to what the slot holds."""
+        said = text.encode()[: _SLOT_BYTES - _HEAD.size]
+        self._memory[self._start + _HEAD.size : self._start + _HEAD.size + len(said)] = said
+        struct.pack_into("=H", self._memory, self._start + _LENGTH, len(said))
+
+    def said_by(self, rank: int) -> str:
+        """The text of a rank with a lower number or of this one; empty if there is none."""
+        return _text(self._memory, rank) if rank <= self._rank else ""
+
+    @property
+    def _start(self) -> int:
+        return self._rank * _SLOT_BYTES
+
+
+class Pulses:
+    """The memory of all ranks, in the process that supervises them. It has no name in any folder."""
+
+    def __init__(self, count: int) -> None:
+        if hasattr(os, "memfd_create"):
+            self._descriptor = os.memfd_create("pulses")
+        else:
+            self._descriptor, name = tempfile.mkstemp()
+            os.unlink(name)
+        os.ftruncate(self._descriptor, count * _SLOT_BYTES)
+        os.lseek(self._descriptor, 0, os.SEEK_END)  # stacks are written behind the slots
+        self._memory = mmap.mmap(self._descriptor, count * _SLOT_BYTES)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def of(self, rank: int) -> tuple[Phase, int]:
+        """Phase and beats of a rank."""
+        phase, beats, _ = _HEAD.unpack_from(self._memory, rank * _SLOT_BYTES)
+        return Phase(phase), beats
+
+    def said_by(self, rank: int) -> str:
+        """The text of a rank; empty if there is none."""
+        return _text(self._memory, rank)
+
+    def stacks(self) -> str:
+        """What has been written behind the slots since the last call."""
+        start = getattr(self, "_read", len(self._memory))
+        self._read = os.fstat(self._descriptor).st_size
+        return os.pread(self._descriptor, self._read - start, start).decode(errors="replace")
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self._descriptor)
+
+
+def _text(memory: mmap.mmap, rank: int) -> str:
+    start = rank * _SLOT_BYTES
+    length = _HEAD.unpack_from(memory, start)[2]
+    return memory[start + _HEAD.size : start + _HEAD.size + length].decode(errors="replace")

@@ -1,0 +1,147 @@
+"""What a rank's own watchdog cannot see: the supervisor ends it, says why and where, and leaves nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from processes import left_behind
+
+from runner.config.compose.resolve import resolve
+from runner.launch.run.start import train
+from runner.record import RunRecord
+
+MINE = """
+import atexit
+import ctypes
+import time
+
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+
+def data(sleeps=False):
+    if sleeps:
+        rest()
+    x = torch.randn(64, 8)
+    return torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def rest():
+    while True:
+        time.sleep(0.1)
+
+
+class Stuck(torch.nn.Module):
+    \"\"\"From its third forward in training on, it stays in native code that holds the interpreter's lock.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 1)
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += self.training
+        if self.seen > 20:
+            spin()
+        return self.linear(x)
+
+
+def spin():
+    while True:
+        ctypes.PyDLL(None).sleep(1000)
+
+
+def stuck():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), Stuck())
+
+
+def quick(at_exit=False):
+    if at_exit:
+        atexit.register(rest)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+
+
+def endless_report(*args, **kwargs):
+    rest()
+
+
+class EndlessLogger(CSVLogger):
+    def __init__(self):
+        super().__init__("logs_of_mine")
+
+    def finalize(self, status):
+        rest()
+"""
+USUAL = [
+    *("model=custom", "data=custom", "data.target=mine_that_hangs:data", "loss=mse", "logger=none", "run_dir=run"),
+    *("data.batch_size=8", "trainer.max_steps=200"),
+]
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a user's module."""
+    (tmp_path / "mine_that_hangs.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _train(*overrides: str) -> tuple[int, RunRecord]:
+    status = train(resolve([*USUAL, *overrides]), command="a test")
+    return status, RunRecord.load(Path("run"))
+
+
+def test_native_code_that_holds_the_interpreters_lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.config.schema.WATCHDOG_MARGIN_SECONDS", 2.0)
+    status, record = _train("model.target=mine_that_hangs:stuck", "launcher.step_timeout_seconds=8")
+    assert (status, record.status) == (1, "failed")
+    assert str(record.reason).startswith("rank 0 (stage 0, layers 0..1) was ended: its steps made no progress for 10 s")
+    assert "(launcher.step_timeout_seconds), at mine_that_hangs.py:" in str(record.reason)
+    assert str(record.reason).endswith(" in spin")
+    assert left_behind(project) == []
+
+
+def test_a_hang_before_the_first_step(project: Path) -> None:
+    slow = ("model.target=mine_that_hangs:quick", "+data.kwargs.sleeps='${oc.decode:${oc.env:SLEEPS}}'")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SLEEPS", "false")
+        config = resolve([*USUAL, *slow, "launcher.start_timeout_seconds=12"])
+        from runner.launch.run.prepare import prepare
+        from runner.launch.run.start import run_in
+
+        plan = prepare(config)  # in this process the data comes at once
+        Path("run").mkdir()
+        patched.setenv("SLEEPS", "true")
+        status = run_in(Path("run").absolute(), config, plan, command="a test")
+    record = RunRecord.load(Path("run"))
+    assert (status, record.status) == (1, "failed")
+    assert "was ended: it did not reach its first step within 12 s (launcher.start_timeout_seconds)" in str(
+        record.reason
+    )
+    assert "at mine_that_hangs.py:" in str(record.reason)
+    assert left_behind(project) == []
+
+
+def test_a_hang_after_the_last_step(project: Path) -> None:
+    overrides = ("trainer.max_steps=2", "logger.target=mine_that_hangs:EndlessLogger")
+    status, record = _train("model.target=mine_that_hangs:quick", *overrides, "launcher.exit_timeout_seconds=3")
+    assert (status, record.status) == (1, "failed")
+    assert "was ended: it did not end within 3 s after its last step (launcher.exit_timeout_seconds)" in str(
+        record.reason
+    )
+    assert "in rest" in str(record.reason)
+    assert left_behind(project) == []
+
+
+@pytest.mark.parametrize("hang", ["+model.kwargs.at_exit=true", "report=mine_that_hangs:endless_report"])
+def test_a_hang_after_complete_work(hang: str, project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An exit function or a report sleeps: nothing is lost, so the run is a success; the log says what was ended."""
+    overrides = ("trainer.max_steps=2", hang, "launcher.exit_timeout_seconds=3")
+    with caplog.at_level(logging.WARNING):
+        status, record = _train("model.target=mine_that_hangs:quick", *overrides)
+    assert (status, record.status, record.steps) == (0, "ok", 2)
+    assert "was ended, and nothing is lost: it did not end within 3 s after its work was complete" in caplog.text
+    assert "in rest" in caplog.text
+    assert left_behind(project) == []
