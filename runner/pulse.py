@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from types import FrameType
 from typing import ClassVar
 
 __all__ = ["PULSES_VARIABLE", "STACKS_SIGNAL", "Phase", "Pulse", "Pulses"]
@@ -67,14 +68,15 @@ class Pulse:
     def begin(cls) -> None:
         """Make this process, which a supervisor has started as a rank, answer :data:`STACKS_SIGNAL`."""
         cls._current = None  # a forked process has its template's
-        found = os.environ.get(PULSES_VARIABLE)
-        if found is not None and STACKS_SIGNAL is not None:
-            faulthandler.register(STACKS_SIGNAL, file=int(found), all_threads=True)
+        if STACKS_SIGNAL is not None and PULSES_VARIABLE in os.environ:
+            signal.signal(STACKS_SIGNAL, _write_stacks)
+            _answer_without_interpreter()
 
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase, and return the one before."""
         before = Phase(_HEAD.unpack_from(self._memory, self._start)[0])
         struct.pack_into("=Q", self._memory, self._start + _PHASE, phase)
+        _answer_without_interpreter()
         return before
 
     @contextmanager
@@ -139,6 +141,20 @@ class Pulses:
     def close(self) -> None:
         self._memory.close()
         os.close(self._descriptor)
+
+
+def _answer_without_interpreter() -> None:
+    """Let the system's handler answer the signal, where the process answers it at all.
+
+    Lightning's trainer sets all signals back, when it ends, to the handlers that Python knows.
+    """
+    if STACKS_SIGNAL is not None and PULSES_VARIABLE in os.environ and signal.getsignal(STACKS_SIGNAL) is _write_stacks:
+        faulthandler.unregister(STACKS_SIGNAL)
+        faulthandler.register(STACKS_SIGNAL, file=int(os.environ[PULSES_VARIABLE]), all_threads=True)
+
+
+def _write_stacks(number: int, frame: FrameType | None) -> None:
+    faulthandler.dump_traceback(file=int(os.environ[PULSES_VARIABLE]), all_threads=True)
 
 
 def _text(memory: mmap.mmap, rank: int) -> str:

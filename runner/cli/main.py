@@ -6,6 +6,8 @@ import importlib
 import logging
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from runner.printable import PrintableLines, printable
 __all__ = ["main"]
 
 _FULL_ERROR = "RUNNER_FULL_ERROR"
+_EXIT_SECONDS = 30.0  # for exit functions of modules that a request has imported here
 _HELP = {"-h", "--help"}
 _TRAIN = "train"  # the command that a scheduler stops and starts again
 
@@ -43,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _dispatch(line)
         sys.stdout.flush()
+        if argv is None:
+            _end_in_time(status)
         return status
     except RunnerError as error:
         return _explain(error)
@@ -58,6 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_status_of(number)
     except Exception as error:  # of a user's function or of a library; the place is told, the traceback on request
         return _explain_foreign(error)
+
+
+def _end_in_time(status: int) -> None:
+    """End this process with its status even if functions that a user's module registered for its end do not return."""
+
+    def end() -> None:
+        time.sleep(_EXIT_SECONDS)
+        print(f"exit functions did not end within {_EXIT_SECONDS:g} s, and were left", file=sys.stderr, flush=True)
+        os._exit(status)
+
+    threading.Thread(target=end, name="end in time", daemon=True).start()
 
 
 def _dispatch(line: Sequence[str]) -> int:

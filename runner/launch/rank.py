@@ -24,7 +24,7 @@ from runner.config.schema import RunConfig
 from runner.errors import EXIT_PREEMPTED
 from runner.launch.failure import RankFailure, error_file, log_file
 from runner.launch.local.handed_over import REPORTS_VARIABLE, hand_over
-from runner.launch.local.meeting import MEETING_VARIABLE, meet
+from runner.launch.local.meeting import MEETING_VARIABLE, meet, of_this_run
 from runner.launch.local.stops import ignore_preemption
 from runner.launch.local.supervise import Endings, die_with_parent
 from runner.noise import hide_noise
@@ -155,7 +155,7 @@ def open_store(config: RunConfig) -> Store | None:
     timeout = timedelta(seconds=config.launcher.rendezvous_timeout_seconds)
     if TORCHRUN_VARIABLE in os.environ:
         found: Store = next(rendezvous("env://", timeout=timeout))[0]
-        return found
+        return of_this_run(found)
     if MEETING_VARIABLE in os.environ:
         return meet(config.launcher.rendezvous_timeout_seconds)
     store: Store = TCPStore(
@@ -166,7 +166,7 @@ def open_store(config: RunConfig) -> Store | None:
         timeout=timeout,
         master_listen_fd=int(os.environ[STORE_FD_VARIABLE]) if rank == 0 else None,
     )
-    return store
+    return of_this_run(store)
 
 
 @contextlib.contextmanager

@@ -37,13 +37,13 @@ def _flatten(value: Any, tensors: list[Tensor]) -> Structure:
         return {"tuple": [_flatten(item, tensors) for item in value]}
     if isinstance(value, list):
         return {"list": [_flatten(item, tensors) for item in value]}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
         return {"dict": [[key, _flatten(item, tensors)] for key, item in value.items()]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TypeError(
-        f"a {type(value).__name__} cannot pass between layers: only tensors, tuples, lists, dicts with string keys, "
-        "and plain values (None, bool, int, float, str) can"
+        f"a {type(value).__name__} cannot pass between layers: only tensors, tuples, lists, dicts whose keys are text "
+        "or numbers, and plain values (None, bool, int, float, str) can"
     )
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from typing_extensions import override
 
-from runner.model.boundary import map_tensors
+from runner.engine.transport.objects import all_gather_values, broadcast_value, gather_values
 from runner.pulse import Phase, Pulse
 
-__all__ = ["CollectiveStrategy", "sendable"]
+__all__ = ["CollectiveStrategy"]
 
 Value = TypeVar("Value")
 
@@ -61,9 +61,7 @@ class CollectiveStrategy(ParallelStrategy):
     def broadcast(self, obj: Value, src: int = 0) -> Value:
         if self.world_size == 1:
             return obj
-        box = [obj]
-        dist.broadcast_object_list(box, src)
-        return box[0]
+        return broadcast_value(obj, src)
 
     @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: dist.ReduceOp | str | None = "mean") -> Any:
@@ -78,24 +76,10 @@ class CollectiveStrategy(ParallelStrategy):
         """Every rank's ``value``, ordered by rank, on rank 0; None on other ranks."""
         if self.world_size == 1:
             return [value]
-        parts: list[Any] | None = [None] * self.world_size if self.global_rank == 0 else None
-        dist.gather_object(sendable(value), parts)
-        return parts
+        return gather_values(value)
 
     def all_gather_objects(self, value: Value) -> list[Value]:
         """Every rank's ``value``, ordered by rank, on every rank."""
         if self.world_size == 1:
             return [value]
-        parts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(parts, sendable(value))
-        return parts
-
-
-def sendable(value: Value) -> Value:
-    """``value`` with copies of tensors that are part of a larger storage: pickle would send the whole storage."""
-
-    def alone(tensor: Tensor) -> Tensor:
-        return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
-
-    sent: Value = map_tensors(alone, value)
-    return sent
+        return all_gather_values(value)

@@ -62,11 +62,12 @@ def finish(
     strategy = trainer.strategy
     assert isinstance(strategy, EngineStrategy)
     with strategy.patient(config.checkpoint.timeout_seconds):
-        measures = strategy.gather_objects(_own_measures(strategy, clock))
+        gathered = strategy.gather_objects(_own_measures(strategy, clock).to_plain())
         weights = with_all_names(strategy.lightning_module_state_dict(), module.ties)
         averages = average.whole(strategy) if average is not None else {}
-    if measures is None:
+    if gathered is None:
         return
+    measures = [RankMeasures.of_plain(each) for each in gathered]
     _save_weights(weights, run_dir / WEIGHTS_FILE)
     artifacts = {"weights": WEIGHTS_FILE, "steps": "steps.jsonl"}
     if averages:

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from runner.config.deepspeed import deepspeed_settings
 from runner.config.schema import RunConfig
 from runner.engine.engine import EngineOptions
+from runner.engine.transport.objects import broadcast_value
 from runner.errors import Problem, RunFailedError, raise_problems
 from runner.model.data import Collate, Datasets, load_datasets
 from runner.model.device import device_type
@@ -247,15 +248,15 @@ def _load_data(config: RunConfig, plan: RunPlan, rank: int) -> tuple[Datasets | 
         RunFailedError: ranks that load the data got different data.
     """
     datasets = load_datasets(config.data, config.seed) if any(_ends(plan, rank)) else None
-    lengths: list[_Lengths] = [(0, 0)]
+    lengths: _Lengths = (0, 0)
     if datasets is not None and rank == 0:
         with seeded(config.seed, "count"):
             validation = count_samples(datasets.validation) if datasets.validation is not None else 0
-        lengths = [(None if datasets.streams else len(datasets.train), validation)]
+        lengths = (None if datasets.streams else len(datasets.train), validation)
     if plan.topology.world_size > 1:
-        torch.distributed.broadcast_object_list(lengths, plan.topology.rank_of(0))
+        lengths = broadcast_value(lengths, plan.topology.rank_of(0))
         require_same_samples(datasets, config.data.target, config.seed)
-    return datasets, lengths[0]
+    return datasets, lengths
 
 
 def _loaders(

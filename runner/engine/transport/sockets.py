@@ -23,6 +23,7 @@ from torch import Tensor
 
 from runner.engine.transport.background import BackgroundThread
 from runner.engine.transport.base import Channel, Handle
+from runner.engine.transport.objects import all_gather_values
 from runner.engine.transport.processes import ProcessTransport
 from runner.errors import RunFailedError
 
@@ -188,8 +189,7 @@ def _connect(rank: int, peers: set[int], timeout_seconds: float) -> dict[tuple[i
         listener.bind(address)
         listener.settimeout(timeout_seconds)
         listener.listen(len(Channel) * len(peers) + 1)
-        addresses: list[str] = [""] * dist.get_world_size()
-        dist.all_gather_object(addresses, address)
+        addresses = all_gather_values(address)
         made = {}
         for peer, channel in ((peer, channel) for peer in peers if peer > rank for channel in Channel):
             connection = socket.socket(socket.AF_UNIX)

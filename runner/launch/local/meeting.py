@@ -12,10 +12,12 @@ from runner.errors import RunFailedError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["FIRST_PORT", "MEETING_VARIABLE", "NUM_PORTS", "meet"]
+__all__ = ["FIRST_PORT", "MEETING_VARIABLE", "NUM_PORTS", "TOKEN_VARIABLE", "meet", "of_this_run"]
 
 MEETING_VARIABLE = "RUNNER_MEETS"
 """Environment variable that is set in a rank that srun or mpirun has started."""
+TOKEN_VARIABLE = "RUNNER_STORE_TOKEN"
+"""Environment variable with a secret of the run, under which its ranks meet."""
 FIRST_PORT, NUM_PORTS = 10_000, 20_000  # below the ports that operating systems use for outgoing connections
 
 _HERE = "runner/here"
@@ -35,9 +37,21 @@ def meet(timeout_seconds: float) -> Store:
     except OSError as error:
         fix = "set MASTER_ADDR to a name or address of rank 0's node that all nodes know"
         raise RunFailedError(f"{who} cannot resolve {address}, rank 0's node ({error.args[-1]}): {fix}") from error
-    store = _open(who, address, port, rank, world_size, timeout_seconds)
+    store = of_this_run(_open(who, address, port, rank, world_size, timeout_seconds))
     _wait_for_all(store, who, rank, world_size, timeout_seconds)
     return store
+
+
+def of_this_run(store: Store) -> Store:
+    """The part of a store that only ranks of this run find, because its keys begin with the run's secret.
+
+    Any user of the machine may connect to the store. Without the secret, a process can neither read what the ranks tell
+    one another, nor pass for one of them. Where a launcher of others gives no secret, it is the whole store.
+    """
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in its __all__
+
+    token = os.environ.get(TOKEN_VARIABLE)
+    return PrefixStore(token, store) if token else store  # type: ignore[no-any-return]  # it has no types
 
 
 def _open(who: str, address: str, port: int, rank: int, world_size: int, timeout_seconds: float) -> Store:

@@ -17,7 +17,8 @@ __all__ = ["Overdue", "PollClock", "Watch", "limits_of"]
 
 MOST_SECONDS_PER_POLL = 1.0
 """What one poll counts at most: while this process was stopped, or its machine slept, it could see no progress."""
-_STACKS_SECONDS = 0.5  # for the system to write a rank's stacks
+_STACKS_SECONDS = 5.0  # for the system to write a rank's stacks: a process that is not in the kernel does so at once
+_STACKS_POLL = 0.1
 
 _LIMITS = {
     Phase.START: ("launcher.start_timeout_seconds", "it did not reach its first step within {:g} s"),
@@ -116,8 +117,14 @@ class Watch:
         self.pulses.stacks()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, STACKS_SIGNAL)
-        time.sleep(_STACKS_SECONDS)
-        return self.pulses.stacks()
+        said, more = "", ""
+        for _ in range(round(_STACKS_SECONDS / _STACKS_POLL)):
+            time.sleep(_STACKS_POLL)
+            more = self.pulses.stacks()
+            said += more
+            if said and not more:  # it has written all
+                break
+        return said
 
 
 def _place(stacks: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from runner.config.compose.resolve import load
 from runner.config.rules.sections import rules
@@ -22,15 +24,16 @@ from runner.launch.local.allocator import allocator_variables
 from runner.launch.local.forked import Forked, Template
 from runner.launch.local.grace import grace_seconds
 from runner.launch.local.handed_over import HandedOver
+from runner.launch.local.meeting import TOKEN_VARIABLE
 from runner.launch.local.overdue import Watch, limits_of
 from runner.launch.local.stops import exit_status_of, name_of_signal
 from runner.launch.local.supervise import Ending, ProcessSpec, supervise
 from runner.launch.local.template import Orders, imports_of
 from runner.launch.rank import ENDINGS, TRAIN_ENTRY, rank_variables, uses_cuda
-from runner.pulse import Pulses
+from runner.pulse import Phase, Pulses
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
-__all__ = ["Launch", "Outcome", "import_ahead", "run_ranks", "stopped_early", "stopped_reason"]
+__all__ = ["Launch", "Outcome", "Spare", "import_ahead", "run_ranks", "stopped_early", "stopped_reason"]
 
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
@@ -89,11 +92,12 @@ class Outcome:
 
 
 class _Shared:
-    """What the ranks share with this process."""
+    """What the ranks share with this process, and with nobody else."""
 
     def __init__(self, world_size: int) -> None:
         self.reports = HandedOver()
         self.pulses = Pulses(world_size)
+        self.token = secrets.token_hex(16)
         self.descriptors = (self.reports.fileno(), self.pulses.fileno())
 
     def close(self) -> None:
@@ -136,11 +140,43 @@ def import_ahead(config: RunConfig, entry: str) -> Iterator[Template | None]:
         yield template
 
 
-def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
+class Spare:
+    """A template for the next start of the ranks: it imports while they take their steps, and waits for their failure.
+
+    A start takes mostly imports, so that a run with a spare goes on in seconds. It holds the memory of what it has
+    imported. Use it as a context manager, which ends a template that nobody took.
+    """
+
+    def __init__(self) -> None:
+        self._template: Template | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        template = self.take()
+        if template is not None:
+            with template:
+                pass
+
+    def keep(self, launch: Launch, pulses: Pulses) -> None:
+        """Start the template when all ranks have begun their steps; its imports would delay them before."""
+        if self._template is None and all(pulses.of(rank)[0] is not Phase.START for rank in range(launch.world_size)):
+            config = load(launch.config_file)
+            self._template = Template(_template(config, launch.entry, to_stderr=launch.to_stderr))
+
+    def take(self) -> Template | None:
+        """The template, which now belongs to the caller; None if there is none."""
+        template, self._template = self._template, None
+        return template
+
+
+def run_ranks(launch: Launch, template: Template | None = None, spare: Spare | None = None) -> Outcome:
     """Run all ranks to their end. The record in ``run_dir`` is completed here if the ranks could not do so.
 
     Args:
         template: a process that has already imported what the ranks need; it ends in this call.
+        spare: gets a template for the next start while the ranks run.
     """
     (launch.run_dir / "logs").mkdir(exist_ok=True)
     for rank in range(launch.world_size):
@@ -153,7 +189,9 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
         may_fork, config = _may_fork(launch), load(launch.config_file)
         if template is not None and not may_fork:
             template.end()
-        together = partial(_fork, launch, listener, shared, template) if may_fork else None
+        forks = may_fork and (launch.world_size > 1 or template is not None)  # else it would only import elsewhere
+        together = partial(_fork, launch, listener, shared, template) if forks else None
+        prepare_next = partial(spare.keep, launch, shared.pulses) if spare is not None and may_fork else None
         # Rank 0 has inherited the socket. If it stayed open here, ranks would wait for a dead rank 0, not be refused.
         ending = supervise(
             specs,
@@ -162,6 +200,7 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
             endings=ENDINGS,
             grace_seconds=partial(grace_seconds, config.launcher),
             watch=Watch(shared.pulses, limits_of(config)),
+            each_poll=prepare_next,
         )
         left = _Left.of(ending, shared)
     outcome = _outcome(launch, ending, left, killed_for_memory=_kills_for_memory() > kills_before)
@@ -175,8 +214,8 @@ def run_ranks(launch: Launch, template: Template | None = None) -> Outcome:
 
 
 def _may_fork(launch: Launch) -> bool:
-    """Whether the ranks can be forked: CUDA does not survive a fork, and a single rank gains nothing from it."""
-    return sys.platform == "linux" and launch.world_size > 1 and not uses_cuda(load(launch.config_file))
+    """Whether the ranks can be forked: CUDA does not survive a fork."""
+    return sys.platform == "linux" and not uses_cuda(load(launch.config_file))
 
 
 def _fork(
@@ -187,7 +226,11 @@ def _fork(
     is_told_to_stop: Callable[[], bool],
 ) -> Sequence[Forked]:
     orders = Orders(
-        str(launch.config_file), str(launch.run_dir), launch.entry, launch.world_size, _environment(launch, listener)
+        str(launch.config_file),
+        str(launch.run_dir),
+        launch.entry,
+        launch.world_size,
+        _environment(launch, listener, shared),
     )
     if template is None:
         template = Template(_template(load(launch.config_file), launch.entry, to_stderr=launch.to_stderr))
@@ -203,16 +246,19 @@ def _template(config: RunConfig, entry: str, *, to_stderr: bool) -> ProcessSpec:
 def _spec(launch: Launch, rank: int, listener: socket.socket, shared: _Shared) -> ProcessSpec:
     return ProcessSpec(
         [sys.executable, "-m", "runner.launch.rank", str(launch.config_file), str(launch.run_dir), launch.entry],
-        _environment(launch, listener) | rank_variables(rank, listener.fileno(), *shared.descriptors),
+        _environment(launch, listener, shared) | rank_variables(rank, listener.fileno(), *shared.descriptors),
         log=None if rank == 0 else log_file(launch.run_dir, rank),
         pass_fds=(*shared.descriptors, *((listener.fileno(),) if rank == 0 else ())),
         to_stderr=launch.to_stderr,
     )
 
 
-def _environment(launch: Launch, listener: socket.socket) -> dict[str, str]:
+def _environment(launch: Launch, listener: socket.socket, shared: _Shared) -> dict[str, str]:
     """The environment variables that are the same for all ranks."""
     return {
+        TOKEN_VARIABLE: shared.token,
+        # By default, Gloo listens at the address of the machine's name.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo"),
         **_process_variables(launch.threads),
         "WORLD_SIZE": str(launch.world_size),
         "LOCAL_WORLD_SIZE": str(launch.world_size),

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -137,6 +137,7 @@ def supervise(
     endings: Endings = PLAIN_ENDINGS,
     grace_seconds: Callable[[], float],
     watch: Watch | None = None,
+    each_poll: Callable[[], None] | None = None,
 ) -> Ending:
     """Start the processes, wait until all have ended, and end the others as soon as one fails.
 
@@ -153,6 +154,7 @@ def supervise(
         endings: what the processes' exit statuses mean.
         grace_seconds: called when this process is told to stop: the time from SIGTERM to SIGKILL.
         watch: says which processes make no progress. They are ended, and have failed unless their work was complete.
+        each_poll: called again and again while the processes run.
     """
     with StopRequests.listening() as stop:
         processes: list[Process] = []
@@ -163,7 +165,7 @@ def supervise(
                 processes.append(start(spec))
             if after_start is not None:
                 after_start()
-            failed, overdue = _wait(processes, stop, endings, grace_seconds, watch)
+            failed, overdue = _wait(processes, stop, endings, grace_seconds, watch, each_poll)
         finally:
             end(processes, signal.SIGKILL)
             reap(processes)
@@ -217,6 +219,7 @@ def _wait(
     endings: Endings,
     grace_seconds: Callable[[], float],
     watch: Watch | None,
+    each_poll: Callable[[], None] | None,
 ) -> tuple[tuple[int, ...], dict[int, str]]:
     """Wait until all have ended or must be killed.
 
@@ -237,7 +240,9 @@ def _wait(
         if kill_at is not None and (now >= kill_at or stop.interrupts > 1):
             break
         if kill_at is None:
-            overdue |= _end_overdue(processes, watch, now)
+            if each_poll is not None:
+                each_poll()
+            overdue |= _end_overdue(processes, watch, now, overdue.keys())
             _note_failures(processes, failed, endings, overdue)
             if failed and settled_at is None:
                 settled_at = now + SETTLE_SECONDS
@@ -247,11 +252,13 @@ def _wait(
     return tuple(failed), {index: overdue[index].reason for index in failed if index in overdue}
 
 
-def _end_overdue(processes: Sequence[Process], watch: Watch | None, now: float) -> dict[int, Overdue]:
-    """End the processes that are overdue; return what is to be told of each."""
+def _end_overdue(
+    processes: Sequence[Process], watch: Watch | None, now: float, ended: Collection[int]
+) -> dict[int, Overdue]:
+    """End the processes that are overdue and not ``ended`` yet; return what is to be told of each."""
     if watch is None:
         return {}
-    alive = [index for index, process in enumerate(processes) if process.poll() is None]
+    alive = [index for index, process in enumerate(processes) if process.poll() is None and index not in ended]
     judged = {index: watch.judged(index, processes[index].pid) for index in watch.overdue(alive, now)}
     end([processes[index] for index in judged], signal.SIGKILL)
     for index, each in judged.items():

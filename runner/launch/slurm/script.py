@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner.config.schema import RunConfig
+from runner.launch.local.meeting import TOKEN_VARIABLE
 
 __all__ = ["LOG_FILE", "SCRIPT_FILE", "batch_script", "ranks_per_node"]
 
@@ -33,6 +34,8 @@ def batch_script(config: RunConfig, run_dir: Path, command: Sequence[str], *, wo
     lines += map(_setup_line, config.launcher.setup)
     # Since SLURM 22.05, a step no longer takes --cpus-per-task from its job (srun(1)).
     lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"']
+    # Only processes of this job can meet under it.
+    lines += [f"export {TOKEN_VARIABLE}=\"$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')\""]
     # The ranks are the step, so signals for the job reach them; a rank that fails ends the others.
     prefix = shlex.split(config.launcher.prefix or "")
     lines += [f"exec srun --kill-on-bad-exit=1 {shlex.join([*prefix, *command])}", ""]

@@ -8,8 +8,7 @@ pair its inputs with the targets of other samples. During the run, each pipeline
 
 from __future__ import annotations
 
-import torch
-
+from runner.engine.transport.objects import all_gather_values
 from runner.errors import RunFailedError
 from runner.model.data import Datasets, collated, first_sample
 from runner.model.seeds import OWN_GENERATOR, seeded
@@ -32,9 +31,7 @@ def require_same_samples(datasets: Datasets | None, target: str, seed: int) -> N
         RunFailedError: samples differ between ranks; every rank raises the error.
     """
     own = some_checksums(datasets, seed) if datasets is not None else None
-    gathered: list[dict[int, int] | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(gathered, own)
-    found = different_samples(gathered)
+    found = different_samples(all_gather_values(own))
     if found is not None:
         number, ranks = found
         raise RunFailedError(

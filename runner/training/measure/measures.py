@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from statistics import fmean, median
+from typing import Any, Self
 
 from runner.engine.measure.timeline import Event, StepTimes
 from runner.plan.values import RunPlan
@@ -39,6 +40,21 @@ class RankMeasures:
     peak_memory_bytes: int
     bytes_per_step: Mapping[str, float]
     state_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def to_plain(self) -> dict[str, Any]:
+        """This as plain values, which can be sent to another rank."""
+        steps = [astuple(times) for times in self.steps]
+        events = {step: [tuple(event) for event in events] for step, events in self.events.items()}
+        mappings = {"bytes_per_step": dict(self.bytes_per_step), "state_bytes": dict(self.state_bytes)}
+        own = {"replica": self.replica, "peak_memory_bytes": self.peak_memory_bytes}
+        return {"steps": steps, "events": events, **own, **mappings}
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_plain`."""
+        steps = tuple(StepTimes(*times) for times in plain["steps"])
+        events = {step: [Event(*event) for event in events] for step, events in plain["events"].items()}
+        return cls(**{**plain, "steps": steps, "events": events})
 
 
 def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int], interval: int = 1) -> float | None:

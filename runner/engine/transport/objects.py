@@ -1,0 +1,103 @@
+"""Plain values and tensors between ranks, without pickle: a value's structure as JSON, its tensors as their bytes.
+
+torch's own collectives of objects pickle them, so that whoever could send a rank a message could run code in it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runner.model.boundary import flatten, unflatten
+
+__all__ = ["all_gather_values", "broadcast_value", "gather_values", "packed", "unpacked"]
+
+Value = TypeVar("Value")
+_LENGTH_BYTES = 8
+
+
+def packed(value: Any) -> Tensor:
+    """``value`` as bytes on the CPU: [the head's length in 8 bytes, the head as JSON, the tensors' elements].
+
+    Args:
+        value: tensors, and containers of tensors and of plain values. Each tensor is sent without the rest of its
+            storage.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    try:
+        tensors, structure = flatten(value)
+    except TypeError as error:
+        raise TypeError(f"between ranks: {error}") from None
+    kinds = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in tensors]
+    head = json.dumps([kinds, structure]).encode()
+    parts = [len(head).to_bytes(_LENGTH_BYTES, "little") + head]
+    plain = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts]
+    return torch.cat([*plain, *(_bytes_of(tensor) for tensor in tensors)])
+
+
+def unpacked(data: Tensor) -> Any:
+    """What was :func:`packed`; its tensors are copies on the CPU."""
+    length = int.from_bytes(bytes(data[:_LENGTH_BYTES].tolist()), "little")
+    at = _LENGTH_BYTES + length
+    kinds, structure = json.loads(data[_LENGTH_BYTES:at].numpy().tobytes())
+    tensors = []
+    for name, shape in kinds:
+        dtype: torch.dtype = getattr(torch, name)
+        count = math.prod(shape) * dtype.itemsize
+        tensors.append(data[at : at + count].clone().view(dtype).view(shape))
+        at += count
+    return unflatten(tensors, structure)
+
+
+def broadcast_value(value: Value, src: int) -> Value:
+    """The ``value`` of rank ``src``, on every rank; what other ranks pass is not looked at."""
+    data = packed(value) if dist.get_rank() == src else torch.empty(0, dtype=torch.uint8)
+    length = _on_device(torch.tensor([data.numel()]))
+    dist.broadcast(length, src)
+    sent = _on_device(data if dist.get_rank() == src else torch.empty(int(length), dtype=torch.uint8))
+    dist.broadcast(sent, src)
+    received: Value = unpacked(sent.cpu())
+    return received
+
+
+def all_gather_values(value: Value) -> list[Value]:
+    """Every rank's ``value``, ordered by rank, on every rank."""
+    own, lengths = _padded(value)
+    parts = [torch.empty_like(own) for _ in lengths]
+    dist.all_gather(parts, own)
+    return [unpacked(part[:length].cpu()) for part, length in zip(parts, lengths, strict=True)]
+
+
+def gather_values(value: Value) -> list[Value] | None:
+    """Every rank's ``value``, ordered by rank, on rank 0; None on other ranks."""
+    own, lengths = _padded(value)
+    parts = [torch.empty_like(own) for _ in lengths] if dist.get_rank() == 0 else None
+    dist.gather(own, parts, dst=0)
+    if parts is None:
+        return None
+    return [unpacked(part[:length].cpu()) for part, length in zip(parts, lengths, strict=True)]
+
+
+def _padded(value: Any) -> tuple[Tensor, list[int]]:
+    """The packed value, as long as the longest of all ranks, and the lengths of all."""
+    data = packed(value)
+    lengths = [_on_device(torch.zeros(1, dtype=torch.int64)) for _ in range(dist.get_world_size())]
+    dist.all_gather(lengths, _on_device(torch.tensor([data.numel()])))
+    counts = [int(length) for length in lengths]
+    return _on_device(torch.nn.functional.pad(data, (0, max(counts) - data.numel()))), counts
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _on_device(tensor: Tensor) -> Tensor:
+    """The tensor where this group's messages begin."""
+    return tensor.cuda() if dist.get_backend() == "nccl" else tensor
