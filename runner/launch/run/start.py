@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED
 from runner.launch.failure import unwritable
-from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, stopped_early
+from runner.launch.local.ranks import Launch, Outcome, Spare, import_ahead, run_ranks, stopped_early
 from runner.launch.local.stops import end_undisturbed, signal_of
 from runner.launch.mpi import become_rank, num_ranks
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
@@ -142,15 +142,17 @@ def _run_with_restarts(
     logger.info("run directory: %s", run_dir)
     config_file = write_request(config, plan, run_dir, command=command)
     launch = Launch(config_file, run_dir, plan.topology.world_size, config.trainer.threads, place_of(plan), entry=entry)
-    outcome = run_ranks(launch, template)
-    for restart in range(config.launcher.max_restarts):
-        if outcome.status != "failed":
-            break
-        for line in outcome.lines:
-            logger.error("%s", line)
-        logger.warning("restart %d of %d", restart + 1, config.launcher.max_restarts)
-        go_on(config, run_dir, command=command)
-        outcome = run_ranks(launch)
+    restarts = config.launcher.max_restarts
+    with Spare() as spare:
+        outcome = run_ranks(launch, template, spare if restarts else None)
+        for restart in range(restarts):
+            if outcome.status != "failed":
+                break
+            for line in outcome.lines:
+                logger.error("%s", line)
+            logger.warning("restart %d of %d", restart + 1, restarts)
+            go_on(config, run_dir, command=command)
+            outcome = run_ranks(launch, spare.take(), spare if restart + 1 < restarts else None)
     return outcome
 
 
