@@ -168,6 +168,14 @@ def test_a_template_is_ended_when_its_command_is_told_to_stop(caplog: pytest.Log
     assert _children() == before
 
 
+def test_a_template_that_hangs_is_ended_and_the_ranks_import_themselves(caplog: pytest.LogCaptureFixture) -> None:
+    before = _children()
+    template = Template(ProcessSpec([sys.executable, "-c", _SMALL_TEMPLATE, "0"], {}))
+    assert list(template.fork({"count": 2}, [0], 2, lambda: False, 0.3)) == []
+    assert "ended with SIGKILL: each imports by itself" in caplog.text
+    assert _children() == before
+
+
 def test_what_is_imported_ahead_for_a_request_that_is_not_run_ends_with_it() -> None:
     before = _children()
     config = resolve(["model=mlp", "parallelism.pipeline=2", "device=cpu"])

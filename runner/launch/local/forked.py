@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -27,10 +28,11 @@ from io import FileIO
 from types import TracebackType
 from typing import Any, Self
 
+from runner.launch.local.overdue import PollClock
 from runner.launch.local.stops import name_of_signal
 from runner.launch.local.supervise import POLL_SECONDS, ProcessSpec, end, reap, start
 
-__all__ = ["Forked", "Template"]
+__all__ = ["Forked", "Spare", "Template"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +96,12 @@ class Template:
             each.close()
 
     def fork(
-        self, orders: Mapping[str, Any], handed: Sequence[int], count: int, is_told_to_stop: Callable[[], bool]
+        self,
+        orders: Mapping[str, Any],
+        handed: Sequence[int],
+        count: int,
+        is_told_to_stop: Callable[[], bool],
+        limit_seconds: float = math.inf,
     ) -> Sequence[Forked]:
         """Have the template fork ``count`` ranks; empty if it ended early or this process was told to stop.
 
@@ -102,23 +109,29 @@ class Template:
             orders: what the template is told, as values that JSON can hold.
             handed: descriptors that the template receives.
             is_told_to_stop: asked repeatedly while the template imports.
+            limit_seconds: the longest wait for the template.
         """
         with self:
             if not _adopt_orphans(True):
                 return ()
             try:
-                return self._fork(orders, handed, count, is_told_to_stop)
+                return self._fork(orders, handed, count, is_told_to_stop, limit_seconds)
             finally:
                 _adopt_orphans(False)
 
     def _fork(
-        self, orders: Mapping[str, Any], handed: Sequence[int], count: int, is_told_to_stop: Callable[[], bool]
+        self,
+        orders: Mapping[str, Any],
+        handed: Sequence[int],
+        count: int,
+        is_told_to_stop: Callable[[], bool],
+        limit_seconds: float,
     ) -> Sequence[Forked]:
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died
                 socket.send_fds(self._orders, [json.dumps(orders).encode()], list(handed))
                 self._orders.shutdown(socket.SHUT_WR)
-            ranks = _listen(self._told, is_told_to_stop)
+            ranks = _listen(self._told, is_told_to_stop, limit_seconds)
         finally:
             self.end()
         if len(ranks) == count:
@@ -140,15 +153,47 @@ class Template:
             reap([self._process])
 
 
+class Spare:
+    """A template for the next start of the ranks: it imports while they take their steps, and waits for their failure.
+
+    A start takes mostly imports, so that a run with a spare goes on in seconds. It holds the memory of what it has
+    imported. Use it as a context manager, which ends a template that nobody took.
+    """
+
+    def __init__(self) -> None:
+        self._template: Template | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        template = self.take()
+        if template is not None:
+            with template:
+                pass
+
+    def keep(self, make: Callable[[], Template]) -> None:
+        """Start the template that ``make`` makes, unless there is one."""
+        if self._template is None:
+            self._template = make()
+
+    def take(self) -> Template | None:
+        """The template, which now belongs to the caller; None if there is none."""
+        template, self._template = self._template, None
+        return template
+
+
 def _adopt_orphans(adopt: bool) -> bool:
     """Switch whether orphaned descendants become children of this process; False if the kernel refuses."""
     return not ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
-def _listen(told: FileIO, is_told_to_stop: Callable[[], bool]) -> list[Forked]:
-    """The ranks that report, in the order of ranks, until the pipe is closed or this process is told to stop."""
-    said = b""
-    while not is_told_to_stop():
+def _listen(told: FileIO, is_told_to_stop: Callable[[], bool], limit_seconds: float) -> list[Forked]:
+    """The ranks that report, in the order of ranks, until the pipe is closed, or this process is told to stop, or the
+    longest wait is over.
+    """
+    said, clock = b"", PollClock()
+    while not is_told_to_stop() and clock.tick() < limit_seconds:
         if select.select([told], [], [], POLL_SECONDS)[0]:
             more = told.read(_MOST_BYTES)
             if not more:

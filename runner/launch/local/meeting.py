@@ -51,7 +51,7 @@ def of_this_run(store: Store) -> Store:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
     token = os.environ.get(TOKEN_VARIABLE)
-    return PrefixStore(token, store) if token else store  # type: ignore[no-any-return]  # it has no types
+    return PrefixStore(token, store) if token else store
 
 
 def _open(who: str, address: str, port: int, rank: int, world_size: int, timeout_seconds: float) -> Store:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import signal
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 from runner.config.compose.resolve import load
 from runner.config.rules.sections import rules
@@ -21,7 +21,7 @@ from runner.config.schema import RunConfig
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_WRONG_REQUEST
 from runner.launch.failure import RankFailure, error_file, log_file, status_of
 from runner.launch.local.allocator import allocator_variables
-from runner.launch.local.forked import Forked, Template
+from runner.launch.local.forked import Forked, Spare, Template
 from runner.launch.local.grace import grace_seconds
 from runner.launch.local.handed_over import HandedOver
 from runner.launch.local.meeting import TOKEN_VARIABLE
@@ -33,7 +33,7 @@ from runner.launch.rank import ENDINGS, TRAIN_ENTRY, rank_variables, uses_cuda
 from runner.pulse import Phase, Pulses
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
-__all__ = ["Launch", "Outcome", "Spare", "import_ahead", "run_ranks", "stopped_early", "stopped_reason"]
+__all__ = ["Launch", "Outcome", "import_ahead", "run_ranks", "stopped_early", "stopped_reason"]
 
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
@@ -140,37 +140,6 @@ def import_ahead(config: RunConfig, entry: str) -> Iterator[Template | None]:
         yield template
 
 
-class Spare:
-    """A template for the next start of the ranks: it imports while they take their steps, and waits for their failure.
-
-    A start takes mostly imports, so that a run with a spare goes on in seconds. It holds the memory of what it has
-    imported. Use it as a context manager, which ends a template that nobody took.
-    """
-
-    def __init__(self) -> None:
-        self._template: Template | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        template = self.take()
-        if template is not None:
-            with template:
-                pass
-
-    def keep(self, launch: Launch, pulses: Pulses) -> None:
-        """Start the template when all ranks have begun their steps; its imports would delay them before."""
-        if self._template is None and all(pulses.of(rank)[0] is not Phase.START for rank in range(launch.world_size)):
-            config = load(launch.config_file)
-            self._template = Template(_template(config, launch.entry, to_stderr=launch.to_stderr))
-
-    def take(self) -> Template | None:
-        """The template, which now belongs to the caller; None if there is none."""
-        template, self._template = self._template, None
-        return template
-
-
 def run_ranks(launch: Launch, template: Template | None = None, spare: Spare | None = None) -> Outcome:
     """Run all ranks to their end. The record in ``run_dir`` is completed here if the ranks could not do so.
 
@@ -191,7 +160,7 @@ def run_ranks(launch: Launch, template: Template | None = None, spare: Spare | N
             template.end()
         forks = may_fork and (launch.world_size > 1 or template is not None)  # else it would only import elsewhere
         together = partial(_fork, launch, listener, shared, template) if forks else None
-        prepare_next = partial(spare.keep, launch, shared.pulses) if spare is not None and may_fork else None
+        prepare_next = partial(_keep, spare, launch, shared) if spare is not None and may_fork else None
         # Rank 0 has inherited the socket. If it stayed open here, ranks would wait for a dead rank 0, not be refused.
         ending = supervise(
             specs,
@@ -211,6 +180,16 @@ def run_ranks(launch: Launch, template: Template | None = None, spare: Spare | N
             said = f"{launch.run_dir / RECORD_FILE} could not be written: {error}"
             return replace(outcome, consequences=(*outcome.consequences, said))
     return outcome
+
+
+def _keep(spare: Spare, launch: Launch, shared: _Shared) -> None:
+    """Give a spare its template when all ranks have begun their steps, which its imports would delay before."""
+    if all(shared.pulses.of(rank)[0] is not Phase.START for rank in range(launch.world_size)):
+        spare.keep(lambda: _template_of(launch))
+
+
+def _template_of(launch: Launch) -> Template:
+    return Template(_template(load(launch.config_file), launch.entry, to_stderr=launch.to_stderr))
 
 
 def _may_fork(launch: Launch) -> bool:
@@ -233,9 +212,10 @@ def _fork(
         _environment(launch, listener, shared),
     )
     if template is None:
-        template = Template(_template(load(launch.config_file), launch.entry, to_stderr=launch.to_stderr))
+        template = _template_of(launch)
     descriptors = (listener.fileno(), *shared.descriptors)
-    return template.fork(asdict(orders), descriptors, launch.world_size, is_told_to_stop)
+    limit = load(launch.config_file).launcher.start_timeout_seconds or math.inf
+    return template.fork(asdict(orders), descriptors, launch.world_size, is_told_to_stop, limit)
 
 
 def _template(config: RunConfig, entry: str, *, to_stderr: bool) -> ProcessSpec:

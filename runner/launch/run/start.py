@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED
 from runner.launch.failure import unwritable
-from runner.launch.local.ranks import Launch, Outcome, Spare, import_ahead, run_ranks, stopped_early
+from runner.launch.local.forked import Spare
+from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, stopped_early
 from runner.launch.local.stops import end_undisturbed, signal_of
 from runner.launch.mpi import become_rank, num_ranks
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
