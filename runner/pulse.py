@@ -57,7 +57,7 @@ class Pulse:
 
     @classmethod
     def current(cls) -> Pulse:
-        """That of this process."""
+        """The pulse of this process."""
         if cls._current is None:
             found = os.environ.get(PULSES_VARIABLE)
             rank = int(os.environ.get("RANK", "0")) if found is not None else 0
@@ -124,7 +124,7 @@ class Pulses:
         return self._descriptor
 
     def of(self, rank: int) -> tuple[Phase, int]:
-        """Phase and beats of a rank."""
+        """Return phase and beats of a rank."""
         phase, beats, _ = _HEAD.unpack_from(self._memory, rank * _SLOT_BYTES)
         return Phase(phase), beats
 

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
+from processes import working_in
 
 from runner.engine.engine import Engine
 from runner.engine.transport import sockets
@@ -145,6 +146,37 @@ def test_a_suspended_machine_that_goes_on_ends_no_run() -> None:
         time.sleep(6.0)
         _group(process.pid, signal.SIGCONT)
         assert process.stdout.read() == "(0,) ()\n"
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_is_stopped_as_a_whole_goes_on(tmp_path: Path) -> None:
+    """Command, ranks and all: they stop for longer than a step may take, take further steps, and end as told."""
+    words = ("model=mlp", "parallelism.pipeline=2", "trainer.max_steps=1000000", f"run_dir={tmp_path / 'run'}")
+    limits = ("launcher.step_timeout_seconds=5", "launcher.watchdog_seconds=3", "trainer.log_every=1000")
+    command = [sys.executable, "-m", "runner", "train", *words, *limits]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        _wait_for_steps(tmp_path / "run", 20)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in (process.pid, *working_in(tmp_path)):
+                os.kill(pid, number)
+            time.sleep(9.0 if number is signal.SIGSTOP else 0.0)
+        _wait_for_steps(tmp_path / "run", 200 + _steps(tmp_path / "run"))
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+    assert RunRecord.load(tmp_path / "run").status == "interrupted"
+
+
+def _steps(run_dir: Path) -> int:
+    file = run_dir / "steps.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def _wait_for_steps(run_dir: Path, count: int) -> None:
+    end = time.monotonic() + 200
+    while _steps(run_dir) < count:
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ class Ending:
             was started.
         failed: indices of those that failed by themselves, in the order in which they were seen.
         interrupted_by: the signal that told the parent or one of the processes to stop, or None.
-        overdue: of the failed ones, those that were ended here because they made no progress, with the reason.
+        overdue: the failed ones that were ended here because they made no progress, with the reason.
     """
 
     returncodes: tuple[int, ...]

@@ -24,6 +24,7 @@ from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import place_of, prepare, write_request
 from runner.launch.run.restart import go_on
 from runner.launch.slurm.step import current_step
+from runner.printable import printable_line
 from runner.record import RunRecord, finish_failed
 
 if TYPE_CHECKING:
@@ -175,4 +176,4 @@ def _show(run_dir: Path, seconds: float, console: Console | None) -> None:
     record, console = RunRecord.load(run_dir), console or Console()
     console.print(predicted_measured_table(record))
     for line in ending(record, _short(run_dir), seconds):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable_line(line), markup=False, highlight=False, soft_wrap=True)
