@@ -67,10 +67,8 @@ class PickledError(CheckpointError):
     def __init__(self, path: Path, called: Sequence[str]) -> None:
         refused = [name for name in called if not may_be_called(name)]
         told = f"it would call {', '.join(refused or called)}"
-        if refused:
-            super().__init__(f"{told}, which nothing allows: such a file is not a checkpoint, and may be an attack")
-        else:
-            super().__init__(f"{told} to make what is neither a tensor nor a plain value")
+        told += " to make what is neither a tensor nor a plain value"
+        super().__init__(f"{told}, which nothing allows: it may be an attack" if refused else told)
         self.path = path
         self.names = () if refused else tuple(called)
 

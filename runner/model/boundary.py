@@ -18,32 +18,35 @@ __all__ = ["Structure", "call_arguments", "enter_graph", "flatten", "map_tensors
 Structure: TypeAlias = Any
 
 
-def flatten(value: Any) -> tuple[list[Tensor], Structure]:
+def flatten(value: Any, keys: type | tuple[type, ...] = str) -> tuple[list[Tensor], Structure]:
     """Return the tensors of ``value`` in order, and the structure that puts them back.
+
+    Args:
+        keys: the types that keys of dictionaries may have, of those that JSON keeps in a list.
 
     Raises:
         TypeError: it contains something other than tensors, containers of tensors, or plain values (None, bool, int,
             float, str).
     """
     tensors: list[Tensor] = []
-    return tensors, _flatten(value, tensors)
+    return tensors, _flatten(value, tensors, keys)
 
 
-def _flatten(value: Any, tensors: list[Tensor]) -> Structure:
+def _flatten(value: Any, tensors: list[Tensor], keys: type | tuple[type, ...]) -> Structure:
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
     if isinstance(value, tuple):
-        return {"tuple": [_flatten(item, tensors) for item in value]}
+        return {"tuple": [_flatten(item, tensors, keys) for item in value]}
     if isinstance(value, list):
-        return {"list": [_flatten(item, tensors) for item in value]}
-    if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
-        return {"dict": [[key, _flatten(item, tensors)] for key, item in value.items()]}
+        return {"list": [_flatten(item, tensors, keys) for item in value]}
+    if isinstance(value, dict) and all(isinstance(key, keys) for key in value):
+        return {"dict": [[key, _flatten(item, tensors, keys)] for key, item in value.items()]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TypeError(
-        f"a {type(value).__name__} cannot pass between layers: only tensors, tuples, lists, dicts whose keys are text "
-        "or numbers, and plain values (None, bool, int, float, str) can"
+        f"a {type(value).__name__} cannot pass between layers: only tensors, tuples, lists, dicts with string keys, "
+        "and plain values (None, bool, int, float, str) can"
     )
 
 

@@ -32,9 +32,10 @@ def packed(value: Any) -> Tensor:
         TypeError: it holds something else.
     """
     try:
-        tensors, structure = flatten(value)
+        tensors, structure = flatten(value, keys=(str, int))
     except TypeError as error:
-        raise TypeError(f"between ranks: {error}") from None
+        said = str(error).replace("between layers", "between ranks").replace("string keys", "keys of text or numbers")
+        raise TypeError(said) from None
     kinds = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in tensors]
     head = json.dumps([kinds, structure]).encode()
     parts = [len(head).to_bytes(_LENGTH_BYTES, "little") + head]
