@@ -59,10 +59,17 @@ class Pulse:
     def current(cls) -> Pulse:
         """The pulse of this process."""
         if cls._current is None:
-            found = os.environ.get(PULSES_VARIABLE)
-            rank = int(os.environ.get("RANK", "0")) if found is not None else 0
-            cls._current = cls(mmap.mmap(int(found) if found is not None else -1, _SLOT_BYTES * (rank + 1)), rank)
+            cls._current = cls._of_environment()
         return cls._current
+
+    @classmethod
+    def _of_environment(cls) -> Pulse:
+        found = os.environ.get(PULSES_VARIABLE)
+        if found is None:
+            return cls(mmap.mmap(-1, _SLOT_BYTES), 0)
+        rank = int(os.environ["RANK"])
+        ranks = int(os.environ.get("WORLD_SIZE", rank + 1))
+        return cls(mmap.mmap(int(found), _SLOT_BYTES * ranks), rank)
 
     @classmethod
     def begin(cls) -> None:
@@ -99,8 +106,8 @@ class Pulse:
         struct.pack_into("=H", self._memory, self._start + _LENGTH, len(said))
 
     def said_by(self, rank: int) -> str:
-        """The text of a rank with a lower number or of this one; empty if there is none."""
-        return _text(self._memory, rank) if rank <= self._rank else ""
+        """The text of a rank; empty if there is none, or if this process cannot know."""
+        return _text(self._memory, rank) if rank * _SLOT_BYTES < len(self._memory) else ""
 
     @property
     def _start(self) -> int:
@@ -119,6 +126,7 @@ class Pulses:
         os.ftruncate(self._descriptor, count * _SLOT_BYTES)
         os.lseek(self._descriptor, 0, os.SEEK_END)  # stacks are written behind the slots
         self._memory = mmap.mmap(self._descriptor, count * _SLOT_BYTES)
+        self._read = len(self._memory)  # bytes of the file that have been read, or are slots
 
     def fileno(self) -> int:
         return self._descriptor
@@ -134,7 +142,7 @@ class Pulses:
 
     def stacks(self) -> str:
         """What has been written behind the slots since the last call."""
-        start = getattr(self, "_read", len(self._memory))
+        start = self._read
         self._read = os.fstat(self._descriptor).st_size
         return os.pread(self._descriptor, self._read - start, start).decode(errors="replace")
 

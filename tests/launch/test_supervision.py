@@ -61,6 +61,17 @@ def test_a_process_in_uninterruptible_sleep_does_not_keep_the_command(
     assert f"process {stuck.pid} is in uninterruptible sleep" in caplog.text
 
 
+def test_one_whose_work_is_complete_does_not_keep_the_command_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "UNKILLABLE_SECONDS", 0.3)
+    stuck, pulses = _Unkillable(), Pulses(1)
+    Pulse(pulses._memory, 0).enter(Phase.DONE)
+    watch = Watch(pulses, {Phase.DONE: 0.2})
+    ending = supervise([], start_together=lambda told: [stuck], grace_seconds=lambda: 0.1, watch=watch)
+    stuck.real.wait(10)
+    pulses.close()
+    assert (ending.failed, dict(ending.overdue)) == ((), {})
+
+
 def test_the_clock_stands_still_while_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 0.05, 0.1, 3600.1, 3600.15])
     monkeypatch.setattr(time, "monotonic", lambda: next(times))
@@ -154,7 +165,7 @@ def test_a_pipeline_that_is_stopped_as_a_whole_goes_on(tmp_path: Path) -> None:
     words = ("model=mlp", "parallelism.pipeline=2", "trainer.max_steps=1000000", f"run_dir={tmp_path / 'run'}")
     limits = ("launcher.step_timeout_seconds=5", "launcher.watchdog_seconds=3", "trainer.log_every=1000")
     command = [sys.executable, "-m", "runner", "train", *words, *limits]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         _wait_for_steps(tmp_path / "run", 20)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for pid in (process.pid, *working_in(tmp_path)):

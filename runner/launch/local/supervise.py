@@ -221,7 +221,7 @@ def _wait(
     watch: Watch | None,
     each_poll: Callable[[], None] | None,
 ) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Wait until all have ended or must be killed.
+    """Wait until all have ended or must be killed. Those that were overdue have been killed, and may not end.
 
     Returns:
         the indices of those that failed by themselves or were overdue, and why the latter were.
@@ -231,7 +231,7 @@ def _wait(
     settled_at: float | None = None  # the time from which on the others are told to end
     kill_at: float | None = None
     clock = PollClock()
-    while any(process.poll() is None for process in processes):
+    while any(process.poll() is None for index, process in enumerate(processes) if index not in overdue):
         now = clock.tick()
         told = stop.is_told or any(endings.means_killed(process.poll()) for process in processes)
         if kill_at is None and (told or (settled_at is not None and now >= settled_at)):
