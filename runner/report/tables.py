@@ -82,9 +82,7 @@ class TextTable:
         for name in self.header:
             table.add_column(Text(printable_line(name)), overflow="fold", no_wrap=name in _NARROW)
         for row in self.rows:
-            table.add_row(
-                *(Text(printable_line(cell)) for cell in row), style="bold" if row[0].endswith(_BEST) else ""
-            )
+            table.add_row(*(Text(printable_line(cell)) for cell in row), style="bold" if row[0].endswith(_BEST) else "")
         yield table
         for note in self.notes:
             yield Text(printable_line(note))
