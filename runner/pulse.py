@@ -13,22 +13,39 @@ import os
 import signal
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 from typing import ClassVar
 
-__all__ = ["PULSES_VARIABLE", "STACKS_SIGNAL", "Phase", "Pulse", "Pulses"]
+__all__ = ["MOST_SECONDS_PER_POLL", "PULSES_VARIABLE", "STACKS_SIGNAL", "Phase", "PollClock", "Pulse", "Pulses"]
 
 PULSES_VARIABLE = "RUNNER_PULSES_FD"
 """The environment variable that names the descriptor of the shared memory in a rank."""
 STACKS_SIGNAL = getattr(signal, "SIGRTMIN", None)
 """The signal at which a rank writes its stacks; None on a system without it."""
 
+MOST_SECONDS_PER_POLL = 1.0
+"""What one poll counts at most: while this process was stopped, or its machine slept, it could see no progress."""
 _SLOT_BYTES = 1024
 _HEAD = struct.Struct("=QQH")  # phase, beats, bytes of the text
 _PHASE, _BEATS, _LENGTH = 0, 8, 16  # where they lie in a slot; each is written alone
+
+
+class PollClock:
+    """Seconds as this process has seen them pass, poll by poll. It stands still while the process or machine does."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._last = time.monotonic()
+
+    def tick(self) -> float:
+        """Count the time since the last call, at most :data:`MOST_SECONDS_PER_POLL`, and return the time."""
+        last, self._last = self._last, time.monotonic()
+        self.now += min(self._last - last, MOST_SECONDS_PER_POLL)
+        return self.now
 
 
 class Phase(IntEnum):

@@ -18,7 +18,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from runner.pulse import Phase, Pulse
+from runner.pulse import Phase, PollClock, Pulse
 from runner.record import RunRecord, finish_failed, hang_file, write_atomically
 from runner.strategy.pipeline import EngineStrategy
 
@@ -84,15 +84,15 @@ class Watchdog(Callback):
         Pulse.current().enter(Phase.EXIT)
 
     def _watch(self) -> None:
-        seen, still, reported = self._progress(), 0.0, False
+        clock = PollClock()
+        seen, since, reported = self._progress(), 0.0, False
         poll = min(self._report_seconds / _POLLS, _MOST_SECONDS)
         while not self._done.wait(poll):
-            now = self._progress()
+            now, still = self._progress(), clock.tick() - since
             if now != seen:
-                seen, still, reported = now, 0.0, False
+                seen, since, reported = now, clock.now, False
                 Pulse.current().beat(sum(now[:2]))
                 continue
-            still += poll
             if still >= self._report_seconds and not reported:
                 reported = True
                 self._report(still)

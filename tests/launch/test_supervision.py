@@ -23,9 +23,9 @@ from runner.engine.engine import Engine
 from runner.engine.transport import sockets
 from runner.errors import RunFailedError
 from runner.launch.local import supervise as supervision
-from runner.launch.local.overdue import MOST_SECONDS_PER_POLL, PollClock, Watch
+from runner.launch.local.overdue import Watch
 from runner.launch.local.supervise import supervise
-from runner.pulse import PULSES_VARIABLE, Phase, Pulse, Pulses
+from runner.pulse import MOST_SECONDS_PER_POLL, PULSES_VARIABLE, Phase, PollClock, Pulse, Pulses
 from runner.record import RunRecord, hang_file
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.watchdog import Watchdog

@@ -13,10 +13,8 @@ from pathlib import Path
 from runner.config.schema import WATCHDOG_MARGIN_SECONDS, RunConfig
 from runner.pulse import STACKS_SIGNAL, Phase, Pulses
 
-__all__ = ["Overdue", "PollClock", "Watch", "limits_of"]
+__all__ = ["Overdue", "Watch", "limits_of"]
 
-MOST_SECONDS_PER_POLL = 1.0
-"""What one poll counts at most: while this process was stopped, or its machine slept, it could see no progress."""
 _STACKS_SECONDS = 5.0  # for the system to write a rank's stacks: a process that is not in the kernel does so at once
 _STACKS_POLL = 0.1
 
@@ -29,20 +27,6 @@ _LIMITS = {
 }
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _RUNNER = str(Path(__file__).parents[2])
-
-
-class PollClock:
-    """Seconds as this process has seen them pass, poll by poll. It stands still while the process or machine does."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._last = time.monotonic()
-
-    def tick(self) -> float:
-        """Count the time since the last call, at most :data:`MOST_SECONDS_PER_POLL`, and return the time."""
-        last, self._last = self._last, time.monotonic()
-        self.now += min(self._last - last, MOST_SECONDS_PER_POLL)
-        return self.now
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +77,7 @@ class Watch:
 
         Args:
             alive: the numbers of the processes that run.
-            now: the time of a :class:`PollClock`.
+            now: the time of a :class:`runner.pulse.PollClock`.
         """
         for number in alive:
             pulse = self.pulses.of(number)

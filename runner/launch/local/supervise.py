@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.errors import EXIT_OK
-from runner.launch.local.overdue import Overdue, PollClock, Watch
+from runner.launch.local.overdue import Overdue, Watch
 from runner.launch.local.stops import StopRequests
+from runner.pulse import PollClock
 
 __all__ = [
     "PLAIN_ENDINGS",
