@@ -20,7 +20,7 @@ from runner.config.rules.sections import may_be_called
 from runner.report.read import Report
 from runner.report.tables import TextTable
 
-__all__ = ["RecipeReport", "recipe_report"]
+__all__ = ["RecipeReport", "recipe_report", "refusal"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +42,14 @@ class RecipeReport:
 def recipe_report(found: Report, allowed: Collection[str] = ()) -> RecipeReport:
     """Call the function that the runs name; the result is empty if there is none or ``found`` is not a sweep.
 
-    A function that is neither shipped nor ``allowed`` is not imported, and a line of the log says so.
+    A function that is neither shipped nor ``allowed`` is not imported; see :func:`refusal`.
 
     For every run that has begun, the function receives its ``directory`` and its ``record``. It returns ``tables``,
     each with name, title, header, rows, values and notes, and ``figures``. If it fails, the report continues without
     it.
     """
-    targets = (run.record.config.get("sweep_report") for run in found.runs)
-    target = next((str(one) for one in targets if one), None)
-    if target is None or not found.is_sweep:
-        return RecipeReport()
-    if target not in (*_shipped(), *allowed):
-        logger.warning("%s", _refusal(target))
+    target = _target(found)
+    if target is None or target not in (*_shipped(), *allowed):
         return RecipeReport()
     module, _, name = target.partition(":")
     if target in allowed and str(Path.cwd()) not in sys.path:
@@ -68,15 +64,25 @@ def recipe_report(found: Report, allowed: Collection[str] = ()) -> RecipeReport:
         return RecipeReport()
 
 
-def _shipped() -> set[str]:
-    """The functions that shipped recipes name."""
-    recipes = options(RECIPE, [shipped_conf()]).values()
-    return {str(read_option(recipe.path).get("sweep_report")) for recipe in recipes}
-
-
-def _refusal(target: str) -> str:
+def refusal(found: Report, allowed: Collection[str] = ()) -> str | None:
+    """What is to be told of a function that the runs name and that is not called; None if there is none."""
+    target = _target(found)
+    if target is None or target in (*_shipped(), *allowed):
+        return None
     told = f"the report goes without sweep_report = {target}: a record names it, and it is not shipped with the runner"
     return f"{told}. If it is your own: --allow {target}" if may_be_called(target) else told
+
+
+def _target(found: Report) -> str | None:
+    """The function that the runs of a sweep name."""
+    targets = (run.record.config.get("sweep_report") for run in found.runs)
+    return next((str(one) for one in targets if one), None) if found.is_sweep else None
+
+
+def _shipped() -> set[str]:
+    """The functions that shipped recipes name."""
+    contents = (read_option(recipe.path) for recipe in options(RECIPE, [shipped_conf()]).values())
+    return {str(content["sweep_report"]) for content in contents if content.get("sweep_report")}
 
 
 def _table(made: Mapping[str, Any]) -> TextTable:

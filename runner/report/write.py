@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from runner.printable import markdown_text
 from runner.report.figures import draw_figures
 from runner.report.order import in_order
 from runner.report.read import Report, read_report
-from runner.report.recipe import recipe_report
+from runner.report.recipe import recipe_report, refusal
 from runner.report.tables import TextTable, predicted_measured_table, runs_table, seconds_table
 
 __all__ = ["REPORT_DIRECTORY", "report", "tables"]
+
+logger = logging.getLogger(__name__)
 
 REPORT_DIRECTORY = "report"
 
@@ -33,6 +36,8 @@ def report(
     """
     found = read_report(Path(directory))
     found = found if sort is None else in_order(found, sort)
+    if told := refusal(found, allowed):
+        logger.warning("%s", told)
     if write:
         place = found.directory / REPORT_DIRECTORY
         place.mkdir(exist_ok=True)
