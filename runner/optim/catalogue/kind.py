@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from runner.config.rules.table import Table
 from runner.config.schema import OptimizerConfig, RunConfig
+from runner.optim.catalogue.motion import Motion
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +58,7 @@ class OptimizerKind:
         by_weight: whether its states belong to single weights, so that replicas may shard them weight by weight.
         place: where its states and its update may be: only on the device, only in the host's memory, or in either.
         compresses: whether replicas, at some steps, exchange one bit per element of the momentum instead of gradients.
+        motion: how it moves weights, for predictions of them; None: its states do not say.
         watch: what it does with what it sees of the layers; None: it uses only gradients.
         profiler: measures the cost of this for a layer; None: there is no cost.
         fills: the key of the :class:`~runner.schedule.fills.Filling` that it does if a schedule has that work in its
@@ -88,6 +90,7 @@ class OptimizerKind:
     by_weight: bool = False
     place: Literal["device", "host", "either"] = "either"
     compresses: bool = False
+    motion: Motion | None = None
     watch: Callable[[Any], LayerWatch] | None = field(default=None, repr=False)
     profiler: Callable[[], FillProfiler] | None = field(default=None, repr=False)
     fills: str | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner.config.schema import OptimizerConfig
 from runner.optim.catalogue.kind import BETAS, OptimizerKind, common_settings
+from runner.optim.catalogue.motion import ADAM_MOTION
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,7 @@ ADAMW = OptimizerKind(
     elementwise=True,
     by_weight=True,
     classes=("torch.optim.adamw.AdamW",),
+    motion=ADAM_MOTION,
 )
 
 ADAM = OptimizerKind(
@@ -51,6 +53,7 @@ ADAM = OptimizerKind(
     elementwise=True,
     by_weight=True,
     classes=("torch.optim.adam.Adam",),
+    motion=ADAM_MOTION,
 )
 
 AUTO = replace(
@@ -60,4 +63,5 @@ AUTO = replace(
     cost="a LightningModule's own",
     remarks="else `adamw`",
     classes=(),
+    motion=None,
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runner.config.schema import OptimizerConfig
 from runner.optim.catalogue.kind import OptimizerKind
+from runner.optim.catalogue.motion import Motion, Settings, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +22,20 @@ def _make(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
     return TorchSGD(parameters, lr=section.lr, momentum=section.momentum, weight_decay=section.weight_decay)
 
 
+def _coasted(weight: Tensor, state: State, settings: Settings, rates: Sequence[float]) -> Tensor:
+    """The weight after steps whose momentum shrinks by its factor each time."""
+    travel = sum(rate * settings["momentum"] ** number for number, rate in enumerate(rates, 1))
+    coasted: Tensor = weight - travel * state["momentum_buffer"]
+    return coasted
+
+
+_MOTION = Motion(
+    family="momentum",
+    keys=("momentum_buffer",),
+    direction=lambda state, settings: state["momentum_buffer"],
+    coasted=_coasted,
+)
+
 SGD = OptimizerKind(
     name="sgd",
     description="gradient descent, with `optimizer.momentum` where asked for",
@@ -32,4 +48,5 @@ SGD = OptimizerKind(
     elementwise=True,
     by_weight=True,
     classes=("torch.optim.sgd.SGD",),
+    motion=_MOTION,
 )
