@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from runner.config.schema import LrSchedulerConfig, RunConfig
 
-__all__ = ["build_scheduler", "learning_rate", "peak_rate"]
+__all__ = ["build_scheduler", "learning_rate", "peak_rate", "scaled_rates"]
 
 
 def learning_rate(config: LrSchedulerConfig, peak: float, total_steps: int) -> Callable[[int], float]:
@@ -53,3 +54,16 @@ def build_scheduler(config: RunConfig, optimizer: Optimizer) -> LambdaLR:
     """Torch's scheduler that applies :func:`learning_rate` to every parameter group of the request's optimizer."""
     rate = learning_rate(config.lr_scheduler, peak_rate(config), config.trainer.max_steps)
     return LambdaLR(optimizer, lambda step: rate(step) / config.optimizer.lr)
+
+
+@contextmanager
+def scaled_rates(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Within the block, the learning rates of the optimizer are multiplied by ``factor``."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

@@ -148,6 +148,9 @@ _OWN_KEYS = {
     "variant": "The other schedules have one form",
     "opportunistic": "The other schedules are run in their order",
     "base": "The other schedules stand on none",
+    "lr_rescheduling": "It belongs to a published way to bear late gradients, of one schedule",
+    "discrepancy_correction": "It belongs to a published way to bear late gradients, of one schedule",
+    "warmup_steps": "It belongs to a published way to bear late gradients, of one schedule",
     "pipes": "The other schedules have as many pipelines as they need",
 }
 """The keys that only some schedules use -> the reason why the others do not."""
