@@ -52,6 +52,7 @@ class _Layout:
     program: Program
     partition: Partition = ()
     activations: ActivationPlan = ActivationPlan(())
+    prediction: None = None
 
 
 class PipelineStrategy(pipeline.EngineStrategy):
@@ -90,6 +91,10 @@ class PipelineStrategy(pipeline.EngineStrategy):
         timeout_seconds: float = 600.0,
     ) -> None:
         order = fuse_backwards(registry.build(schedule, ranks=stages, microbatches=microbatches, chunks=chunks))
+        spec = registry.find_spec(schedule)
+        if spec is not None and spec.prediction is not None:
+            why = "It predicts weights from the optimizer's states, as `runner train` does"
+            raise_problems([Problem("schedule", schedule, "must be another in a script", why, "schedule='ampnet'")])
         if order.filling is not None:
             why = "Its order follows from the seconds of the layers, which `runner train` takes"
             raise_problems([Problem("schedule", schedule, "must be another in a script", why, "schedule='1f1b'")])

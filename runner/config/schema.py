@@ -38,6 +38,7 @@ __all__ = [
     "ScheduleConfig",
     "TrainerConfig",
     "TransportConfig",
+    "WeightPredictionConfig",
     "ZeroConfig",
 ]
 
@@ -113,6 +114,11 @@ class ScheduleConfig:
     base: str | None = None  # pipefisher: the schedule whose bubbles are filled: 1f1b, gpipe; null = 1f1b
     opportunistic: bool | None = None  # varuna: a forward may replace a backward whose gradient is late; null = false
     steps: int | None = None  # windows drawn by `runner schedule`
+    lr_rescheduling: int | None = (
+        None  # pipemare: steps until a late stage has the whole learning rate; null = from 1 on
+    )
+    discrepancy_correction: float | None = None  # pipemare: C in (0, 1); null = backwards read the newest weights
+    warmup_steps: int | None = None  # pipemare: first steps that are flushed; null = 0
     target: str | None = None  # your own: package.module:SPEC, or a function of ranks, microbatches and kwargs
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
 
@@ -211,6 +217,17 @@ class OptimizerConfig:
     variance_refreshes: int | None = None  # zero_one_adam: uncompressed steps before the interval between them doubles
     damping: float | None = None  # kfac: its square root is added to the diagonal of each factor
     refresh_every: int | None = None  # kfac: number of steps that use the same inverses; null = 10
+
+
+@dataclass
+class WeightPredictionConfig:
+    """Weights at which gradients are computed, predicted from the optimizer's states."""
+
+    name: str | None = None  # null = the schedule's own
+    preset: str | None = None  # published gaps: spectrain, pipeoptim, xpipe; null = the schedule's own
+    gap: float | None = (
+        None  # optimizer steps to look ahead, the same for all stages; null = as many as a stage is late
+    )
 
 
 @dataclass
@@ -387,6 +404,7 @@ class RunConfig:
     activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    weight_prediction: WeightPredictionConfig = field(default_factory=WeightPredictionConfig)
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

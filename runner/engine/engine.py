@@ -40,7 +40,8 @@ from runner.engine.update.sets import Keep
 from runner.engine.update.sharding import Sharding
 from runner.engine.update.stage_update import Backup, NotFiniteError
 from runner.engine.update.update import Update
-from runner.engine.weights.store import WeightStore
+from runner.engine.weights.predicted import Foresight, PredictedWeights
+from runner.engine.weights.store import StageWeights, WeightStore
 from runner.engine.window import StepBatch, Window, join_microbatches
 from runner.engine.works.lent import Lent
 from runner.engine.works.versioned import Versioned
@@ -50,6 +51,7 @@ from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.seeds import mix_seed, seed_generators
 from runner.model.tags import ParameterTag, named_parameters
+from runner.plan.prediction import Prediction
 from runner.schedule.lowering.speculate import speculation
 from runner.schedule.values import Action, Payload, Program, Schedule
 
@@ -70,10 +72,11 @@ class Engine:
         tags: describes each of this rank's parameters, by global name.
         sharding: keeps and applies the gradients of this rank's one stage together with its other replicas.
         keep: makes the gradients of a stage.
+        prediction: the weights that are predicted; None: none are.
 
     Attributes:
         tags: describes each of this rank's parameters, by global name.
-        stores: the weight store of each stage that keeps several versions of its weights.
+        stores: the weights of each stage whose forwards or backwards do not always use the newest ones.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Engine:
         tags: Mapping[str, ParameterTag],
         sharding: Sharding | None = None,
         keep: Keep = StageGradients,
+        prediction: Prediction | None = None,
     ) -> None:
         schedule = training.schedule
         self.view = view
@@ -98,7 +102,7 @@ class Engine:
         self._sharding = sharding
         self.tags = dict(tags)
         self._stream = RankStream(view, training, forward_only, options.microbatches)
-        self.stores = _stores(self.stages, schedule)
+        self.stores = _stores(self.stages, schedule, prediction)
         self._step = 0
         self._since = 0  # the first step since the pipeline was last empty
         self._begin_step: Callable[[], None] | None = None
@@ -167,6 +171,20 @@ class Engine:
         return self._ends.updating
 
     @property
+    def rate_factor(self) -> float:
+        """The factor of the learning rate in the update that is being applied, of one stage if windows overlap.
+
+        While rates are rescheduled, a stage whose forwards are tau > 1 steps late has the factor tau^(k/K - 1) at step
+        k of K after the warm-up. Source: Yang et al., PipeMare, 2021, as the published AsyncPP code does it.
+        """
+        steps, schedule = self.options.rescheduling_steps, self._stream.schedule(training=True)
+        begun = self.updating - self.options.warmup_steps
+        if not steps or begun < 0 or not schedule.is_asynchronous:
+            return 1.0
+        late = max(schedule.lags[stage] for stage in self._ends.updating_stages) / schedule.window_size
+        return float(late ** (min(begun / steps, 1.0) - 1.0)) if late > 1 else 1.0
+
+    @property
     def timeline(self) -> Timeline:
         return self._rank.timeline
 
@@ -195,6 +213,7 @@ class Engine:
         backup: Backup | None = None,
         begin: Callable[[], None] | None = None,
         filler: Filler | None = None,
+        foresight: Foresight | None = None,
     ) -> None:
         """Set the function that updates the weights from ``parameter.grad``.
 
@@ -205,6 +224,7 @@ class Engine:
             backup: undoes an update; post-validation needs one.
             begin: called before the first forward of a training step; most optimizers need no such call.
             filler: does the work that fills the schedule's bubbles, if it has such work.
+            foresight: predicts weights from the optimizer's states, if some are predicted.
 
         Raises:
             ValueError: the schedule has such work, but ``filler`` is missing.
@@ -218,6 +238,9 @@ class Engine:
             self._executor.attach(filler)
         self._ends.attach_optimizer(apply_update, master_of, backup)
         self._begin_step = begin
+        for store in self.stores.values():
+            if isinstance(store, PredictedWeights):
+                store.foresight = foresight
 
     def reduce_by(self, make: Callable[[StageGradients], Reducer]) -> None:
         """Sum each stage's gradients with its own reducer; those of tied weights are summed without one."""
@@ -313,6 +336,8 @@ class Engine:
         self._close_ended()
         self.timeline.finish(time.perf_counter())
         self._step += 1
+        if self._step <= self.options.warmup_steps:
+            self._empty()
         if self._step % self.options.twin_check_every == 0:
             self.compare_copies()
         return self._ends.take_finished()
@@ -380,6 +405,8 @@ class Engine:
         self._empty()
         self._ends.close()
         self._load_buffers(kept)
+        for store in self.stores.values():
+            store.forget()
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
         measured, self._rank.timeline = self.timeline, own
         return measured
@@ -559,13 +586,20 @@ class Engine:
         return first_over(watcher.found, self.transport, (self.view.pipeline, self.view.replicas))
 
 
-def _stores(stages: Mapping[int, StageModule], schedule: Schedule) -> dict[int, WeightStore]:
-    """Make a store for each stage whose weights change between a forward and its backward."""
-    return {
-        stage: WeightStore(module, lag, schedule.window_size, reads_newest=schedule.reads_newest)
-        for stage, module in stages.items()
-        if schedule.is_asynchronous and (lag := schedule.lags[stage])
-    }
+def _stores(
+    stages: Mapping[int, StageModule], schedule: Schedule, prediction: Prediction | None
+) -> dict[int, StageWeights]:
+    """Make a store for each stage whose weights are predicted, or change between a forward and its backward."""
+    found: dict[int, StageWeights] = {}
+    for stage, module in stages.items():
+        gaps = prediction.stages[stage] if prediction is not None else None
+        lag = schedule.lags[stage] if schedule.is_asynchronous else 0
+        if gaps is not None:
+            decay = prediction.decays[stage] if prediction is not None and prediction.decays else None
+            found[stage] = PredictedWeights(module, gaps, overlaps=schedule.is_asynchronous, decay=decay)
+        elif lag:
+            found[stage] = WeightStore(module, lag, schedule.window_size, reads_newest=schedule.reads_newest)
+    return found
 
 
 def _named_buffers(module: StageModule) -> list[tuple[str, Tensor]]:

@@ -24,7 +24,7 @@ from runner.engine.update.sets import Keep, stage_sets, tied_sets
 from runner.engine.update.sharding import ShardedUpdate
 from runner.engine.update.stage_update import Backup, StageUpdate
 from runner.engine.update.update import Update
-from runner.engine.weights.store import WeightStore
+from runner.engine.weights.store import StageWeights
 from runner.engine.window import Window
 from runner.model.tags import ParameterTag
 
@@ -46,7 +46,7 @@ class StepEnds:
     Attributes:
         gradients: the gradients of each stage.
         tied_gradients: the gradients of weights that several stages hold; they belong to no stage's gradients.
-        updating: the step whose update is being applied.
+        updating, updating_stages: the step whose update is being applied, and the stages that are updated.
         stop_after: the last step that is to begin, since a rank has asked to stop; None: no rank has.
         save_after: the last step that is to begin before a save for which a rank has asked; None: no rank has.
     """
@@ -60,11 +60,12 @@ class StepEnds:
         *,
         tags: Mapping[str, ParameterTag],
         keep: Keep,
-        stores: Mapping[int, WeightStore],
+        stores: Mapping[int, StageWeights],
     ) -> None:
         self.gradients = stage_sets(rank.stages, tags, keep)
         self.tied_gradients = tied_sets(rank.stages, tags)
         self.updating = 0
+        self.updating_stages: frozenset[int] = frozenset()
         self.stop_after: int | None = None
         self.save_after: int | None = None
         self._rank, self._stream, self._headers = rank, stream, headers
@@ -129,7 +130,7 @@ class StepEnds:
         start = time.perf_counter()
         self._wait_for_sums(window, update.stages)
         times.waited_at_step += time.perf_counter() - start
-        self.updating = window.step
+        self.updating, self.updating_stages = window.step, update.stages
         finished = update.finish(window, times)
         if not window.waits_for_step:
             self._finished.append(finished)
@@ -178,7 +179,7 @@ class StepEnds:
 
 
 def _make_updates(
-    ends: StepEnds, rank: RankContext, options: EngineOptions, each_alone: bool, stores: Mapping[int, WeightStore]
+    ends: StepEnds, rank: RankContext, options: EngineOptions, each_alone: bool, stores: Mapping[int, StageWeights]
 ) -> list[StageUpdate]:
     """Make one update for all stages of the rank, or one for each stage if they are updated each alone."""
 
@@ -196,7 +197,8 @@ def _make_updates(
         sharded = ShardedUpdate(rank.sharding, rank.transport, options.scaling)
         return [StageUpdate(rank.stages, options, sharded)]
     if not each_alone:
-        return [StageUpdate(rank.stages, options, make(ends.all_gradients, rank.view.pipeline))]
+        together = make(ends.all_gradients, rank.view.pipeline)
+        return [StageUpdate(rank.stages, options, together, stores.values())]
     return [
         StageUpdate([stage], options, make([gradients], ()), [stores[stage]] if stage in stores else [])
         for stage, gradients in ends.gradients.items()

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.layout import batches
+from runner.plan.memory.extra import ExtraCopies, older_versions
 from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator, ranks_of_a_node
 from runner.plan.memory.zero import ZeroSharing, flattened_bytes, sharing_of
+from runner.plan.prediction import Prediction, prediction_of
 from runner.plan.rules.zero import shares_by_itself
 from runner.plan.stages.scale import for_samples
 from runner.plan.values import Link
@@ -61,6 +63,7 @@ class MemoryNeeds:
     states_over: int
     flattened: int
     accelerated: bool
+    extra: tuple[ExtraCopies, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class Draft:
         limit_bytes: the most memory that a rank may use.
         host_limit_bytes: a rank's part of the host's memory; None if it is not known.
         needs: inputs of the memory prediction besides the layers.
+        prediction: the predictions of weights by which gradients are computed; None: there are none.
     """
 
     config: RunConfig
@@ -88,6 +92,7 @@ class Draft:
     limit_bytes: int
     host_limit_bytes: int | None
     needs: MemoryNeeds
+    prediction: Prediction | None
 
 
 def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule) -> Draft:
@@ -104,6 +109,7 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
     step = config.data.batch_size, degrees.data, config.schedule.computed_microbatches
     profile = for_samples(profile, batches.largest_microbatch(*step))
     local_ranks = machine.local_ranks or ranks_of_a_node(config)
+    prediction = prediction_of(config, schedule)
     return Draft(
         config=config,
         profile=profile,
@@ -113,11 +119,14 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
         mean_samples=batches.mean_microbatch(*step),
         limit_bytes=memory_limit_bytes(config, local_ranks=local_ranks, device_bytes=machine.device_memory_bytes),
         host_limit_bytes=host_memory_bytes(config, local_ranks=local_ranks),
-        needs=_memory_needs(config, profile, machine, schedule),
+        needs=_memory_needs(config, profile, machine, schedule, prediction),
+        prediction=prediction,
     )
 
 
-def _memory_needs(config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule) -> MemoryNeeds:
+def _memory_needs(
+    config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule, prediction: Prediction | None
+) -> MemoryNeeds:
     data = config.parallelism.data
     temporaries = optimizer_of(config.optimizer).temporaries
     by_itself = shares_by_itself(config, schedule)
@@ -128,6 +137,20 @@ def _memory_needs(config: RunConfig, profile: ModelProfile, machine: Machine, sc
         states_over=data if by_itself else 1,
         flattened=flattened_bytes(config),
         accelerated=on_accelerator(config, machine.device_memory_bytes),
+        extra=_extra_copies(schedule, prediction),
+    )
+
+
+def _extra_copies(schedule: Schedule, prediction: Prediction | None) -> tuple[ExtraCopies, ...]:
+    """What each stage holds besides its newest weights: a predicted stage keeps predictions instead of versions."""
+    older = older_versions(schedule)
+    if prediction is None:
+        return older
+    return tuple(
+        ExtraCopies(prediction.copies[stage], prediction.values, prediction.kind.temporaries)
+        if gaps is not None
+        else older[stage]
+        for stage, gaps in enumerate(prediction.stages)
     )
 
 

@@ -196,6 +196,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         time=_time(draft, program, stages.figures, stage_seconds),
         memory_limit_bytes=draft.limit_bytes,
         host_limit_bytes=draft.host_limit_bytes,
+        prediction=draft.prediction,
         advice=_notes(draft, stages, in_flight, measured=stage_seconds is not None),
         work=work_of(draft.config, draft.profile),
     )

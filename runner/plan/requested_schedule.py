@@ -133,6 +133,9 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         pipes=asked.pipes,
         opportunistic=asked.opportunistic or None,
         base=asked.base,
+        lr_rescheduling=asked.lr_rescheduling,
+        discrepancy_correction=asked.discrepancy_correction,
+        warmup_steps=asked.warmup_steps,
         target=asked.target,
         kwargs=asked.kwargs,
     )

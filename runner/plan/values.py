@@ -10,6 +10,7 @@ from runner.memory.solve.values import ActivationPlan
 from runner.plan.cut.partition import Partition
 from runner.plan.layout.topology import Topology
 from runner.plan.memory.zero import StateBytes
+from runner.plan.prediction import Prediction
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.work import Work
 from runner.profile import ModelProfile, SecondsSource
@@ -159,6 +160,7 @@ class RunPlan:
         in_flight: for each stage, the most micro-batches between their forward and the end of their backward.
         activations: which tensors are kept between forward and backward, and where.
         memory, time: predictions.
+        prediction: the predictions of weights by which gradients are computed; None: there are none.
         memory_limit_bytes: the memory limit of one rank.
         host_limit_bytes: the limit for what one rank offloads to the host's memory; None if it is not known.
         advice: lines that say what would make it fit, whether pipelining pays, and what is not known.
@@ -180,6 +182,7 @@ class RunPlan:
     time: TimePrediction
     memory_limit_bytes: int
     host_limit_bytes: int | None = None
+    prediction: Prediction | None = None
     advice: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     reasons: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.schedule.fills import Filling
+from runner.schedule.gaps import forwards_read_newest
 from runner.schedule.values import Op, Schedule
 
 __all__ = ["ScheduleTraits", "traits_of"]
@@ -26,6 +27,7 @@ class ScheduleTraits:
         filling: the work that fills its bubbles; None if there is none.
         is_asynchronous: whether windows overlap, so that some forwards read weights without all earlier updates.
         reads_newest: whether a backward may read newer weights than its forward.
+        forwards_read_newest: whether every forward reads the newest weights that its stage has when it runs.
         leaves_its_order: whether a rank may take a forward before its turn; see ``Schedule.ahead``.
     """
 
@@ -40,6 +42,7 @@ class ScheduleTraits:
     filling: Filling | None
     is_asynchronous: bool
     reads_newest: bool
+    forwards_read_newest: bool
     leaves_its_order: bool
 
 
@@ -58,5 +61,6 @@ def traits_of(schedule: Schedule) -> ScheduleTraits:
         filling=schedule.filling,
         is_asynchronous=schedule.is_asynchronous,
         reads_newest=schedule.reads_newest,
+        forwards_read_newest=not schedule.is_asynchronous or forwards_read_newest(schedule),
         leaves_its_order=schedule.ahead > 0,
     )

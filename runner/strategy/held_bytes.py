@@ -27,7 +27,7 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
     modules = list(engine.stages.values())
     weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     for store in engine.stores.values():
-        weights += [value for values in store.older().values() for value in values.values()]
+        weights += store.held
     shards: list[Tensor] = []
     if sharding is not None:
         shards = [shard for parameter in sharding.module.parameters() if (shard := _shard(parameter)) is not None]

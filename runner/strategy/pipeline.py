@@ -45,6 +45,8 @@ from runner.model.layers import StageModule
 from runner.model.seeds import mix_seed, seed_generators
 from runner.model.tags import ParameterTag, tags_of
 from runner.model.ties import crossing_ties
+from runner.optim.forecast import Forecast
+from runner.optim.learning_rate import scaled_rates
 from runner.optim.states.backup import OptimizerBackup
 from runner.optim.states.master import MasterWeights
 from runner.schedule.generators.one_directional.forward_only import forward_only
@@ -181,7 +183,10 @@ class EngineStrategy(NamedCheckpointStrategy):
             master_of = optimizer.master_of if isinstance(optimizer, MasterWeights) else None
             backup = OptimizerBackup(optimizer) if self.options.post_validation else None
             begin, filler = self._attach_watch(optimizer, module)
-            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, filler)
+            foresight = None
+            if self.plan.prediction is not None:
+                foresight = Forecast(self.plan.prediction.kind, optimizer, self._rates.get)
+            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, filler, foresight)
             crossing = [tie.name for tie in crossing_ties(module.ties, self.plan.partition)]
             self.exchange = attach_compression(optimizer, self.engine, crossing)
         self.setup_precision_plugin()
@@ -250,6 +255,7 @@ class EngineStrategy(NamedCheckpointStrategy):
             ),
             sharding=self._sharding_of(stages),
             keep=self._gradients_of,
+            prediction=self.plan.prediction,
         )
 
     def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
@@ -366,7 +372,8 @@ class EngineStrategy(NamedCheckpointStrategy):
         now = [group["lr"] for group in optimizer.param_groups]
         for group, rate in zip(optimizer.param_groups, self._rates.get(self.engine.updating, now), strict=True):
             group["lr"] = rate
-        yield
+        with scaled_rates(optimizer, self.engine.rate_factor):
+            yield
         for group, rate in zip(optimizer.param_groups, now, strict=True):
             group["lr"] = rate
         for step in [step for step in self._rates if step < self.engine.updating]:

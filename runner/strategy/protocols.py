@@ -11,6 +11,7 @@ from runner.model.layers import StageModule
 from runner.model.ties import Tie
 from runner.plan.cut.partition import Partition
 from runner.plan.layout.topology import Topology
+from runner.plan.prediction import Prediction
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["Layout", "PipelineModule"]
@@ -45,3 +46,6 @@ class Layout(Protocol):
 
     @property
     def activations(self) -> ActivationPlan: ...
+
+    @property
+    def prediction(self) -> Prediction | None: ...

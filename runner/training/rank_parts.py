@@ -216,6 +216,8 @@ def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
         skip_nonfinite=config.trainer.on_nonfinite == "skip",
         compile=config.compile,
         post_validation=config.schedule.post_validation,
+        warmup_steps=config.schedule.warmup_steps or 0,
+        rescheduling_steps=config.schedule.lr_rescheduling,
         twin_check_every=config.schedule.twin_check_every,
         link_delay_seconds=config.transport.delay_seconds,
         link_bytes_per_second=config.transport.bytes_per_second,

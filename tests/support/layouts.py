@@ -20,11 +20,14 @@ from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.tags import tags_of
 from runner.model.ties import find_ties
+from runner.optim.forecast import Forecast
+from runner.optim.learning_rate import scaled_rates
 from runner.optim.states.backup import OptimizerBackup
 from runner.optim.states.master import MasterWeights
 from runner.optim.states.shared import SharedStates
 from runner.plan.layout.batches import split_sizes
 from runner.plan.layout.topology import Topology
+from runner.plan.prediction import Prediction
 from runner.schedule.catalogue.registry import build
 from runner.schedule.generators.one_directional.forward_only import forward_only
 from runner.schedule.lowering.program import lower
@@ -73,6 +76,7 @@ def make_engine(
     prepare: Callable[[StageModule, int], None] | None = None,
     masters: bool = False,
     shared: bool = False,
+    prediction: Prediction | None = None,
     **options: Any,
 ) -> Engine:
     """The engine of one rank; rank = position * data + replica.
@@ -102,6 +106,7 @@ def make_engine(
         transport=transport,
         options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, **options),
         tags=tags,
+        prediction=prediction,
     )
     parameters = list(dict.fromkeys(parameter for stage in stages.values() for parameter in stage.parameters()))
     if not parameters:
@@ -120,7 +125,14 @@ def make_engine(
             return engine
         if watch is not None:
             watch.watch(stages, ties)
-        engine.attach_optimizer(made.step, backup=OptimizerBackup(made), begin=watch.begin if watch else None)
+        foresight = Forecast(prediction.kind, made) if prediction is not None else None
+
+        def update() -> None:
+            with scaled_rates(made, engine.rate_factor):
+                made.step()
+
+        begin = watch.begin if watch else None
+        engine.attach_optimizer(update, backup=OptimizerBackup(made), begin=begin, foresight=foresight)
     return engine
 
 

@@ -15,6 +15,7 @@ from runner.errors import Problem, did_you_mean
 
 __all__ = [
     "Option",
+    "MAY_BE_NULL",
     "RECIPE",
     "clashes",
     "config_roots",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 RECIPE = "recipe"  # the one group whose options are overrides of the whole request
+MAY_BE_NULL = (RECIPE, "weight_prediction")  # groups of which a request may choose none
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
 

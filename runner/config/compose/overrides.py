@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config.compose.groups import RECIPE, groups, in_no_group, no_group, options
+from runner.config.compose.groups import MAY_BE_NULL, RECIPE, groups, in_no_group, no_group, options
 from runner.config.compose.layers import Layer
 from runner.config.compose.shape import check_value, key_paths, type_at, unknown_key
 from runner.errors import Problem, did_you_mean
@@ -128,7 +128,7 @@ def _refused(line: str, override: Override) -> list[Problem]:
 def _choose(override: Override, roots: Sequence[Path], choices: dict[str, str | None]) -> list[Problem]:
     group, value = override.key_or_group, override.value()
     known = options(group, roots)
-    if value is None and group == RECIPE:
+    if value is None and group in MAY_BE_NULL:
         choices[group] = None
         return []
     name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None

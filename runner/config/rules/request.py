@@ -7,16 +7,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from runner.config.compose.groups import MAY_BE_NULL
 from runner.config.precision import PRECISIONS
 from runner.config.rules.launcher import LAUNCHERS
 from runner.config.rules.memory import POLICIES
 from runner.config.rules.table import Computed, Row, Table, where
-from runner.config.rules.values import TARGET, at_least, is_given, one_of, optional_target, target
+from runner.config.rules.values import TARGET, at_least, is_given, not_negative, one_of, optional_target, target
 from runner.config.schema import SERVICE_LOGGERS, RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem
 from runner.memory.solve.strategy import SECTION
-from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
+from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS, PREDICTIONS
 
 __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 
@@ -25,6 +26,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "partition": ("auto", "uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
     "compression": tuple(COMPRESSORS),
+    "weight_prediction": tuple(PREDICTIONS),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),
     "precision": tuple(PRECISIONS),
     "activation_checkpoint": POLICIES,
@@ -48,6 +50,8 @@ def _limit_bytes(config: RunConfig) -> float:
 def _known_name(group: str) -> Row[RunConfig]:
     """The rule that an option's name is known; if it has a target, every name is allowed."""
     row = one_of(f"{group}.name", KNOWN_NAMES[group])
+    if group in MAY_BE_NULL:
+        return replace(row, when=lambda c: is_given(c, f"{group}.name"))
     return replace(row, when=lambda c: not is_given(c, f"{group}.target")) if group in _OF_USERS else row
 
 
@@ -195,6 +199,16 @@ _SCHEDULE: Table[RunConfig] = Table(
         at_least("schedule.memory_limit", 1),
         at_least("schedule.pipes", 1),
         at_least("schedule.twin_check_every", 1),
+        at_least("schedule.lr_rescheduling", 1),
+        at_least("schedule.warmup_steps", 0),
+        Row(
+            "schedule.discrepancy_correction",
+            lambda c: not 0 < c.schedule.discrepancy_correction < 1,  # type: ignore[operator]
+            "must lie between 0 and 1",
+            "It is what is left of a change in the mean after as many steps as forwards are late",
+            fix="schedule.discrepancy_correction=0.135",
+            when=lambda c: is_given(c, "schedule.discrepancy_correction"),
+        ),
         Row(
             "schedule.post_validation",
             lambda c: c.schedule.post_validation and c.trainer.ema_decay is not None,
@@ -270,5 +284,30 @@ _PARTITION: Table[RunConfig] = Table(
     ),
 )
 
-REQUEST_TABLES = (_NAMES, _RUN, _FUNCTIONS, _METRICS, _CALLBACKS, _DATA, _PARALLELISM, _SCHEDULE, _PARTITION)
+_PREDICTION: Table[RunConfig] = Table(
+    "Predicted weights",
+    (
+        *where(lambda c: is_given(c, "weight_prediction.gap"), not_negative("weight_prediction.gap")),
+        Row(
+            "weight_prediction.preset",
+            lambda c: is_given(c, "weight_prediction.preset") and is_given(c, "weight_prediction.gap"),
+            "must be null with weight_prediction.gap",
+            "Both say how far to look ahead",
+            fix="weight_prediction.preset=null",
+        ),
+    ),
+)
+
+REQUEST_TABLES = (
+    _NAMES,
+    _RUN,
+    _FUNCTIONS,
+    _METRICS,
+    _CALLBACKS,
+    _DATA,
+    _PARALLELISM,
+    _SCHEDULE,
+    _PARTITION,
+    _PREDICTION,
+)
 """All tables of this file, in the order in which they are checked."""

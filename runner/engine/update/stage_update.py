@@ -22,7 +22,7 @@ from runner.engine.asks import asks_for_save, asks_for_stop
 from runner.engine.measure.timeline import StepTimes
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
 from runner.engine.update.update import Update, Verdict
-from runner.engine.weights.store import WeightStore
+from runner.engine.weights.store import StageWeights
 from runner.engine.window import Window
 from runner.errors import RunFailedError
 
@@ -80,7 +80,7 @@ class StageUpdate:
     """
 
     def __init__(
-        self, stages: Iterable[int], options: EngineOptions, update: Update, stores: Iterable[WeightStore] = ()
+        self, stages: Iterable[int], options: EngineOptions, update: Update, stores: Iterable[StageWeights] = ()
     ) -> None:
         self.stages = frozenset(stages)
         self.update = update

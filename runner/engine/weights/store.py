@@ -18,22 +18,101 @@ A stage whose forwards all read the weights that their backwards read needs no s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+from typing_extensions import override
 
 from runner.model.layers import StageModule
 
-__all__ = ["WeightStore"]
+__all__ = ["LeafSet", "StageWeights", "WeightStore", "new_leaf"]
 
 LeafSet = dict[Parameter, Parameter]
 """Maps each of the stage's parameters to the one that replaces it."""
 
 
-class WeightStore:
+class StageWeights(ABC):
+    """The weights that the forwards and backwards of one stage use instead of the newest ones.
+
+    Args:
+        module: the stage, which owns the newest weights.
+
+    Attributes:
+        newest: the version of the stage's parameters, which is the number of optimizer steps that have made them.
+    """
+
+    newest: int
+
+    def __init__(self, module: StageModule) -> None:
+        self._module = module
+        self._places = [
+            (owner, name, parameter)
+            for owner in module.modules()
+            for name, parameter in owner._parameters.items()
+            if parameter is not None
+        ]
+        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that are held, in ascending order; the last one is the newest."""
+        return (self.newest,)
+
+    @property
+    @abstractmethod
+    def held(self) -> Sequence[Tensor]:
+        """The weights that are held besides the newest ones; some may share memory with these."""
+
+    @abstractmethod
+    def start_at(self, version: int) -> None:
+        """Set the version of the stage's parameters, and forget what was known of older ones."""
+
+    @abstractmethod
+    def leased(self, window: int, number: int = 0, *, backward: bool = False) -> AbstractContextManager[None]:
+        """Within the context, the parameters of the stage's modules are the weights that a micro-batch uses.
+
+        Args:
+            window: the step of the micro-batch.
+            number: its number in the window, from 0.
+            backward: whether they are for its backward.
+        """
+
+    @abstractmethod
+    def before_step(self, window: int) -> None:
+        """Prepare the optimizer step of ``window``; its gradients are complete, and it reads no weights any more."""
+
+    @abstractmethod
+    def after_step(self) -> None:
+        """Count the version after a step: the parameters have the next version."""
+
+    def forget(self) -> None:  # noqa: B027 - most stages have nothing to forget
+        """Drop what was made for micro-batches that will not be updated, e.g. in a rehearsal."""
+
+    def older(self) -> dict[int, dict[str, Tensor]]:
+        """The older weights that later steps read, by version and global parameter names, for a checkpoint."""
+        return {}
+
+    def load_older(self, newest: int, versions: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Load the result of :meth:`older`; the stage's parameters have version ``newest``."""
+        self.start_at(newest)
+
+    @contextmanager
+    def _lent(self, leaves: LeafSet) -> Iterator[None]:
+        """Within the context, ``leaves`` are the parameters of the stage's modules."""
+        for owner, name, parameter in self._places:
+            _put(owner, name, leaves.get(parameter, parameter))
+        try:
+            yield
+        finally:
+            for owner, name, parameter in self._places:
+                _put(owner, name, parameter)
+
+
+class WeightStore(StageWeights):
     """Keeps the weights of one stage by version.
 
     Args:
@@ -47,24 +126,23 @@ class WeightStore:
     def __init__(
         self, module: StageModule, lag: int, microbatches: int, *, reads_newest: bool = False, newest: int = 0
     ) -> None:
-        self._module = module
+        super().__init__(module)
         self._lag, self._microbatches = lag, microbatches
         self._reads_newest = reads_newest
-        self._places = [
-            (owner, name, parameter)
-            for owner in module.modules()
-            for name, parameter in owner._parameters.items()
-            if parameter is not None
-        ]
-        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._leaves: dict[int, LeafSet] = {}
         self.start_at(newest)
 
     @property
+    @override
     def versions(self) -> tuple[int, ...]:
-        """The versions that are held, in ascending order; the last one is the newest."""
         return (*sorted(version for version in self._leaves if version != self.newest), self.newest)
 
+    @property
+    @override
+    def held(self) -> Sequence[Tensor]:
+        return [leaf.data for version in self.versions[:-1] for leaf in self._leaves[version].values()]
+
+    @override
     def start_at(self, version: int) -> None:
         """Set the version of the stage's parameters, and drop all others; it is read instead of older ones."""
         self.newest = self._first = version
@@ -76,18 +154,11 @@ class WeightStore:
             return self.newest
         return max(self._first, window + (number - self._lag) // self._microbatches)
 
-    @contextmanager
-    def leased(self, window: int, number: int = 0) -> Iterator[None]:
-        """Within the context, the parameters of the stage's modules are the weights that a micro-batch reads."""
-        leaves = self._leaf_set(self.version_of(window, number))
-        for owner, name, parameter in self._places:
-            _put(owner, name, leaves.get(parameter, parameter))
-        try:
-            yield
-        finally:
-            for owner, name, parameter in self._places:
-                _put(owner, name, parameter)
+    @override
+    def leased(self, window: int, number: int = 0, *, backward: bool = False) -> AbstractContextManager[None]:
+        return self._lent(self._leaf_set(self.version_of(window, number)))
 
+    @override
     def before_step(self, window: int) -> None:
         """Prepare the optimizer step of ``window``; its gradients are complete, and it reads no weights any more.
 
@@ -105,12 +176,14 @@ class WeightStore:
             for parameter in self._trained:
                 parameter.data = self._copied(parameter, spare)
 
+    @override
     def after_step(self) -> None:
         """Count the version after a step, which may have been skipped: the parameters have the next version."""
         if self._reads_newest and self.newest in self._leaves:
             self._leaves = {self.newest + 1: self._leaves[self.newest]}
         self.newest += 1
 
+    @override
     def older(self) -> dict[int, dict[str, Tensor]]:
         """All versions except the newest, by global parameter names, for a checkpoint."""
         names = {parameter: self._module.global_name(name) for name, parameter in self._module.named_parameters()}
@@ -119,6 +192,7 @@ class WeightStore:
             for version in self.versions[:-1]
         }
 
+    @override
     def load_older(self, newest: int, versions: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Load the result of :meth:`older`; the stage's parameters have version ``newest``.
 
@@ -138,7 +212,7 @@ class WeightStore:
     def _leaf_set(self, version: int) -> LeafSet:
         """The leaf set of a version; a new one shares the memory of the stage's parameters."""
         if version not in self._leaves:
-            self._leaves[version] = {parameter: _leaf(parameter) for parameter in self._trained}
+            self._leaves[version] = {parameter: new_leaf(parameter, parameter.data) for parameter in self._trained}
         return self._leaves[version]
 
     @staticmethod
@@ -150,9 +224,9 @@ class WeightStore:
         return parameter.data.clone()
 
 
-def _leaf(parameter: Parameter) -> Parameter:
-    """A parameter that shares another one's memory and adds to its gradient."""
-    leaf = Parameter(parameter.data)
+def new_leaf(parameter: Parameter, values: Tensor) -> Parameter:
+    """A parameter with the memory of ``values`` that adds to the gradient of another one."""
+    leaf = Parameter(values)
     leaf.grad = parameter.grad
     return leaf
 

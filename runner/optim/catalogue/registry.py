@@ -9,16 +9,18 @@ from typing import Any
 
 from runner.config.schema import CompressionConfig, OptimizerConfig
 from runner.errors import Problem, RequestError
-from runner.optim.catalogue import compressors, optimizers
+from runner.optim.catalogue import compressors, optimizers, predictions
 from runner.optim.catalogue.compression import CompressionKind
 from runner.optim.catalogue.found import find_kinds
 from runner.optim.catalogue.kind import OptimizerKind
+from runner.optim.catalogue.prediction import PredictionKind
 from runner.targets import call_named, import_named
 
 __all__ = [
     "COMPRESSORS",
     "FUNCTION",
     "OPTIMIZERS",
+    "PREDICTIONS",
     "compression_of",
     "find_compression",
     "find_optimizer",
@@ -32,6 +34,9 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = find_kinds(optimizers, OptimizerKind)
 
 COMPRESSORS: Mapping[str, CompressionKind] = find_kinds(compressors, CompressionKind)
 """The compressors of this version."""
+
+PREDICTIONS: Mapping[str, PredictionKind] = find_kinds(predictions, PredictionKind)
+"""The predictions of weights of this version."""
 
 FUNCTION = "custom"
 """The name of an optimizer that is made by a user's function, which does not describe itself."""

@@ -34,6 +34,7 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
         states_over=needs.states_over,
         flattened=needs.flattened,
         accelerated=needs.accelerated,
+        extra=needs.extra,
         backup=config.schedule.post_validation,
         copied_by=draft.layout.data if config.checkpoint.asynchronous else None,
     )

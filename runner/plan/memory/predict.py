@@ -8,9 +8,10 @@ reduced in place. The rank of the first stage holds the inputs of a whole step, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from runner.plan.memory.extra import ExtraCopies, older_versions, with_extra
 from runner.plan.memory.held import KEPT
 from runner.plan.memory.rank_walk import RankWalk
 from runner.plan.memory.zero import StateBytes, ZeroSharing
@@ -46,6 +47,7 @@ def predict_memory(
     states_over: int = 1,
     flattened: int = 0,
     accelerated: bool = True,
+    extra: Sequence[ExtraCopies] = (),
 ) -> MemoryPrediction:
     """The memory of each pipeline rank at its peak.
 
@@ -63,8 +65,12 @@ def predict_memory(
         states_over: number of replicas over which only the optimizer's states are sharded.
         flattened: largest number of bytes of gradients that are copied into one tensor to be reduced.
         accelerated: whether the device has its own memory, separate from the host's.
+        extra: for each stage, what is held of its weights besides the newest ones; default: the older versions that the
+            schedule reads.
     """
     schedule = program.schedule
+    extra = extra or older_versions(schedule)
+    predicting = [one.temporaries * each.largest_parameter_bytes for one, each in zip(extra, figures, strict=True)]
     parts, host, kept = [], [], []
     rows = hurried(program)
     living = lifetimes(program, rows)
@@ -74,7 +80,7 @@ def predict_memory(
         held = [figures[stage] for stage in stages]
         if sharing is None:
             states = _states(held, profile, batch)
-            states = replace(states, weights=states.weights + _older_versions(schedule, figures, stages))
+            states = with_extra(states, [(extra[stage], figures[stage]) for stage in stages])
             step_bytes = max((temporary_bytes(one, profile, temporaries) for one in held), default=0)
             step_bytes += wide_gradients(held, profile)
             if states_over > 1:
@@ -90,7 +96,7 @@ def predict_memory(
         copy = _copied_bytes(figures, profile, schedule, rank) // copied_by if copied_by is not None else 0
         if not accelerated:
             states = replace(states, buffers=states.buffers + copy)
-        parts.append(RankWalk(schedule, rank, figures, states, step_bytes).peak(actions, living[rank]))
+        parts.append(RankWalk(schedule, rank, figures, states, step_bytes, predicting).peak(actions, living[rank]))
         offloaded = sharing.held(held[0]).host if sharing is not None else 0
         host.append(offloaded + copy if accelerated else 0)
     return MemoryPrediction(tuple(parts), tuple(host), tuple(kept))
@@ -120,13 +126,6 @@ def batch_bytes(profile: ModelProfile, schedule: Schedule, rank: int, samples: i
     inputs = profile.input_bytes if 0 in stages else 0
     targets = profile.target_bytes if schedule.stages - 1 in stages else 0
     return -(-(inputs + targets) * samples // profile.samples)
-
-
-def _older_versions(schedule: Schedule, figures: Sequence[StageFigures], stages: Iterable[int]) -> int:
-    """The bytes of older versions of trained weights that are held; a gradient is as large as its weight."""
-    if not schedule.is_asynchronous:
-        return 0
-    return sum(schedule.older_versions(stage) * figures[stage].gradient_bytes for stage in stages)
 
 
 def _states(stages: Sequence[StageFigures], profile: ModelProfile, batch_bytes: int) -> MemoryParts:

@@ -22,16 +22,24 @@ class RankWalk:
         figures: the figures of each stage.
         states: the bytes that the rank holds all the time.
         step_bytes: the bytes of temporary tensors of the optimizer step.
+        before_compute: for each stage, the bytes that are made and dropped before each forward and backward.
     """
 
     def __init__(
-        self, schedule: Schedule, rank: int, figures: Sequence[StageFigures], states: MemoryParts, step_bytes: int
+        self,
+        schedule: Schedule,
+        rank: int,
+        figures: Sequence[StageFigures],
+        states: MemoryParts,
+        step_bytes: int,
+        before_compute: Sequence[int],
     ) -> None:
         self._schedule = schedule
         self._rank = rank
         self._figures = figures
         self._states = states
         self._step_bytes = step_bytes
+        self._before_compute = before_compute
 
     def peak(self, actions: Sequence[Action], living: Iterable[Lifetime]) -> MemoryParts:
         """The parts at the moment when their sum is largest.
@@ -53,7 +61,10 @@ class RankWalk:
         for action in self._as_posted(actions):
             if action.op in COMPUTE or action.op is Op.STEP:
                 step = self._step_bytes if action.op is Op.STEP else 0
-                seen = (alive + self._transient(action, frozenset(left.get(action, ()))), held, step)
+                transient = self._transient(action, frozenset(left.get(action, ())))
+                if action.op is not Op.STEP:
+                    transient = max(transient, self._before_compute[action.stage])
+                seen = (alive + transient, held, step)
                 if sum(seen) > sum(peak):
                     peak = seen
             alive += activations.get(action, 0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from runner.plan.memory.extra import ExtraCopies, older_versions
 from runner.plan.memory.held import Held, held_microbatches
 from runner.plan.memory.predict import TEMPORARIES, batch_bytes, shared_states, temporary_bytes, wide_gradients
 from runner.plan.memory.zero import ZeroSharing
@@ -30,7 +31,7 @@ class StageMemoryLimit:
         held_bytes: for each stage, the batch that its rank holds.
         temporaries: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
         sharing, states_over, flattened, accelerated: see :func:`runner.plan.memory.predict.predict_memory`.
-        older: for each stage, the number of older versions of its weights that are held.
+        extra: for each stage, what is held of its weights besides the newest ones.
     """
 
     profile: ModelProfile
@@ -42,7 +43,7 @@ class StageMemoryLimit:
     states_over: int = 1
     flattened: int = 0
     accelerated: bool = True
-    older: tuple[int, ...] = ()
+    extra: tuple[ExtraCopies, ...] = ()
 
     @cached_property
     def figures(self) -> Callable[[int, int], StageFigures]:
@@ -62,6 +63,7 @@ class StageMemoryLimit:
         states_over: int = 1,
         flattened: int = 0,
         accelerated: bool = True,
+        extra: Sequence[ExtraCopies] = (),
     ) -> StageMemoryLimit:
         """The limit of each stage of a schedule whose ranks may use ``rank_limit_bytes``."""
         batches = [0] * schedule.stages
@@ -75,7 +77,7 @@ class StageMemoryLimit:
             profile,
             held_microbatches(schedule),
             *kept,
-            older=tuple(map(schedule.older_versions, range(schedule.stages))),
+            extra=tuple(extra) or older_versions(schedule),
         )
 
     def fits(self, first: int, last: int, stage: int) -> bool:
@@ -115,8 +117,8 @@ class StageMemoryLimit:
         """The bytes that the stage holds all the time."""
         if self.sharing is not None:
             return shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[0].total
-        older = self.older[stage] * figures.gradient_bytes if self.older else 0
-        return older + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
+        extra = self.extra[stage].held_bytes(figures) if self.extra else 0
+        return extra + figures.weight_bytes + figures.gradient_bytes + figures.optimizer_bytes // self.states_over
 
 
 def held_bytes(figures: StageFigures, held: Held) -> int:

@@ -125,4 +125,5 @@ def _stage_limit(draft: Draft, profile: ModelProfile) -> StageMemoryLimit:
         states_over=needs.states_over,
         flattened=needs.flattened,
         accelerated=needs.accelerated,
+        extra=needs.extra,
     )

@@ -31,6 +31,8 @@ class ScheduleRequest:
         base: for ``pipefisher``, the schedule whose bubbles are filled: ``1f1b`` (also meant by None) or ``gpipe``.
         opportunistic: for ``varuna``, whether a rank takes a forward instead of a backward whose gradient is late;
             None means False.
+        lr_rescheduling, discrepancy_correction, warmup_steps: for ``pipemare``, its three techniques. They change what
+            a run does with the order, but not the order. None means that it does without.
         target: a user's own schedule, as ``package.module:name``.
         kwargs: further arguments of the target, if it is a function.
         costs: for ``zb_auto`` and ``pipefisher``, the durations from which they find their order.
@@ -46,6 +48,9 @@ class ScheduleRequest:
     pipes: int | None = None
     opportunistic: bool | None = None
     base: str | None = None
+    lr_rescheduling: int | None = None
+    discrepancy_correction: float | None = None
+    warmup_steps: int | None = None
     target: str | None = None
     kwargs: Mapping[str, object] = field(default_factory=dict)
 
@@ -107,6 +112,9 @@ class ScheduleSpec:
         kind: "synchronous" means that every forward and backward of a step reads weights with the updates of all
             earlier steps. "asynchronous" means that windows overlap and some weights lack updates; ``generate`` then
             makes enough windows to show how the schedule repeats.
+        prediction: the prediction of weights that belongs to it, by its name; None: none does.
+        gaps: the published gaps of this prediction, by their name in :data:`runner.schedule.gaps.PRESETS`; None: as
+            many steps as a stage is late.
         data_unit: the unit of data that goes through the pipeline as one.
         by_costs: whether its order depends on the costs of the request.
         by_plan: whether a plan chooses the order by the seconds and bytes of the stages.
@@ -130,6 +138,8 @@ class ScheduleSpec:
     keys: frozenset[str] = frozenset()
     variants: Mapping[str, Formulas] = field(default_factory=dict)
     kind: str = "synchronous"
+    prediction: str | None = None
+    gaps: str | None = None
     data_unit: str = "micro-batch"
     by_costs: bool = False
     by_plan: bool = False

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runner.config.schema import RunConfig
 from runner.model.layers import StageModule
+from runner.plan.prediction import predicts
 from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
 from runner.profile import ModelProfile
 
@@ -40,7 +41,10 @@ def recorded_steps(config: RunConfig, profile: ModelProfile) -> range:
 
 
 def _depends_on_drains(config: RunConfig) -> bool:
-    return not is_chosen_by_plan(config) and executed_schedule(config).reads_newest
+    if is_chosen_by_plan(config):
+        return False
+    order = executed_schedule(config)
+    return order.reads_newest or (order.is_asynchronous and predicts(config, order.name))
 
 
 def weights_of(module: StageModule) -> dict[str, Tensor]:

@@ -66,7 +66,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
         scheduler = build_scheduler(config, optimizer)
     recorded = recorded_steps(config, read_profile(run_dir))
     fills = ReferenceFills(config, run_dir, optimizer, model, find_ties(loaded.layers))
-    versions = ReferenceVersions(config, run_dir, model)
+    versions = ReferenceVersions(config, run_dir, model, optimizer)
     buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
@@ -82,7 +82,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
             fills.end()
             if finite:
                 seed_generators(mix_seed(config.seed, step, "update"))
-                optimizer.step()
+                versions.step()
                 scale.succeeded()
             elif not scale.overflowed() and config.trainer.on_nonfinite == "stop":
                 raise RunFailedError(f"step {step + 1}: the loss or a gradient is not finite")

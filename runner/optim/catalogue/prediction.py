@@ -1,0 +1,83 @@
+"""Defines how a prediction of weights describes itself. The description needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from runner.config.schema import OptimizerConfig
+from runner.optim.catalogue.kind import OptimizerKind
+from runner.optim.catalogue.motion import Motion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["NO_MOTION", "Moment", "PredictionKind", "linear"]
+
+NO_MOTION = "its states do not say where it moves the weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is known of one weight when it is predicted.
+
+    Args:
+        weight: its newest values.
+        state: the optimizer's state of it.
+        settings: the settings of its group in the optimizer.
+        motion: how the optimizer moves it; None if the formula does not use this.
+        gap: number of steps to look ahead.
+        rate: learning rate of the step for which the prediction is made.
+        rates: learning rates of the steps that are looked ahead, in order; ``gap`` of them if that is a whole number.
+    """
+
+    weight: Tensor
+    state: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    motion: Motion | None
+    gap: float
+    rate: float
+    rates: Sequence[float]
+
+
+def linear(moment: Moment) -> Tensor:
+    """``w - gap * rate * direction``: the last step's direction, as many times as steps are looked ahead."""
+    assert moment.motion is not None  # a rule requires it
+    direction = moment.motion.direction(moment.state, moment.settings)
+    return (direction * -(moment.gap * moment.rate)).add_(moment.weight)  # one temporary tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionKind:
+    """One way to predict weights.
+
+    Args:
+        name: what ``weight_prediction=`` calls it.
+        description: what it does, in one line.
+        predict: returns the predicted weight; None: nothing is predicted.
+        reason_against: takes an optimizer that has a motion, and returns the reason why its weights cannot be predicted
+            in this way, or None.
+        flushed_gap: the gap in a flushed schedule if the request gives none; None: it must give one.
+        whole_steps: whether the gap must be a whole number.
+        temporaries: tensors of the size of the largest parameter that a prediction makes and drops.
+        reads: entries of a weight's optimizer state that the formula reads instead of the optimizer's motion.
+    """
+
+    name: str
+    description: str
+    predict: Callable[[Moment], Tensor] | None = field(repr=False)
+    reason_against: Callable[[Motion], str | None] = field(default=lambda motion: None, repr=False)
+    flushed_gap: float | None = None
+    whole_steps: bool = False
+    temporaries: int = 2
+    reads: tuple[str, ...] = ()
+
+    def problem_with(self, optimizer: OptimizerKind, section: OptimizerConfig) -> str | None:
+        """The reason why this optimizer's weights cannot be predicted in this way, or None."""
+        motion = optimizer.motion
+        if motion is None:
+            return NO_MOTION
+        if "momentum" in optimizer.reads and "momentum_buffer" in motion.keys and not section.momentum:
+            return "without momentum it has no direction but that of the last gradient"
+        return self.reason_against(motion)

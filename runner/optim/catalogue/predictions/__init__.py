@@ -1,0 +1,1 @@
+"""The predictions of weights; each module describes one."""
