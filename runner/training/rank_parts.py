@@ -151,15 +151,15 @@ def _lengths_of_sets(
     config: RunConfig, plan: RunPlan, rank: int, datasets: Datasets | None, sets: Sequence[str]
 ) -> dict[str, int]:
     """On every rank, the number of samples of the named sets that there are; without names, validation and test."""
-    lengths: list[dict[str, int]] = [{}]
+    lengths: dict[str, int] = {}
     if rank == 0:
         found = {name: _held_out(datasets, name)[0] for name in sets or ("validation", "test")}
         with seeded(config.seed, "count"):
-            lengths = [{name: count_samples(dataset) for name, dataset in found.items() if dataset is not None}]
+            lengths = {name: count_samples(dataset) for name, dataset in found.items() if dataset is not None}
     if plan.topology.world_size > 1:
-        torch.distributed.broadcast_object_list(lengths, plan.topology.rank_of(0))
+        lengths = broadcast_value(lengths, plan.topology.rank_of(0))
         require_same_samples(datasets, config.data.target, config.seed)
-    return lengths[0]
+    return lengths
 
 
 def _evaluation_problems(

@@ -121,5 +121,6 @@ def test_micro_batches_without_samples_are_noted(
     microbatches: int, empty: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "model=mlp", "data.batch_size=32", f"schedule.microbatches={microbatches}"]) == 0
-    noted = f"takes at most 32 samples: {empty} micro-batches are always empty" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    noted = f"takes at most 32 samples: {empty} micro-batches are always empty" in shown
     assert noted == (empty is not None)

@@ -35,13 +35,14 @@ NEGATIVE = [
     "launcher.step_timeout_seconds", "launcher.watchdog_seconds", "launcher.max_restarts", "seed",
     "launcher.start_timeout_seconds", "launcher.exit_timeout_seconds",
     "launcher.grace_seconds", "checkpoint.timeout_seconds", "checkpoint.every_seconds",
-    "trainer.max_epochs",
+    "trainer.max_epochs", "schedule.lr_rescheduling", "schedule.warmup_steps", "schedule.discrepancy_correction",
+    "weight_prediction.gap",
 ]  # fmt: skip
 UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",
     "launcher.name", "logger.name", "profiler.name", "device", "sweep_retry", "sweep_on_failure", "memory_limit",
     "report", "sweep_report", "plan_report", "model.target", "data.target", "loss.target", "data.collate",
-    "offload.activations", "trainer.on_nonfinite", "compression.name",
+    "offload.activations", "trainer.on_nonfinite", "compression.name", "weight_prediction.name",
 ]  # fmt: skip
 OF_SLURM = {
     "nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "time_limit": "1:00", "signal_seconds": 1, "requeue": False,
@@ -104,6 +105,7 @@ COMBINED: list[dict[str, Any]] = [
         "launcher.prefix": "'", "run_dir": "a\nb",
     },
     {"launcher.name": "slurm", "launcher.gpus_per_node": 1, "parallelism.data": 2},
+    {"weight_prediction.preset": "xpipe", "weight_prediction.gap": 1.0},
 ]  # fmt: skip
 BROKEN: list[dict[str, Any]] = [*({key: -1} for key in NEGATIVE), *({key: "no such"} for key in UNKNOWN), *COMBINED]
 

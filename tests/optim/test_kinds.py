@@ -44,6 +44,9 @@ FACTS = {
     "fused_adam": (2.0, None, "deepspeed", "fused_adam", True, False, False, None, 0, 2),
     "lars": (0.0, False, "pytorch_optimizer", None, False, False, False, None, 0, 2),
     "lamb": (2.0, True, "pytorch_optimizer", None, False, False, False, None, 0, 2),
+    "adabelief": (2.0, True, "pytorch_optimizer", None, False, False, False, None, 0, 2),
+    "rmsprop": (1.0, False, None, None, True, False, False, None, 0, 2),
+    "muon": (None, True, None, None, False, False, False, None, 0, 6),
     "custom": (None, None, None, None, False, False, False, None, 0, 2),  # its states are seen at a step
     "kfac": (0.0, False, None, None, False, False, True, None, 0, 3),
     "onebit_adam": (2.0, True, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
@@ -52,7 +55,7 @@ FACTS = {
 }
 KIN_OF_ADAM = {
     "adamw", "adam", "auto", "adam8bit", "adam4bit", "adam_fp8", "cpu_adam", "fused_adam", "lamb", "onebit_adam",
-    "zero_one_adam", "onebit_lamb",
+    "zero_one_adam", "onebit_lamb", "adabelief", "muon",
 }  # fmt: skip
 
 
@@ -76,7 +79,7 @@ def test_other_rooms_facts_are_what_they_were() -> None:
     assert {name: dict(kind.brings) for name, kind in OPTIMIZERS.items() if kind.brings} == {
         "cpu_adam": {"offload": "optimizer_cpu"}
     }
-    assert those(lambda kind: "momentum" in kind.reads) == {"sgd", "lars", "kfac"}
+    assert those(lambda kind: "momentum" in kind.reads) == {"sgd", "lars", "kfac", "muon"}
     assert those(lambda kind: kind.counts_steps == "number") == {"adam8bit", "cpu_adam", "fused_adam"}
 
 

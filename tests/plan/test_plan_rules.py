@@ -48,6 +48,13 @@ REQUESTS = [
     request("chimera", compression__name="halves", compression__target="halved_sums:KIND"),
     request("1f1b", partition__name="manual", partition__boundaries=[9]),
     request("pipedream_2bw", precision__name="fp16_mixed"),
+    request("pipedream_2bw", weight_prediction__name="adam", weight_prediction__preset="spectrain"),
+    request("gpipe", weight_prediction__name="nesterov", optimizer__name="lamb", compile=True, zero__stage=1),
+    request("gpipe", weight_prediction__name="nesterov", weight_prediction__gap=0.5, offload__delay_from=3),
+    request("gpipe", weight_prediction__name="xgrad", schedule__post_validation=True),
+    request("ampnet", weight_prediction__name="adam", weight_prediction__preset="no such"),
+    request("ampnet", weight_prediction__preset="xpipe", weight_prediction__gap=1.0),
+    request("pipemare", weight_prediction__name="adam", schedule__discrepancy_correction=0.1),
 ]
 
 

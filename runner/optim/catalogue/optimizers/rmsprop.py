@@ -35,7 +35,6 @@ RMSPROP = OptimizerKind(
     reads=("eps",),
     decoupled=False,
     elementwise=True,
-    by_weight=True,
     classes=("torch.optim.rmsprop.RMSprop",),
     motion=Motion(family="rmsprop", keys=("square_avg", LAST_GRADIENT), direction=_direction, needs_gradient=True),
 )

@@ -1,0 +1,75 @@
+"""Muon for matrices and AdamW for the rest, as one optimizer."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from layouts import train_in_threads
+from torch import Tensor, nn
+from torch.nn import functional
+
+from runner.config.schema import OptimizerConfig
+from runner.optim.catalogue.registry import optimizer_of
+
+SECTION = OptimizerConfig(name="muon", lr=0.01, momentum=0.9, weight_decay=0.1)
+
+
+def make(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return optimizer_of(SECTION).make(SECTION, parameters)
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 6))
+
+
+def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    pairs = [torch.randn(2, 8, 6, generator=generator) for _ in range(steps)]
+    return [(inputs, targets) for inputs, targets in pairs]
+
+
+def train(model: nn.Module, optimizers: list[torch.optim.Optimizer], steps: list[tuple[Tensor, Tensor]]) -> None:
+    for inputs, targets in steps:
+        model.zero_grad()
+        functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]  # the library's
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_it_is_torchs_two_optimizers() -> None:
+    one, two = make_model(), make_model()
+    train(one, [make(list(one.parameters()))], batches(5))
+    matrices = [each for each in two.parameters() if each.dim() == 2]
+    others = [each for each in two.parameters() if each.dim() != 2]
+    muon = torch.optim.Muon(matrices, lr=0.01, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    train(two, [muon, torch.optim.AdamW(others, lr=0.01, weight_decay=0.1)], batches(5))
+    for own, plain in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(own, plain)
+
+
+def test_it_goes_on_from_its_saved_states() -> None:
+    whole, first = make_model(), make_model()
+    steps = batches(6)
+    train(whole, [make(list(whole.parameters()))], steps)
+    optimizer = make(list(first.parameters()))
+    train(first, [optimizer], steps[:3])
+    second = make_model()
+    second.load_state_dict(first.state_dict())
+    resumed = make(list(second.parameters()))
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(second, [resumed], steps[3:])
+    for own, plain in zip(second.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(own, plain)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_in_a_pipeline_it_is_the_optimizer_of_one_process(schedule: str) -> None:
+    run = partial(train_in_threads, make_model, functional.mse_loss, batches(4), data=1, count=4, optimizer=make)
+    alone, weights = run(schedule="1f1b", pipeline=1)
+    losses, found = run(schedule=schedule, pipeline=2)
+    assert losses == alone * 2
+    assert [name for name, value in weights.items() if not torch.equal(found[name], value)] == []
