@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import default_collate
 
 from runner.config.deepspeed import deepspeed_settings
