@@ -13,6 +13,7 @@ from skips import reasons, unexpected
 _ALL_BUT_FULL = "not full"
 _WITH_OWN_CACHE = {"model", "strategy", "training"}
 """Folders in which what a file's tests measure of models is not found by other files' tests."""
+_STOPS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -21,6 +22,16 @@ def _own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         if request.path.parent.name in _WITH_OWN_CACHE:
             patch.setenv("RUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """A command that ran in this process ignores signals from its end on; children of later tests would keep that."""
+    before = {number: signal.getsignal(number) for number in _STOPS}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
