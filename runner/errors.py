@@ -122,11 +122,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
     A slip leaves out, adds or changes a letter, or exchanges two neighbours; one is admitted for every four letters.
     Names that merely look alike (``max_epochs`` and ``max_steps``) mean different things, and so do short names of
-    which one letter differs (``gpu`` and ``cpu``). Case and dashes do not count.
+    which one letter differs (``gpu`` and ``cpu``), and so do ``min`` and ``max``. Case and dashes do not count.
     """
     most = max(1, len(name) // _LETTERS_PER_SLIP)
     change = 1 if len(name) >= _LETTERS_PER_SLIP else most + 1
-    slips = {each: _slips(_plain(name), _plain(each), change) for each in known if abs(len(each) - len(name)) <= most}
+    opposite = {"min": "max", "max": "min"}
+    meant = _plain(name)
+    other = "_".join(opposite.get(word, word) for word in meant.split("_"))
+    like = [each for each in known if abs(len(each) - len(name)) <= most and (_plain(each) != other or other == meant)]
+    slips = {each: _slips(_plain(name), _plain(each), change) for each in like}
     fewest = min(slips.values(), default=most + 1)
     near = [each for each, count in slips.items() if count == fewest]
     return near[0] if fewest <= most and len(near) == 1 else None

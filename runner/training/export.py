@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,8 +124,10 @@ def _write(weights: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> 
     temporary: Path | None = None
     try:
         handle, temporary = new_file_beside(file.absolute())
+        rights = stat.S_IMODE(os.fstat(handle).st_mode)
         os.close(handle)
         save_file(weights, temporary, metadata)
+        temporary.chmod(rights)  # the library may have put a file of its own there
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
         _compare(weights, load_file(temporary))

@@ -28,8 +28,8 @@ def test_alias() -> None:
     [
         ({"name": "gpip"}, "schedule", "Did you mean gpipe. Try schedule=gpipe."),
         ({"name": "zzz"}, "schedule", f"must be one of {', '.join(NAMES)}."),
-        ({"name": "pipemare"}, "schedule", "schedule = pipemare: is not available in this version."),
-        ({"name": "pipemaer"}, "schedule", "which is not available in this version"),
+        ({"name": "avgpipe"}, "schedule", "schedule = avgpipe: is not available in this version."),
+        ({"name": "avgpiep"}, "schedule", "which is not available in this version"),
         ({"name": "zb_h3"}, "schedule", "must be one of naive, gpipe"),
         ({"name": "1f1b", "ranks": 0}, "parallelism.pipeline", "parallelism.pipeline = 0: must be at least 1."),
         ({"name": "1f1b", "microbatches": -1}, "schedule.microbatches", "must be at least 1. Try schedule.microb"),

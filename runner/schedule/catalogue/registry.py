@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from itertools import chain
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -192,10 +193,16 @@ def _choices(near: list[int]) -> str:
     return f"nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}"
 
 
+_REACH = 4096
+"""How far from a value, and from 1, legal ones are looked for: somebody may have asked for a thousand million."""
+
+
 def _nearest(legal: Legal, ranks: int, value: int) -> list[int]:
     """The next legal values below and above ``value``, if they exist."""
-    below = next((each for each in range(value - 1, 0, -1) if legal.holds(ranks, each)), None)
-    above = next((each for each in range(value + 1, 2 * (value + ranks) + 1) if legal.holds(ranks, each)), None)
+    reach = _REACH + 2 * ranks
+    downward = chain(range(value - 1, max(value - reach, 0), -1), range(min(value - reach, reach), 0, -1))
+    below = next((each for each in downward if legal.holds(ranks, each)), None)
+    above = next((each for each in range(value + 1, value + reach) if legal.holds(ranks, each)), None)
     return [each for each in (below, above) if each is not None]
 
 
