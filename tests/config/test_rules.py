@@ -76,7 +76,7 @@ def told(*overrides: str) -> list[str]:
         ("optimizer.betas=[0.9]", "optimizer.betas = [0.9]: must be two numbers in [0, 1). Try optimizer.betas=[0.9,0.999]."),
         ("optimizer.betas=[0.9,1]", "optimizer.betas = [0.9, 1.0]: must be two numbers in [0, 1)."),
         ("optimizer=sgd optimizer.momentum=1", "optimizer.momentum = 1.0: must lie in [0, 1). Try optimizer.momentum=0.9."),
-        ("optimizer.momentum=0.5", "optimizer.momentum = 0.5: belongs to optimizer=kfac, lars or sgd. It has no meaning for adamw. Try optimizer.momentum=0."),
+        ("optimizer.momentum=0.5", "optimizer.momentum = 0.5: belongs to optimizer=kfac, lars, muon or sgd. It has no meaning for adamw. Try optimizer.momentum=0."),
         ("optimizer=sgd optimizer.betas=[0.5,0.5]", "optimizer.betas = [0.5, 0.5]: belongs to Adam and its kin. They have no meaning for sgd. Try optimizer.betas=[0.9,0.999]."),
         ("optimizer=sgd optimizer.eps=1e-6", "optimizer.eps = 1e-06: belongs to Adam and its kin. It has no meaning for sgd. Try optimizer.eps=1e-8."),
         ("lr_scheduler.warmup_steps=5", "lr_scheduler.warmup_steps = 5: belongs to a schedule that changes the rate. The constant schedule keeps optimizer.lr at every step. Try lr_scheduler=linear."),
