@@ -84,4 +84,4 @@ def test_memory_is_predicted_with_all_copies(tmp_path: Path, asked: tuple[str, .
         assert [each[part] for each in states["predicted"]] == [each[part] for each in states["measured"]]
     peaks = record(directory / "run")["peak_memory_bytes"]
     for predicted, measured in zip(peaks["predicted"], peaks["measured"], strict=True):
-        assert 0.99 * measured <= predicted <= 1.15 * measured
+        assert 0.99 * measured <= predicted <= 1.15 * measured + 4096  # a stage has 20 to 200 kB here
