@@ -28,7 +28,7 @@ def test_messages_may_take_as_long_as_a_step(monkeypatch: pytest.MonkeyPatch) ->
         assert gloo.options._timeout == timedelta(seconds=910)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_save_to_a_slow_disk_takes_longer_than_ranks_may_take_to_meet_and_than_a_step(tmp_path: Path) -> None:
     slow = ("model.target=slow_saves:model", "+model.kwargs.seconds=24")
     limits = ("launcher.rendezvous_timeout_seconds=12", "launcher.step_timeout_seconds=10")

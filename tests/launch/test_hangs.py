@@ -106,7 +106,7 @@ def test_native_code_that_holds_the_interpreters_lock(project: Path, monkeypatch
     assert left_behind(project) == []
 
 
-@pytest.mark.slow  # the limit must leave a busy machine time for its imports
+@pytest.mark.full  # the limit must leave a busy machine time for its imports
 def test_a_hang_before_the_first_step(project: Path) -> None:
     slow = ("model.target=mine_that_hangs:quick", "+data.kwargs.sleeps='${oc.decode:${oc.env:SLEEPS}}'")
     with pytest.MonkeyPatch.context() as patched:
@@ -151,7 +151,7 @@ def test_a_hang_after_complete_work(hang: str, project: Path, caplog: pytest.Log
     assert left_behind(project) == []
 
 
-@pytest.mark.slow  # the command waits for exit functions of its own
+@pytest.mark.full  # the command waits for exit functions of its own
 def test_a_sleeping_exit_function_does_not_keep_the_command(project: Path) -> None:
     """The command calls the model's function, too, to plan, so that the exit function is also its own."""
     words = [*USUAL, "model.target=mine_that_hangs:quick", "trainer.max_steps=2", "+model.kwargs.at_exit=everywhere"]
