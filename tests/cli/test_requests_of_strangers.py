@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import shutil
 import signal
@@ -190,6 +191,7 @@ def _check(seeds: range, place: Path, capfd: pytest.CaptureFixture[str]) -> None
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(logging.getLogger("runner"), "handlers", [])  # they write to an earlier test's standard error
     return tmp_path
 
 
