@@ -13,7 +13,6 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -33,6 +32,7 @@ from runner.training.data.loading import close_loader
 from runner.training.evaluation_request import RESULT_FILE, EvaluationRequest
 from runner.training.rank_parts import EvaluationParts, load_evaluation_parts
 from runner.training.run import set_up_logging
+from runner.training.trainer import make_trainer
 
 __all__ = ["read_weights", "run_evaluation"]
 
@@ -125,28 +125,9 @@ class _Weights(Callback):
         return {name: state[name] for name in state if name in names}
 
 
-def _trainer(strategy: EngineStrategy, callbacks: list[Callback]) -> pl.Trainer:
-    world_size = strategy.plan.topology.world_size
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    return pl.Trainer(
-        accelerator="cuda" if strategy.root_device.type == "cuda" else "cpu",
-        devices=local,
-        num_nodes=world_size // local,
-        strategy=strategy,
-        plugins=[TorchElasticEnvironment()] if world_size > 1 else None,
-        callbacks=callbacks,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        inference_mode=False,
-    )
-
-
 def _measure(parts: EvaluationParts, weights: _Weights, directory: Path) -> None:
     """Rank 0 writes loss and metrics of every set by the names that the record has: ``val_loss``, ``test_NAME``."""
-    trainer = _trainer(parts.strategy, [weights])
+    trainer = make_trainer(parts.strategy, [weights], logger=False)
     found: dict[str, float] = {}
     for name, loader in parts.loaders.items():
         parts.module.val_losses, parts.module.val_metrics = [], {}
@@ -173,7 +154,7 @@ def _predict(parts: EvaluationParts, weights: _Weights, file: Path) -> None:
 
     module.__dict__.update(validation_step=keep, on_validation_epoch_end=lambda: None)
     (loader,) = parts.loaders.values()
-    _trainer(strategy, [weights]).validate(module, loader, verbose=False)
+    make_trainer(strategy, [weights], logger=False).validate(module, loader, verbose=False)
     gathered = strategy.gather_objects(kept)
     if gathered is None:
         return

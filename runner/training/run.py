@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
@@ -55,6 +54,7 @@ from runner.training.random_state import random_state
 from runner.training.rank_parts import load_parts
 from runner.training.resume import History, Progress, read_progress
 from runner.training.stop_signals import StopSignals
+from runner.training.trainer import make_trainer
 from runner.training.users_callbacks import EndTogether, build_callbacks, monitor_problems
 from runner.training.watchdog import Watchdog
 
@@ -283,13 +283,9 @@ def _trainer(
     steps_before: int,
 ) -> pl.Trainer:
     world_size = strategy.plan.topology.world_size
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    return pl.Trainer(
-        accelerator="cuda" if strategy.root_device.type == "cuda" else "cpu",
-        devices=local,
-        num_nodes=world_size // local,
-        strategy=strategy,
-        plugins=[TorchElasticEnvironment()] if world_size > 1 else None,
+    return make_trainer(
+        strategy,
+        callbacks,
         max_steps=config.trainer.max_steps,
         max_epochs=-1,
         val_check_interval=_validation_interval(config),
@@ -299,11 +295,5 @@ def _trainer(
         logger=build_logger(config, run_dir, strategy.global_rank if world_size > 1 else 0, steps_before),
         profiler=build_profiler(config, run_dir),
         log_every_n_steps=config.trainer.log_every,
-        callbacks=callbacks,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
         default_root_dir=str(run_dir),
-        inference_mode=False,
     )

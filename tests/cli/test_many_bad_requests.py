@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
+from answers import answered_within
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -82,22 +79,8 @@ _wild = st.lists(st.one_of(_settings, _choices, st.text(max_size=10)), min_size=
 _words = st.one_of(_right_types, _right_types, _wild)
 
 
-@contextmanager
-def _limited(words: list[str]) -> Iterator[None]:
-    def late(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"no answer in {SECONDS} s: {words}")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def _check(words: list[str], capsys: Any, place: Path) -> None:
-    with _limited(words):
+    with answered_within(SECONDS, words):
         status = main(["plan", *BASE, *words])
     shown = capsys.readouterr()
     assert status in STATUSES, (words, shown.err)

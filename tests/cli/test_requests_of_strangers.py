@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import random
 import shutil
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
 import user_code
+from answers import answered_within
 
 from runner.cli.main import main
 from runner.config.compose.groups import config_roots, groups, options
@@ -150,23 +148,9 @@ def request(seed: int) -> list[str]:
     return [command, *words]
 
 
-@contextmanager
-def _limited(words: list[str]) -> Iterator[None]:
-    def late(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"no answer in {SECONDS} s: {words}")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def _complaint(words: list[str], capfd: pytest.CaptureFixture[str]) -> str | None:
     """What is wrong with the answer to a request, or None."""
-    with _limited(words):
+    with answered_within(SECONDS, words):
         status = main(words)
     shown = capfd.readouterr()
     if status not in STATUSES[words[0]]:
