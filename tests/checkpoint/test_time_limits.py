@@ -37,6 +37,7 @@ def test_a_save_to_a_slow_disk_takes_longer_than_ranks_may_take_to_meet_and_than
     assert (tmp_path / "run" / "checkpoints" / "step-2.ckpt").exists()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_save_that_takes_too_long_ends_the_run(tmp_path: Path) -> None:
     slow = ("model.target=slow_saves:model", "+model.kwargs.seconds=600")

@@ -21,6 +21,7 @@ def test_torchao_and_torch_are_silent_about_themselves(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_model_of_transformers_trains_in_silence(tmp_path: Path) -> None:
     words = ["model=huggingface", "logger=none", "trainer.progress=false", "trainer.max_steps=1", "run_dir=run"]

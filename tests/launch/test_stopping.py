@@ -117,6 +117,7 @@ def model():
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_steps_of_twelve_seconds_are_saved_before_a_preemption(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW_STEPS)

@@ -161,6 +161,7 @@ def test_a_suspended_machine_that_goes_on_ends_no_run() -> None:
         assert process.stdout.read() == "(0,) ()\n"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_pipeline_that_is_stopped_as_a_whole_goes_on(tmp_path: Path) -> None:
     """Command, ranks and all: they stop for longer than a step may take, take further steps, and end as told."""

@@ -124,6 +124,7 @@ def test_steps_under_chance_of_all_contestants() -> None:
     assert all(len(values) == 2 for values in measured["seconds"].values())
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_steps_beside_a_save_are_told_from_those_without() -> None:
     measured = checkpoints.measure(SMALL, samples=4, rounds=2, every=2, asynchronous=True)
@@ -133,6 +134,7 @@ def test_steps_beside_a_save_are_told_from_those_without() -> None:
     assert len(checkpoints.record_seconds(3)) == 3
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_one_process_takes_turns_with_the_command() -> None:
     measured = one_process.measure(SMALL, samples=4, rounds=2, turn=2)

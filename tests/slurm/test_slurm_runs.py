@@ -25,6 +25,7 @@ def test_two_ranks_on_each_node_equal_one_process(cluster: Cluster, reference: P
     assert_equal(made, reference)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_ranks_that_cannot_meet_say_why(cluster: Cluster, tmp_path: Path) -> None:
     """A name that no node knows; ranks that never come: tests/launch/test_meeting.py."""

@@ -94,6 +94,7 @@ def test_a_killed_rank_ends_the_run_within_seconds(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
 
 
+@pytest.mark.full
 def test_torchrun_gives_the_same(tmp_path: Path) -> None:
     directory = make_directory(tmp_path)
     with socket.socket() as free:

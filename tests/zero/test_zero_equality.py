@@ -176,6 +176,7 @@ def test_stage_0_and_1_are_the_plain_loop_bit_by_bit_and_offload_changes_no_bit(
     assert_close(found["counted"], *expected("fp32", 2, loss=user_code.counted), "fp32")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # on a fresh machine DeepSpeed's async_io is compiled first
 @pytest.mark.skipif(not has_libaio(), reason="offload to a drive needs libaio-dev")

@@ -97,6 +97,7 @@ def assert_as_predicted(result: Result) -> None:
     assert result.record["bytes_moved"]["weights"] == pytest.approx(weights, rel=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_run_goes_on_under_another_stage_bit_by_bit(tmp_path: Path) -> None:
     """Stage 1 sums as plain data parallelism does, so that where a run stops and goes on changes nothing."""
