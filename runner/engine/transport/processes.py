@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runner.engine.transport.base import Channel, Gathering, Handle, Transport
+from runner.engine.transport.quiet_forks import forks_wait_for_threads
 
 __all__ = ["ProcessTransport", "destroy_process_groups"]
 
@@ -46,6 +47,7 @@ class ProcessTransport(Transport):
                     self._groups[ranks] = made
         self._channels = _open_channels(timedelta(seconds=timeout_seconds))
         _open.add(self)
+        forks_wait_for_threads()
 
     def close(self) -> None:
         """Release the process groups; afterwards no message can be sent or received."""
