@@ -100,7 +100,7 @@ _REPORT = Command(
     ),
     flags=(
         _JSON,
-        Flag("--sort", "order the runs by a column of runs.csv: val_loss, median_step_seconds, optimizer.lr", "COLUMN"),
+        Flag("--sort", "order the runs by a column of runs.csv: val_loss, val_NAME:max, optimizer.lr", "COLUMN"),
         Flag("--allow", "sweep_report functions that records may name, package.module:function, by commas", "NAMES"),
     ),
     sections=(),
@@ -136,7 +136,7 @@ _EXPORT = Command(
         ("runner export outputs/rates best.safetensors --best val_loss", "those of a sweep's best job"),
     ),
     flags=(
-        Flag("--best", "of a sweep, take the complete job with the lowest: val_loss, loss", "FIGURE"),
+        Flag("--best", "of a sweep, take the complete job with the lowest val_loss or loss, or val_NAME:max", "FIGURE"),
         Flag("--allow-pickle", "classes that a checkpoint may call, package.module:name, by commas", "NAMES"),
     ),
     sections=(),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner.cli.arguments import Arguments
 from runner.errors import EXIT_OK, Problem, did_you_mean, raise_problems
-from runner.report.best import FIGURES, best_of, figure_of
+from runner.report.best import LOSSES, MODES, best_of, figure_of, figures_of, name_and_mode, value_of
 from runner.report.ledger import LEDGER_FILE
-from runner.report.read import Report, read_report
+from runner.report.read import Report, Run, read_report
 
 __all__ = ["run"]
 
@@ -50,23 +50,41 @@ def _job(directory: Path, figure: str | None, file: Path) -> Path:
     if job is None:
         return directory
     overrides = " ".join(job.record.extras.get("overrides", []))
-    print(f"job {job.name}, {figure} {FIGURES[str(figure)](job):.6g}: {overrides}")
+    name, _ = name_and_mode(str(figure))
+    print(f"job {job.name}, {name} {value_of(job, name):.6g}: {overrides}")
     return job.directory
 
 
 def _problems(directory: Path, figure: str | None, file: Path, sweep: Report | None) -> Iterator[Problem]:
-    """Why there are no weights to take: ``--best`` is missing, or none of a sweep's, or no job has the figure."""
+    """Why there are no weights to take: ``--best`` is missing or belongs to no sweep, or no job has the figure."""
     usual = figure_of(sweep.runs) if sweep is not None else None
     if figure is None and sweep is not None:
         fix = f"runner export {directory} {file} --best {usual or 'loss'}"
         why = f"It is a sweep of {len(sweep.runs)} jobs"
         yield Problem("RUN_DIR", directory, "must be a run's directory or have --best", why, fix)
-    elif figure is not None and figure not in FIGURES:
-        rule, fix = f"must be {' or '.join(FIGURES)}", f"--best {did_you_mean(figure, FIGURES) or 'val_loss'}"
-        yield Problem("--best", figure, rule, fix=fix)
     elif figure is not None and sweep is None:
         why = f"{directory} is no sweep's directory: it has no {LEDGER_FILE}"
         yield Problem("--best", figure, "belongs to a sweep", why, f"runner export {directory} {file}")
-    elif figure is not None and sweep is not None and best_of(sweep.runs, figure) is None:
-        why, fix = f"No job of the sweep is complete and has {figure}", f"--best {usual}" if usual else ""
+    elif figure is not None and sweep is not None:
+        yield from _figure_problems(figure, sweep.runs)
+
+
+def _figure_problems(figure: str, runs: Sequence[Run]) -> Iterator[Problem]:
+    """Why no job of a sweep is the best by ``figure``, which may be ``val_NAME:max``."""
+    (name, mode), known = name_and_mode(figure), figures_of(runs)
+    if name not in known:
+        near = f"val_{name}" if f"val_{name}" in known else did_you_mean(name, known)
+        order = f":{mode}" if mode in MODES else ""
+        fix = f"--best {near}{order}" if near in LOSSES or (near is not None and order) else ""
+        yield Problem("--best", figure, f"must be one of {', '.join(known)}", fix=fix)
+    elif mode not in (None, *MODES):
+        yield Problem("--best", figure, "what stands after the colon must be min or max")
+    elif mode is None and name not in LOSSES:
+        why = (
+            f"The runner does not know if more of it is better: --best {name}:max is the highest, {name}:min the lowest"
+        )
+        yield Problem("--best", figure, "must say which value is the best", why)
+    elif best_of(runs, figure) is None:
+        usual = figure_of(runs)
+        why, fix = f"No job of the sweep is complete and has {name}", f"--best {usual}" if usual else ""
         yield Problem("--best", figure, "must be a figure that jobs have", why, fix)

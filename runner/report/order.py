@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from runner.errors import Problem, did_you_mean, raise_problems
+from runner.report.best import MODES, name_and_mode
 from runner.report.read import Report
 from runner.report.tables import runs_table
 
@@ -16,21 +17,29 @@ _SHOWN_AS = {"step": "median_step_seconds", "peak_memory": "peak_memory_bytes"} 
 
 
 def in_order(found: Report, column: str) -> Report:
-    """The report with its runs ordered by a column of their table: texts by letters, numbers from the best on, and
-    runs without a value at the end.
+    """The report with its runs ordered by a column of their table, runs without a value at the end.
+
+    Texts are ordered by letters, numbers from the lowest on, except speeds and steps, which go from the highest on.
+
+    Args:
+        found: the runs.
+        column: its name; ``:max`` or ``:min`` after it puts the highest or the lowest numbers first.
 
     Raises:
-        RequestError: the table has no such column.
+        RequestError: the table has no such column, or no such order.
     """
     table = runs_table(found)
-    wanted = column.replace(" ", "_")
+    name, mode = name_and_mode(column)
+    wanted = name.replace(" ", "_")
     wanted = _SHOWN_AS.get(wanted, wanted)
     if wanted not in table.value_header:
         near = did_you_mean(wanted, table.value_header)
         why, fix = f"The columns are {', '.join(table.value_header)}", f"--sort {near}" if near else ""
         raise_problems([Problem("--sort", column, "there is no such column", why, fix)])
+    if mode not in (None, *MODES):
+        raise_problems([Problem("--sort", column, "the order after the colon must be min or max")])
     at = table.value_header.index(wanted)
-    sign = -1 if wanted in _LARGEST_FIRST else 1
+    sign = -1 if mode == "max" or (mode is None and wanted in _LARGEST_FIRST) else 1
     order = sorted(range(len(found.runs)), key=lambda index: _place(table.values[index][at], sign))
     differing = {path: tuple(values[index] for index in order) for path, values in found.differing.items()}
     return replace(found, runs=tuple(found.runs[index] for index in order), differing=differing)

@@ -37,6 +37,12 @@ class Run:
         return self.record.val_loss[-1][1] if self.record.val_loss else None
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the last validation that has each of them, ``val_NAME`` to value."""
+        last = {name: _last_value(pairs) for name, pairs in self.record.metrics.items()}
+        return {name: value for name, value in last.items() if value is not None}
+
+    @property
     def median_seconds(self) -> float | None:
         """Median seconds of an optimizer step."""
         value: float | None = self.record.step_seconds.get("median")
@@ -156,6 +162,14 @@ def _waiting(directory: Path) -> dict[Path, Run]:
         place: Run(place.name, place, RunRecord(status="waiting", extras={"overrides": list(job.overrides)}))
         for place, job in places.items()
     }
+
+
+def _last_value(pairs: object) -> float | None:
+    """The value of the last of some ``[step, value]`` pairs; None for what is none, as in a file of a stranger."""
+    match pairs:
+        case [*_, [_, int() | float() as value]]:
+            return float(value)
+    return None
 
 
 def _number(directory: Path) -> tuple[float, str]:

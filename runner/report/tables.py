@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.units import format_bytes, format_seconds
 from runner.printable import markdown_text, printable_line
 from runner.record import RunRecord
-from runner.report.best import best_of, figure_of
+from runner.report.best import LOSSES, best_of, figure_of, figures_of
 from runner.report.read import Report, Run
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = [
 
 _UNKNOWN = "-"
 _BEST = " *"  # after the name of the best run
+_MOST_METRICS = 3  # that are shown; a terminal of 80 columns has no room for more
 _NARROW = ("run", "status", "loss", "val loss", "step", "peak memory", "predicted", "measured", "error")
 
 
@@ -153,20 +154,27 @@ def runs_table(report: Report) -> TextTable:
     own_of = labels(report)
     told = [] if len(runs) == 1 and not report.is_sweep else ["overrides" if _has_overrides(report) else "differs"]
     validated = any(run.record.val_loss for run in runs)
+    metrics = [name for name in figures_of(runs) if name not in LOSSES]
+    shown_metrics = metrics[:_MOST_METRICS]
     rows, values = [], []
     for index, run in enumerate(runs):
         own = [own_of[index]] if told else []
         name = f"{run.name}{_BEST}" if run is best else run.name
         seen = [_shown(run.val_loss, "")] if validated else []
+        seen += [_shown(run.metrics.get(metric), "") for metric in shown_metrics]
         figures = (_shown(run.median_seconds, "s"), _shown(run.peak_memory_bytes, "B"))
         rows.append((name, *own, _progress(run.record), _shown(run.loss, ""), *seen, *figures))
-        exact = (run.loss, run.val_loss, run.median_seconds, run.record.samples_per_second, run.peak_memory_bytes)
+        exact = [run.loss, run.val_loss, *(run.metrics.get(metric) for metric in metrics)]
+        exact += [run.median_seconds, run.record.samples_per_second, run.peak_memory_bytes]
         configured = (configs[index] for configs in report.differing.values())
         ended = (run.record.status, run.record.steps)
         values.append((run.name, *own, *ended, *exact, run.record.reason or "", *configured))
-    header = ("run", *told, "status", "loss", *(["val loss"] if validated else []), "step", "peak memory")
-    exact_names = ("steps", "loss", "val_loss", "median_step_seconds", "samples_per_second", "peak_memory_bytes")
-    value_header = ("run", *told, "status", *exact_names, "reason", *report.differing)
+    validations = [*(["val_loss"] if validated else []), *shown_metrics]
+    header = ("run", *told, "status", "loss", *(name.replace("_", " ") for name in validations), "step", "peak memory")
+    exact_names = ("loss", "val_loss", *metrics, "median_step_seconds", "samples_per_second", "peak_memory_bytes")
+    value_header = ("run", *told, "status", "steps", *exact_names, "reason", *report.differing)
+    if len(metrics) > _MOST_METRICS:
+        note += (f"in report/runs.csv: {', '.join(metrics[_MOST_METRICS:])}",)
     notes = (*note, *(f"{run.name}: {run.record.reason}" for run in runs if run.record.reason))
     if report.is_cut:
         notes += ("no process runs this sweep any more: its command, with run_dir, continues with the remaining jobs",)

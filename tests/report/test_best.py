@@ -106,7 +106,7 @@ def test_the_best_weights_are_exported(tmp_path: Path, capsys: pytest.CaptureFix
     ("directory", "best", "said"),
     [
         ("s", (), "RUN_DIR = s: must be a run's directory or have --best. It is a sweep of 5 jobs. Try runner ex"),
-        ("s", ("--best", "val_los"), "--best = val_los: must be val_loss or loss. Try --best val_loss."),
+        ("s", ("--best", "val_los"), "--best = val_los: must be one of val_loss, loss. Try --best val_loss."),
         ("s/0", ("--best", "loss"), "--best = loss: belongs to a sweep. s/0 is no sweep's directory"),
         ("t", ("--best", "val_loss"), "--best = val_loss: must be a figure that jobs have. No job of the sweep is"),
     ],
