@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
@@ -13,6 +14,8 @@ from runner.cli.arguments import Arguments
 from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
+from runner.launch.run.directory import run_directory_problems, taken_directory
+from runner.launch.run.resume import AUTO, with_checkpoint
 from runner.plan.requested_schedule import resolve_request
 
 if TYPE_CHECKING:
@@ -139,15 +142,30 @@ def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
 
 def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:
     config = checked(overrides, arguments.problems if arguments is not None else ())
-    raise_problems(missing_for_plan(config).values())
+    raise_problems([*_place_problems(config), *missing_for_plan(config).values()])
+    if config.resume is not None and (arguments is not None or config.resume != AUTO):  # jobs have own directories
+        with_checkpoint(config)
     from runner.model.device import device_memory_bytes
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
 
-    notes = _epoch_notes(config)
+    notes = [*_epoch_notes(config), *_place_notes(config)]
     device, alone = device_memory_bytes(config), arguments is not None
     made = make_plan(config, profile_model(config), device_memory_bytes=device, profile_of=profile_model, suggest=alone)
     return replace(made, advice=(*notes, *made.advice)) if notes else made
+
+
+def _place_problems(config: RunConfig) -> list[Problem]:
+    """Why no run could be in the directory of the request; that it holds a run already is only noted."""
+    return run_directory_problems(config.name, config.run_dir, continues=True)
+
+
+def _place_notes(config: RunConfig) -> list[str]:
+    """What ``runner train`` would say of a directory that already holds a run."""
+    if config.run_dir is None or config.resume == AUTO:
+        return []
+    taken = taken_directory(Path(config.run_dir))
+    return [f"runner train would refuse this: {taken.line()}"] if taken is not None else []
 
 
 def _epoch_notes(config: RunConfig) -> list[str]:

@@ -11,7 +11,14 @@ from runner.config.schema import RunConfig
 from runner.errors import Problem, raise_problems
 from runner.record import RECORD_FILE, RunRecord
 
-__all__ = ["check_run_directory", "create_run_directory", "job_directory", "last_run", "run_directory_problems"]
+__all__ = [
+    "check_run_directory",
+    "create_run_directory",
+    "job_directory",
+    "last_run",
+    "run_directory_problems",
+    "taken_directory",
+]
 
 OUTPUTS = Path("outputs")
 
@@ -29,8 +36,8 @@ def run_directory_problems(name: str, run_dir: str | None, *, continues: bool = 
     wanted = Path(run_dir) if run_dir is not None else OUTPUTS / name
     if (wanted.exists() or wanted.is_symlink()) and not wanted.is_dir():
         return [Problem("run_dir", wanted, "must be a directory", "it is a file", "run_dir=outputs/other")]
-    if run_dir is not None and not continues and _holds_a_run(wanted):
-        return [_taken(wanted)]
+    if run_dir is not None and not continues and (taken := taken_directory(wanted)) is not None:
+        return [taken]
     existing = wanted
     while not existing.exists():
         existing = existing.parent
@@ -93,8 +100,10 @@ def last_run(name: str) -> Path | None:
     return max(found, key=lambda directory: directory.stat().st_mtime, default=None)
 
 
-def _taken(directory: Path) -> Problem:
+def taken_directory(directory: Path) -> Problem | None:
     """The refusal of a directory that holds a run or a sweep; a run that is not complete can continue in it."""
+    if not _holds_a_run(directory):
+        return None
     rule, why = "must be new or empty", "It holds the record of an earlier run, which would be overwritten"
     with contextlib.suppress(FileNotFoundError, ValueError):
         record = RunRecord.load(directory)

@@ -1,0 +1,53 @@
+"""What ``runner train`` refuses of places and checkpoints, ``runner plan`` refuses with the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.cli.main import main
+from runner.record import RunRecord
+
+TINY = ("model=mlp", "data.batch_size=8", "logger=none")
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        pytest.param("resume=broken.ckpt", id="a broken checkpoint"),
+        pytest.param("resume=absent.ckpt", id="no file"),
+        pytest.param("resume=directory", id="a directory without a checkpoint"),
+        pytest.param("run_dir=broken.ckpt", id="a directory that is a file"),
+        pytest.param("run_dir=broken.ckpt/run", id="a directory in a file"),
+    ],
+)
+def test_both_say_the_same(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("broken.ckpt").write_bytes(b"PK\x03\x04 not an archive")
+    Path("directory").mkdir()
+    said = []
+    for command in ("train", "plan"):
+        assert main([command, *TINY, word]) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert said[0].startswith(word.replace("=", " = ").split("/")[0])
+    assert {path.name for path in Path().iterdir()} <= {"broken.ckpt", "directory", "cache"}
+
+
+def test_a_directory_that_holds_a_run_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    RunRecord(status="ok").save(_made(Path("before")))
+    assert main(["plan", *TINY, "run_dir=before"]) == 0
+    assert "runner train would refuse this: run_dir = before: must be new or empty." in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
