@@ -6,6 +6,7 @@ of a request at once; only the outermost caller turns a list into an exception.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _LETTERS_PER_SLIP = 4
+_MOST_OF_A_VALUE = 8  # problems that are told
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -95,7 +97,23 @@ class RequestError(RunnerError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(problem.line() for problem in self.problems))
+        super().__init__("\n".join(_lines(self.problems)))
+
+
+def _lines(problems: Sequence[Problem]) -> list[str]:
+    """The problems as lines. Of one value's many problems, such as those of a schedule's file, only the first ones."""
+    lines: list[str] = []
+    counts = Counter((problem.path, _shown(problem.value)) for problem in problems)
+    seen: Counter[tuple[str, str]] = Counter()
+    for problem in problems:
+        of = (problem.path, _shown(problem.value))
+        seen[of] += 1
+        if seen[of] <= _MOST_OF_A_VALUE:
+            lines.append(problem.line())
+        elif seen[of] == counts[of]:
+            left = counts[of] - _MOST_OF_A_VALUE
+            lines.append(printable_line(f"{of[0]} = {of[1]}: and {left} more problem{'s' * (left > 1)}."))
+    return lines
 
 
 class DoesNotFitError(RunnerError):

@@ -116,7 +116,7 @@ def test_rows_of_chunks_and_split_backwards() -> None:
 def test_a_long_schedule_is_scaled_to_the_screen() -> None:
     lines = to_text(build("1f1b", ranks=2, microbatches=200), Costs()).splitlines()
     assert max(len(line) for line in lines[:2]) == 166
-    assert lines[2].startswith("one character = about 3.76875;")
+    assert lines[2].startswith("one character = about 3.77;")
 
 
 def _rectangles(svg: str) -> list[ElementTree.Element]:

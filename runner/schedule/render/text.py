@@ -143,7 +143,7 @@ class _Scale(NamedTuple):
     exact: bool
 
     def __str__(self) -> str:
-        return f"{'' if self.exact else 'about '}{self.unit:g}"
+        return f"{self.unit:g}" if self.exact else f"about {self.unit:.3g}"
 
 
 def _readable_scale(played: Sequence[Simulation], columns: int) -> _Scale:
