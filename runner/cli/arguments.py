@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from runner.errors import Problem, did_you_mean
 
@@ -91,7 +92,8 @@ def parse(command: Command, line: Sequence[str]) -> Arguments:
         name, equals, inline = word.partition("=")
         flag = known.get(name)
         if flag is None:
-            problems.append(_key_as_flag(name, inline if equals else None, rest) or _unknown(command, name, known))
+            meant = _key_as_flag(name, inline if equals else None, rest) if _takes_keys(command, name, known) else None
+            problems.append(meant or _unknown(command, name, known))
             continue
         problems += _take(flag, inline if equals else None, rest, flags)
     return Arguments(flags, tuple(words), tuple(problems))
@@ -113,17 +115,37 @@ def _popped(rest: deque[str]) -> str | None:
     return rest.popleft() if rest else None
 
 
+def _takes_keys(command: Command, name: str, known: Mapping[str, Flag]) -> bool:
+    """Whether an unknown flag may be meant as a key: not where a command has no keys, or a flag of a similar name."""
+    return command.sections != () and did_you_mean(name, known) is None
+
+
 def _key_as_flag(name: str, inline: str | None, rest: deque[str]) -> Problem | None:
-    """The problem of a key that is written as a flag, which takes the word after it as its value; None for another."""
+    """The problem of a key or group that is written as a flag, which takes the word after it as its value.
+
+    None if no key or group is meant: neither one of this name, nor a single one whose last part has it.
+    """
     from runner.config.compose.shape import key_paths
 
     key = name.lstrip("-").replace("-", "_")
-    if key not in key_paths():
-        return None
     is_value = inline is None and bool(rest) and "=" not in rest[0] and not rest[0].startswith("-")
-    value = _popped(rest) if is_value else inline
-    fix = f"{key}={value}" if value else ""
-    return Problem("flag", name, "there is no such flag", f"{key} is a key, which is written without dashes", fix)
+    value = rest[0] if is_value else inline
+    fix = _accepted(f"{key}={value}") if value else ""
+    if not fix and key not in key_paths():
+        return None
+    if is_value:
+        rest.popleft()
+    why = f"{fix.partition('=')[0] or key} is written without dashes, as KEY=VALUE"
+    return Problem("flag", name, "there is no such flag", why, fix)
+
+
+def _accepted(word: str) -> str:
+    """The override, if the schema accepts it, or the one that its only problem advises; else empty."""
+    from runner.config.compose.groups import config_roots
+    from runner.config.compose.overrides import read_overrides
+
+    problems = read_overrides([word], config_roots(Path.cwd()))[1]
+    return word if not problems else problems[0].fix
 
 
 def _unknown(command: Command, name: str, known: Mapping[str, Flag]) -> Problem:

@@ -24,6 +24,8 @@ HINTS = [
     ("optimzer=sgd", "optimizer=sgd"),
     ("--trainer.max_steps 3", "trainer.max_steps=3"),
     ("--seed=4", "seed=4"),
+    ("--max-steps 3", "trainer.max_steps=3"),
+    ("--optimizer sgd", "optimizer=sgd"),
 ]
 NO_HINTS = [
     ("trainer.min_epochs=3", "trainer has "),
@@ -32,6 +34,8 @@ NO_HINTS = [
     ("optimizer=adamm", "optimizer has adabelief, adam,"),  # adam or adamw
     ("optimizer=lion", "there is no such option"),
     ("optimzer=lion", "there is no such key"),
+    ("config=a.yaml", "there is no such key"),
+    ("--config a.yaml", "there is no such flag"),
     ("mlp", "an override is KEY=VALUE"),
     ("hydra.job.name=x", "Hydra's own settings are not used"),
     ("hardware.flops.fp32=-1", "must be a finite number above 0"),

@@ -73,18 +73,40 @@ def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
 
 
 def _nearest_path(path: str) -> str | None:
+    mended = _with_names_mended(path)
+    if mended is not None:
+        return mended
     section, _, last = path.rpartition(".")
     known = key_paths()
-    siblings = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == section]
-    sibling = did_you_mean(last, siblings)
-    if sibling is not None:
-        return f"{section}.{sibling}" if section else sibling
     same_leaf = [each for each in known if each.rpartition(".")[2] == last]
-    if len(same_leaf) == 1:
-        return same_leaf[0]
+    if len(same_leaf) == 1 and not _is_text(type_at(same_leaf[0])):
+        return same_leaf[0]  # a text fits everywhere: config=FILE is not meant as zero.config
     if any(each.rpartition(".")[0] == section for each in known):
         return None  # the section is right, so a similar section name would not help
     return did_you_mean(path, known)
+
+
+def _is_text(annotation: Any) -> bool:
+    return str in (annotation, *get_args(annotation))
+
+
+def _with_names_mended(path: str) -> str | None:
+    """The path with every unknown name of a section or mapping as the existing one of which it is a slip.
+
+    Names within a mapping are the user's own: ``mertics.error`` means ``metrics.error``. None if a name is no slip.
+    """
+    mended: list[str] = []
+    for name in path.split("."):
+        annotation = type_at(".".join(mended)) if mended else RunConfig
+        if _is_section(annotation) and name not in _hints(annotation):
+            near = did_you_mean(name, _hints(annotation))
+            if near is None:
+                return None
+            mended.append(near)
+        else:
+            mended.append(name)
+    joined = ".".join(mended)
+    return joined if joined != path and type_at(joined) is not None and not _is_section(type_at(joined)) else None
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,27 @@
+"""A slip in the name of a section or of a mapping is told with the key that was meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.config.compose.shape import unknown_key
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("mertics.x", "metrics.x"),
+        ("model.kwarsg.depth", "model.kwargs.depth"),
+        ("callbaks.early.target", "callbacks.early.target"),
+        ("callbacks.early.targte", "callbacks.early.target"),
+        ("mertics.file", "metrics.file"),  # and not schedule.file
+        ("tranier.max_stesp", "trainer.max_steps"),
+    ],
+)
+def test_every_name_of_a_path_is_looked_at(asked: str, meant: str) -> None:
+    assert unknown_key(asked, 3).fix == f"{meant}=3"
+
+
+@pytest.mark.parametrize("asked", ["figures.x", "metrics", "mdoel", "callbaks.early"])
+def test_what_is_no_slip_of_a_key_has_no_hint(asked: str) -> None:
+    assert unknown_key(asked, 3).fix == ""
