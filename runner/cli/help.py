@@ -58,7 +58,9 @@ Usage:  runner COMMAND [KEY=VALUE ...] [GROUP=OPTION ...]
 
 def command_help(command: Command, working_directory: Path) -> str:
     """The text of ``runner COMMAND --help``, including the options of a ``conf/`` folder in the working directory."""
-    parts = [f"runner {command.name}: {command.summary}", f"Usage:  runner {command.name} {command.usage}"]
+    usage = f"Usage:  runner {command.name} {command.usage}"
+    parts = [screen.wrapped(f"runner {command.name}: {command.summary}", _width(), "    ")]
+    parts.append(screen.wrapped(usage, _width(), " " * (usage.index(command.name) + len(command.name) + 1)))
     parts.append("\n".join(textwrap.wrap(command.about, _width())))
     parts.append("\n\n".join(_example(*each) for each in command.examples))
     parts.append("Flags:\n" + "\n".join(_entry(flag.usage, flag.summary, 18) for flag in (*command.flags, _HELP)))

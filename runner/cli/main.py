@@ -31,6 +31,7 @@ __all__ = ["main"]
 _FULL_ERROR = "RUNNER_FULL_ERROR"
 _EXIT_SECONDS = 30.0  # for exit functions of modules that a request has imported here
 _HELP = {"-h", "--help"}
+_ROOT = Path(__file__).parents[1]  # of the package
 _TRAIN = "train"  # the command that a scheduler stops and starts again
 
 
@@ -136,11 +137,25 @@ def _explain_foreign(error: Exception) -> int:
     """One line for an error that no part of the runner explains, or its traceback if the environment asks for it."""
     if os.environ.get(_FULL_ERROR) == "1":
         traceback.print_exception(error)
+    if (package := _package_of_runner(error)) is not None:
+        print(
+            f"{package} is not installed. `pip install -e {_ROOT.parent}` installs what runner needs", file=sys.stderr
+        )
+        return EXIT_FAILED
     from runner.launch.failure import RankFailure
 
     failure = RankFailure.of(error)
     print(f"{printable(failure.summary())}. {_FULL_ERROR}=1 shows the whole traceback", file=sys.stderr)
     return failure.exit_status
+
+
+def _package_of_runner(error: Exception) -> str | None:
+    """The package that is missing, where the runner itself imports it: this is a clone that is not installed."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    importer = next((name for name in reversed(frames) if not name.startswith("<")), "")  # not importlib's own frames
+    return error.name.partition(".")[0] if Path(importer).is_relative_to(_ROOT) else None
 
 
 def _log_to_standard_error() -> None:

@@ -188,7 +188,7 @@ def _slowest(measures: Sequence[RankMeasures], timed: Sequence[int]) -> dict[str
     slowest, mean = seconds.index(max(seconds)), sum(seconds) / len(seconds)
     ratio = seconds[slowest] / mean
     longest = format_seconds(max(seconds))
-    logger.info("slowest rank: %d, %s of compute in a median step, %.2f of the mean", slowest, longest, ratio)
+    logger.info("slowest rank: %d, %s of compute in a median step, %.2f times the mean", slowest, longest, ratio)
     return {"slowest_rank": {"rank": slowest, "of_mean": ratio, "compute_seconds": seconds}}
 
 

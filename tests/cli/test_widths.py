@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from runner.cli import screen
+from runner.cli.commands import COMMANDS
 from runner.cli.main import main
 
 
 @pytest.mark.parametrize(
     "line",
-    [(), ("help", "plan"), ("help", "train"), ("schedule", "--list"), ("plan", "--rules"), ("doctor",)],
+    [(), ("help", *COMMANDS), ("schedule", "--list"), ("plan", "--rules"), ("doctor",)],
     ids=" ".join,
 )
 @pytest.mark.parametrize("columns", [80, 100])
@@ -26,9 +27,9 @@ def test_lines_are_as_long_as_the_terminal_is_wide(
 
 
 def _is_copied(line: str) -> bool:
-    """Whether a line is a command, the usage, a word that is longer than the line, or a path of the machine."""
+    """Whether a line is an example, another command, a word that is longer than the line, or a path of the machine."""
     text = line.strip()
-    return text.startswith(("runner ", "Usage:", "pip ", "apt")) or " " not in text or "/" in text
+    return line.startswith("  runner ") or text.startswith(("pip ", "apt")) or " " not in text or "/" in text
 
 
 def test_the_width_is_that_of_the_terminal_or_80(monkeypatch: pytest.MonkeyPatch) -> None:
