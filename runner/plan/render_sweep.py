@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from runner.config.short_names import short_names
 from runner.config.units import format_bytes, format_rate, format_seconds
 from runner.errors import Problem
 from runner.plan.render import table_text
@@ -39,26 +40,15 @@ def sweep_text(rows: Sequence[SweepRow], width: int) -> str:
         width: the longest line.
     """
     common = [word for word in rows[0].overrides if all(word in row.overrides for row in rows)]
-    names = _short_names([[word for word in row.overrides if word not in common] for row in rows])
+    names = [
+        name or "all" for name in short_names([[word for word in row.overrides if word not in common] for row in rows])
+    ]
     named = sorted(zip(names, rows, strict=True), key=lambda each: _order(each[1]))
     in_tokens = all(row.plan.work.tokens for row in rows if row.plan is not None)
     title = "\n".join(textwrap.wrap(f"{len(rows)} plans of {' '.join(common)}", width, break_on_hyphens=False))
     columns = ("layout", "step", "tokens/s" if in_tokens else "samples/s", "peak", "fits")
     cells = [(name, *_cells(row, in_tokens=in_tokens)) for name, row in named]
     return "\n".join([title, table_text("", columns, cells, width, left=1), *_refusals(dict(named), width)])
-
-
-def _short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """The overrides by the last part of their keys, e.g. ``pipeline=2``; in full where several keys end alike."""
-    keys = {word.partition("=")[0] for job in jobs for word in job}
-    ends = [key.rpartition(".")[2] for key in keys]
-
-    def short(word: str) -> str:
-        key, equals, value = word.partition("=")
-        end = key.rpartition(".")[2]
-        return f"{end if ends.count(end) == 1 else key}{equals}{value}"
-
-    return [" ".join(map(short, job)) or "all" for job in jobs]
 
 
 def _order(row: SweepRow) -> tuple[bool, bool, float]:

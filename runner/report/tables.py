@@ -12,6 +12,7 @@ from runner.config.units import format_bytes, format_seconds
 from runner.printable import markdown_text, printable_line
 from runner.record import RunRecord
 from runner.report.best import LOSSES, best_of, figure_of, figures_of
+from runner.report.fit import fitted
 from runner.report.read import Report, Run
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = [
 
 _UNKNOWN = "-"
 _BEST = " *"  # after the name of the best run
-_MOST_METRICS = 3  # that are shown; a terminal of 80 columns has no room for more
 _NARROW = ("run", "status", "loss", "val loss", "step", "peak memory", "predicted", "measured", "error")
 
 
@@ -41,6 +41,7 @@ class TextTable:
         title, header, rows: the texts that are shown.
         value_header, values: the values that are written to CSV; they may have more columns than are shown.
         notes: lines below the table.
+        spare: columns that a narrow terminal leaves out, the last one first.
     """
 
     title: str
@@ -49,6 +50,7 @@ class TextTable:
     value_header: tuple[str, ...]
     values: tuple[tuple[Any, ...], ...]
     notes: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown, under a heading."""
@@ -77,15 +79,19 @@ class TextTable:
         from rich.table import Table
         from rich.text import Text
 
+        rigid = [*_NARROW, *self.spare]
+        shown = fitted(self.header, self.rows, options.max_width, rigid=rigid, spare=self.spare)
         table = Table(
             title=Text(printable_line(self.title)), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
         )
-        for name in self.header:
-            table.add_column(Text(printable_line(name)), overflow="fold", no_wrap=name in _NARROW)
-        for row in self.rows:
+        for name, free in zip(shown.header, shown.is_free, strict=True):
+            lines = "\n".join(map(printable_line, name.split("\n")))
+            table.add_column(Text(lines), overflow="fold", no_wrap=not free)
+        for row in shown.rows:
             table.add_row(*(Text(printable_line(cell)) for cell in row), style="bold" if row[0].endswith(_BEST) else "")
         yield table
-        for note in self.notes:
+        left_out = [f"not shown, for lack of room: {', '.join(shown.left_out)}"] if shown.left_out else []
+        for note in (*left_out, *self.notes):
             yield Text(printable_line(note))
 
 
@@ -155,13 +161,12 @@ def runs_table(report: Report) -> TextTable:
     told = [] if len(runs) == 1 and not report.is_sweep else ["overrides" if _has_overrides(report) else "differs"]
     validated = any(run.record.val_loss for run in runs)
     metrics = [name for name in figures_of(runs) if name not in LOSSES]
-    shown_metrics = metrics[:_MOST_METRICS]
     rows, values = [], []
     for index, run in enumerate(runs):
         own = [own_of[index]] if told else []
         name = f"{run.name}{_BEST}" if run is best else run.name
         seen = [_shown(run.val_loss, "")] if validated else []
-        seen += [_shown(run.metrics.get(metric), "") for metric in shown_metrics]
+        seen += [_shown(run.metrics.get(metric), "") for metric in metrics]
         figures = (_shown(run.median_seconds, "s"), _shown(run.peak_memory_bytes, "B"))
         rows.append((name, *own, _progress(run.record), _shown(run.loss, ""), *seen, *figures))
         exact = [run.loss, run.val_loss, *(run.metrics.get(metric) for metric in metrics)]
@@ -169,16 +174,15 @@ def runs_table(report: Report) -> TextTable:
         configured = (configs[index] for configs in report.differing.values())
         ended = (run.record.status, run.record.steps)
         values.append((run.name, *own, *ended, *exact, run.record.reason or "", *configured))
-    validations = [*(["val_loss"] if validated else []), *shown_metrics]
-    header = ("run", *told, "status", "loss", *(name.replace("_", " ") for name in validations), "step", "peak memory")
+    spare = tuple(name.replace("_", " ", 1) for name in metrics)
+    seen_names = [*(["val loss"] if validated else []), *spare]
+    header = ("run", *told, "status", "loss", *seen_names, "step", "peak memory")
     exact_names = ("loss", "val_loss", *metrics, "median_step_seconds", "samples_per_second", "peak_memory_bytes")
     value_header = ("run", *told, "status", "steps", *exact_names, "reason", *report.differing)
-    if len(metrics) > _MOST_METRICS:
-        note += (f"in report/runs.csv: {', '.join(metrics[_MOST_METRICS:])}",)
     notes = (*note, *(f"{run.name}: {run.record.reason}" for run in runs if run.record.reason))
     if report.is_cut:
         notes += ("no process runs this sweep any more: its command, with run_dir, continues with the remaining jobs",)
-    return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes)
+    return TextTable("runs", header, tuple(rows), value_header, tuple(values), notes, spare)
 
 
 def labels(report: Report) -> list[str]:

@@ -25,3 +25,9 @@ def test_every_name_of_a_path_is_looked_at(asked: str, meant: str) -> None:
 @pytest.mark.parametrize("asked", ["figures.x", "metrics", "mdoel", "callbaks.early"])
 def test_what_is_no_slip_of_a_key_has_no_hint(asked: str) -> None:
     assert unknown_key(asked, 3).fix == ""
+
+
+def test_a_section_of_a_file_is_told_as_a_section() -> None:
+    problem = unknown_key("paralelism", {"pipeline": 2, "data": None})
+    assert problem.fix == "parallelism: {pipeline: 2, data: null}"
+    assert unknown_key("nowhere", {"pipeline": 2}).fix == ""

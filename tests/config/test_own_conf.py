@@ -113,6 +113,11 @@ def test_an_option_in_a_misspelt_folder_is_told_with_the_nearest_group(tmp_path:
     told = refused(tmp_path, "model=mlp", "optimzer=slow")
     assert told.startswith("optimzer = slow: there is no such group. Nobody reads the folder conf/optimzer; ")
     assert told.endswith("Try mv conf/optimzer conf/optimizer and optimizer=slow.")
+    (tmp_path / "conf/optimizer").mkdir()  # into which a whole folder would be moved
+    told = refused(tmp_path, "model=mlp", "optimizer=slow")
+    assert told.endswith("Try mv conf/optimzer/slow.yaml conf/optimizer/.")
+    told = refused(tmp_path, "model=mlp", "optimzer=slow")
+    assert told.endswith("Try mv conf/optimzer/slow.yaml conf/optimizer/ and optimizer=slow.")
 
 
 def test_a_file_in_a_misspelt_folder_is_not_passed_over_for_a_shipped_one(tmp_path: Path) -> None:

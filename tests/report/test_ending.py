@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+from rich.console import Console
+
+from runner.launch.run.start import _show
 from runner.record import RunRecord
 from runner.report.ending import ending
 from runner.report.tables import predicted_measured
@@ -37,3 +41,18 @@ def test_one_rank_has_no_bubble() -> None:
     one, two = (RunRecord(layout={"world_size": ranks}) for ranks in (1, 2))
     assert [row.name for row in predicted_measured(one)] == ["step"]
     assert [row.name for row in predicted_measured(two)] == ["step", "bubble ratio"]
+
+
+def test_results_keep_to_the_terminals_width_and_paths_stay_whole(tmp_path: Path) -> None:
+    metrics = {f"val_metric_{number}": [[2, 0.5]] for number in range(4)}
+    run_dir = tmp_path / ("long" * 30)
+    run_dir.mkdir()
+    record = RunRecord(status="ok", loss=[1.5], val_loss=[[2, 1.25]], artifacts={"weights": "w"}, extras=metrics)
+    record.save(run_dir)
+    text = io.StringIO()
+    _show(run_dir, 3.0, Console(file=text, width=80))
+    lines = text.getvalue().splitlines()
+    assert f"weights  {run_dir}/w" in lines
+    long = [line for line in lines if len(line) > 80]
+    assert all(str(run_dir) in line for line in long)
+    assert [name for name in metrics if f"{name} 0.5000" not in " ".join(lines)] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from runner.cli.main import main
@@ -15,6 +16,7 @@ from runner.errors import RequestError
 from runner.record import RunRecord
 from runner.report import read_report
 from runner.report.best import best_of
+from runner.report.fit import fitted
 from runner.report.ledger import Job, Ledger
 from runner.report.order import in_order
 from runner.report.tables import TextTable, runs_table
@@ -49,11 +51,28 @@ def test_a_metric_is_a_column(tmp_path: Path) -> None:
     assert [row["val_loss"] for row in rows] == ["1.0"] * 4
 
 
-def test_a_table_shows_three_metrics_and_names_the_others(tmp_path: Path) -> None:
-    table = runs_table(read_report(write(tmp_path / "s", "val_a", "val_b", "val_c", "val_d")))
-    assert [name for name in table.header if name.startswith("val ")] == ["val loss", "val accuracy", "val a", "val b"]
-    assert "in report/runs.csv: val_c, val_d" in table.notes
-    assert {"val_c", "val_d"} <= set(table.value_header)
+def test_a_narrow_terminal_leaves_out_the_last_metrics(tmp_path: Path) -> None:
+    place = write(tmp_path / "s", "val_a_long_name_of_a_metric", "val_another_long_name_of_a_metric")
+    table = runs_table(read_report(place))
+    text = io.StringIO()
+    Console(file=text, width=80).print(table)
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[:2] for line in lines if "seed=" in line] == [
+        [f"{number}", f"seed={number}"] for number in "0123"
+    ]
+    assert "not shown, for lack of room: val another_long_name_of_a_metric" in " ".join(" ".join(lines).split())
+    assert "val_another_long_name_of_a_metric" in table.value_header
+
+
+def test_overrides_are_short_where_they_have_no_room() -> None:
+    rows = [("0", "optimizer.lr=0.1 schedule.chunks=2 data.batch_size=8", "ok"), ("1", "optimizer.lr=0.2 x", "ok")]
+    whole = fitted(("run", "overrides", "val loss"), rows, 80, rigid=("run", "val loss"), spare=())
+    assert whole.rows == tuple(rows)
+    narrow = fitted(("run", "overrides", "val loss"), rows, 40, rigid=("run", "val loss"), spare=())
+    assert narrow.rows == (("0", "lr=0.1 chunks=2 batch_size=8", "ok"), ("1", "lr=0.2 x", "ok"))
+    assert narrow.header == ("run", "overrides", "val\nloss")
+    assert narrow.is_free == (False, True, False)
 
 
 def test_what_a_stranger_wrote_as_a_metric_is_not_known(tmp_path: Path) -> None:

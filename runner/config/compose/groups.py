@@ -109,15 +109,22 @@ def in_no_group(group: str, name: str, roots: Sequence[Path], *, is_known: bool)
         if did_you_mean(folder.name, groups()) == group or not is_known:
             why = f"conf/{folder.name}/{name}.yaml lies in a folder that is no group; the nearest group is {group}"
             rule = f"there is no such option in conf/{group}"
-            return [Problem(group, name, rule, why, f"mv conf/{folder.name} conf/{group}")]
+            return [Problem(group, name, rule, why, _move(folder, f"{name}.yaml", group))]
     return []
 
 
-def no_group(key: str, value: object) -> Problem:
+def _move(folder: Path, file: str, group: str) -> str:
+    """The command that puts an option where its group is: its file alone if the group has a folder already."""
+    if (folder.parent / group).is_dir():
+        return f"mv conf/{folder.name}/{file} conf/{group}/"
+    return f"mv conf/{folder.name} conf/{group}"
+
+
+def no_group(key: str, value: object, folder: Path) -> Problem:
     """The problem of a request that names a folder of the user's own ``conf/`` as if it were a group."""
     near = did_you_mean(key, groups())
     why = f"Nobody reads the folder conf/{key}; the groups are {', '.join(groups())}"
-    fix = f"mv conf/{key} conf/{near} and {near}={value}" if near is not None else ""
+    fix = f"{_move(folder, f'{value}.yaml', near)} and {near}={value}" if near is not None else ""
     return Problem(key, value, "there is no such group", why, fix)
 
 

@@ -153,8 +153,9 @@ def _check_setting(override: Override, known_groups: Sequence[str], roots: Seque
         return []
     if annotation is None:
         if "." not in key and not any(path.startswith(f"{key}.") for path in key_paths()):
-            if any((root / key).is_dir() for root in roots[1:]):
-                return [no_group(key, value)]
+            folder = next((root / key for root in roots[1:] if (root / key).is_dir()), None)
+            if folder is not None:
+                return [no_group(key, value, folder)]
             near = did_you_mean(key, known_groups)
             if near is not None and str(value) in options(near, roots):
                 return [Problem(key, value, "there is no such key", "", f"{near}={value}")]

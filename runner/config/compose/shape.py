@@ -64,6 +64,9 @@ def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
     near = _nearest_path(path)
     if near is not None and not check_value(type_at(near), value, near)[1]:
         return Problem(where + path, _shown(value), "there is no such key", fix=f"{near}={_shown(value)}")
+    near = _nearest_section(path) if isinstance(value, Mapping) else None
+    if near is not None:
+        return Problem(where + path, _shown(value), "there is no such key", fix=f"{near}: {_shown(value)}")
     section = path.rpartition(".")[0]
     known = type_at(section) if section else None
     why = "The help of a command lists the keys, e.g. runner train --help"
@@ -90,7 +93,20 @@ def _is_text(annotation: Any) -> bool:
     return str in (annotation, *get_args(annotation))
 
 
+def _nearest_section(path: str) -> str | None:
+    """The section of which ``path`` is a slip, such as that of a whole section in a file."""
+    near = _mended_names(path)
+    return near if near is not None and near != path and _is_section(type_at(near)) else None
+
+
 def _with_names_mended(path: str) -> str | None:
+    """The key that holds a value, or the name in a mapping, of which ``path`` is a slip; None if there is none."""
+    near = _mended_names(path)
+    annotation = type_at(near) if near is not None and near != path else None
+    return near if annotation is not None and not _is_section(annotation) else None
+
+
+def _mended_names(path: str) -> str | None:
     """The path with every unknown name of a section or mapping as the existing one of which it is a slip.
 
     Names within a mapping are the user's own: ``mertics.error`` means ``metrics.error``. None if a name is no slip.
@@ -105,8 +121,7 @@ def _with_names_mended(path: str) -> str | None:
             mended.append(near)
         else:
             mended.append(name)
-    joined = ".".join(mended)
-    return joined if joined != path and type_at(joined) is not None and not _is_section(type_at(joined)) else None
+    return ".".join(mended)
 
 
 def _shown(value: object) -> str:
@@ -116,6 +131,8 @@ def _shown(value: object) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return "[" + ",".join(map(_shown, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_shown(inner)}" for key, inner in value.items()) + "}"
     return str(value)
 
 

@@ -175,5 +175,7 @@ def _show(run_dir: Path, seconds: float, console: Console | None) -> None:
 
     record, console = RunRecord.load(run_dir), console or Console()
     console.print(predicted_measured_table(record))
-    for line in ending(record, _short(run_dir), seconds):
-        console.print(printable_line(line), markup=False, highlight=False, soft_wrap=True)
+    results, *files = (printable_line(line) for line in ending(record, _short(run_dir), seconds))
+    console.print(results, markup=False, highlight=False)
+    for line in files:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)  # a path is copied as a whole
