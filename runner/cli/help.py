@@ -29,6 +29,7 @@ _PROMISE = (
     "Name policies, one override each: how many stages and replicas, which schedule, which optimizer. The request is "
     "checked before it starts, predicted before it is paid for, and recorded so that runs compare."
 )
+_KEYS = "Keys, KEY=VALUE, with their defaults (null: not set; ???: an option sets it):"
 _STATUS = (
     "Exit status: 0 done; 1 the run failed; 2 the request is wrong; 3 it does not fit in memory; 4 verify found a "
     "difference; 75 told to stop and resumable; 130 interrupted."
@@ -66,7 +67,7 @@ def command_help(command: Command, working_directory: Path) -> str:
     parts.append("Flags:\n" + "\n".join(_entry(flag.usage, flag.summary, 18) for flag in (*command.flags, _HELP)))
     if command.sections != ():
         parts.append("Groups, GROUP=OPTION:\n\n" + "\n\n".join(_groups(command, working_directory)))
-        parts.append("Keys, KEY=VALUE, with their defaults (null: not set):\n" + "\n".join(_keys(command)))
+        parts.append("\n".join([_KEYS, *_keys(command)]))
     return "\n\n".join(parts)
 
 

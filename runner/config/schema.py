@@ -54,8 +54,8 @@ class ModelConfig:
     """``target`` is ``package.module:function``; it is called with ``kwargs`` and returns the model."""
 
     name: str = "custom"
-    target: str = "???"
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    target: str = "???"  # package.module:function that returns the model
+    kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of target: model.kwargs.NAME=VALUE
     split_points: list[str] | None = None  # traced models: modules before which to cut; null = where few bytes cross
     needs: dict[str, str] = field(default_factory=dict)  # packages that its code imports, and what gets them from pip
     # Options of other groups, used when the user names this model but not those groups.
@@ -67,8 +67,8 @@ class DataConfig:
     """``target`` returns a dataset of ``(input, target)``, or ``(train, val)`` or ``(train, val, test)`` of them."""
 
     name: str = "custom"
-    target: str = "???"
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    target: str = "???"  # package.module:function that returns the dataset, or (train, val)
+    kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of target: data.kwargs.NAME=VALUE
     batch_size: int = 32  # samples per optimizer step, over all ranks
     shuffle: bool | None = None  # a new seeded order per epoch; null = true, or false for an iterable dataset
     collate: str | None = None  # package.module:function from a list of samples to a batch (input, target)
@@ -82,8 +82,8 @@ class LossConfig:
     """``target(output, target)`` returns a mean over its samples, or ``(sum, weight)``."""
 
     name: str = "custom"
-    target: str = "???"
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    target: str = "???"  # package.module:function of output and target
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
 
 
 @dataclass
@@ -105,18 +105,14 @@ class ScheduleConfig:
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
     variant: str | None = None  # chimera: concatenation, doubling, halving; null = concatenation
     pipes: int | None = None  # chimera: number of pipelines, half of them in each direction; null = 2
-    twin_check_every: int = (
-        100  # steps between two comparisons of the copies of a stage: replicas and, in both directions, twins
-    )
+    twin_check_every: int = 100  # steps between two comparisons of a stage's copies on several ranks
     file: str | None = None  # from_file: a schedule in torch's CSV form
     post_validation: bool = False  # update before the global norm and overflow check are known, and undo it if needed
     memory_limit: int | None = None  # zb_auto: micro-batches that a rank may keep between F and W; null = the ranks
     base: str | None = None  # pipefisher: the schedule whose bubbles are filled: 1f1b, gpipe; null = 1f1b
     opportunistic: bool | None = None  # varuna: a forward may replace a backward whose gradient is late; null = false
     steps: int | None = None  # windows drawn by `runner schedule`
-    lr_rescheduling: int | None = (
-        None  # pipemare: steps until a late stage has the whole learning rate; null = from 1 on
-    )
+    lr_rescheduling: int | None = None  # pipemare: steps until a late stage has the whole learning rate; null = at once
     discrepancy_correction: float | None = None  # pipemare: C in (0, 1); null = backwards read the newest weights
     warmup_steps: int | None = None  # pipemare: first steps that are flushed; null = 0
     target: str | None = None  # your own: package.module:SPEC, or a function of ranks, microbatches and kwargs
@@ -209,7 +205,7 @@ class OptimizerConfig:
     momentum: float = 0.0  # only for sgd, lars and kfac
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])  # Adam and its kin only
     eps: float = 1e-8  # Adam and its kin only
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # share of a weight that decays per step, times the learning rate
     decoupled_weight_decay: bool | None = None  # decay does not enter the moments; null = usual for the optimizer
     target: str | None = None  # your own: package.module:KIND, or a function of parameters, lr and kwargs
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
@@ -225,9 +221,7 @@ class WeightPredictionConfig:
 
     name: str | None = None  # null = the schedule's own
     preset: str | None = None  # published gaps: spectrain, pipeoptim, xpipe; null = the schedule's own
-    gap: float | None = (
-        None  # optimizer steps to look ahead, the same for all stages; null = as many as a stage is late
-    )
+    gap: float | None = None  # optimizer steps to look ahead, on every stage; null = as many as a stage is late
 
 
 @dataclass
@@ -248,7 +242,7 @@ class PrecisionConfig:
     name: str = "fp32"
     initial_scale: float = 65536.0  # scale of the loss per sample; powers of two scale without rounding
     growth_interval: int = 2000  # steps without overflow before the scale grows
-    growth_factor: float = 2.0
+    growth_factor: float = 2.0  # factor on the scale when it grows
     backoff_factor: float = 0.5  # factor on the scale after an overflow
     minimum_scale: float = 2.0**-24  # an overflow at this scale is handled by trainer.on_nonfinite
 
@@ -296,24 +290,24 @@ class HardwareConfig:
     memory_bytes: float | None = None  # memory of one device
     host_memory_bytes: float | None = None  # memory of one host, for what is offloaded
     link_bytes_per_second: float | None = None  # between neighbouring ranks
-    link_latency_seconds: float = 0.0
+    link_latency_seconds: float = 0.0  # of a message between neighbouring ranks
     memory_bytes_per_second: float | None = None  # memory bandwidth of one device, which limits an optimizer step
     devices_per_node: int | None = None  # replicas on different nodes communicate over the network
     network_bytes_per_second: float | None = None  # bandwidth out of one node, all adapters together
     host_link_bytes_per_second: float | None = None  # between a device and its host, in one direction
     host_memory_bytes_per_second: float | None = None  # memory bandwidth of the host, for updates there
-    source: str = ""
+    source: str = ""  # where the figures are from
 
 
 @dataclass
 class CostConfig:
     """Costs in one unit for a rank's whole share of a micro-batch: for `runner schedule` and cost-based schedules."""
 
-    F: float = 1.0
-    B: float = 2.0
+    F: float = 1.0  # forward
+    B: float = 2.0  # backward, both of its parts
     I: float | None = None  # noqa: E741 - gradient of the input; null = half of cost.B
     W: float | None = None  # gradient of the weights; null = half of cost.B
-    comm: float = 0.0
+    comm: float = 0.0  # a message
     curvature: float = 0.5  # K-FAC: one of the two curvature sums of a micro-batch
     inversion: float = 1.5  # K-FAC: one of the two inversions of a step
 
@@ -366,7 +360,7 @@ class LauncherConfig:
 class LoggerConfig:
     name: str = "tensorboard"
     target: str | None = None  # class of a Lightning logger, package.module:Class
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)  # its arguments
 
 
 @dataclass

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from runner.cli import screen
 from runner.cli.commands import COMMANDS
+from runner.cli.help import command_help
 from runner.cli.main import main
 
 
@@ -43,3 +45,12 @@ def test_the_width_is_that_of_the_terminal_or_80(monkeypatch: pytest.MonkeyPatch
 def test_words_that_are_too_long_stay_whole() -> None:
     assert screen.wrapped("a path/of/many/folders b", 10, "  ").splitlines() == ["a", "  path/of/many/folders", "  b"]
     assert screen.wrapped("{\n  1\n}", 1) == "{\n  1\n}"
+
+
+def test_every_key_of_the_help_has_a_text() -> None:
+    keys = command_help(COMMANDS["train"], Path("nowhere")).partition("Keys, KEY=VALUE")[2].splitlines()[1:]
+    entries = [line for line in keys if line[:2] == "  " and line[2] != " "]
+    below = dict(zip(keys, [*keys[1:], ""], strict=True))
+    bare = [line for line in entries if len(line.split()) == 1 and not below[line].startswith("   ")]
+    assert len(entries) > 100
+    assert bare == []

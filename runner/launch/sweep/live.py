@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["in_place", "part_of_table"]
 
 _REFRESHES_PER_SECOND = 0.5
-_AROUND_ROWS = 7  # lines of a table that are no rows: title, header, notes, and the line of the cursor
+_AROUND_ROWS = 8  # lines of a table that are no rows: title, header of two lines, notes, and the line of the cursor
 
 
 @contextlib.contextmanager
