@@ -52,16 +52,14 @@ def test_a_metric_is_a_column(tmp_path: Path) -> None:
 
 
 def test_a_narrow_terminal_leaves_out_the_last_metrics(tmp_path: Path) -> None:
-    place = write(tmp_path / "s", "val_a_long_name_of_a_metric", "val_another_long_name_of_a_metric")
-    table = runs_table(read_report(place))
+    table = runs_table(read_report(write(tmp_path / "s", "val_error_of_large", "val_another_long_name_of_a_metric")))
     text = io.StringIO()
     Console(file=text, width=80).print(table)
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert [line.split()[:2] for line in lines if "seed=" in line] == [
-        [f"{number}", f"seed={number}"] for number in "0123"
-    ]
-    assert "not shown, for lack of room: val another_long_name_of_a_metric" in " ".join(" ".join(lines).split())
+    assert len([line for line in lines if " seed=" in line]) == 4
+    assert "error_of_large" in text.getvalue()
+    assert "not shown, for lack of room: val another_long_name_of_a_metric" in lines
     assert "val_another_long_name_of_a_metric" in table.value_header
 
 
