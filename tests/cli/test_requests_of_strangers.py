@@ -19,7 +19,7 @@ from runner.config.compose.shape import key_paths, type_at
 SECONDS = 60  # of the machine's worst day; a request is answered in one, a training in ten
 STATUSES = {  # the documented ones that need no signal
     "train": {0, 1, 2, 3},
-    "plan": {0, 2, 3},
+    "plan": {0, 1, 2, 3},  # 1: a checkpoint that cannot be read now
     "schedule": {0, 2},
     "report": {0, 1, 2},
     "export": {0, 1, 2},
