@@ -38,7 +38,9 @@ def import_named(path: str, target: str, *, what: str = "function", fits: Callab
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         why = f"Importing {module_name} raised {type(error).__name__}: {error}"
-        raise RequestError([Problem(path, target, "must name a module that imports", why)]) from error
+        file = module_name.removesuffix(".py")
+        fix = f"{path}={file}:{name}" if file != module_name and (Path.cwd() / f"{file}.py").is_file() else ""
+        raise RequestError([Problem(path, target, "must name a module that imports", why, fix)]) from error
     found = getattr(module, name, None)
     if not fits(found):
         near = did_you_mean(name, (key for key, value in vars(module).items() if fits(value)))

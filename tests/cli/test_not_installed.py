@@ -27,3 +27,12 @@ def test_a_missing_package_of_a_user(
     said = capsys.readouterr().err
     assert "No module named 'package_that_is_nowhere'" in said
     assert "pip install" not in said
+
+
+def test_a_file_in_place_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_of_a_file.py").write_text("def order(ranks, microbatches): ...\n")
+    assert main(["schedule", "schedule.target=mine_of_a_file.py:order"]) == 2
+    assert capsys.readouterr().err.endswith("Try schedule.target=mine_of_a_file:order.\n")

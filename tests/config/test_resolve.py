@@ -152,7 +152,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("schedule.chunks=a", "schedule.chunks = a: must be a whole number or null. It is text."),
         ("partition.boundaries=[1,a]", "partition.boundaries[1] = a: must be a whole number. It is text."),
         ("partition.boundaries=3", "partition.boundaries = 3: must be a list, each entry a whole number. It is a whole number."),
-        ("model.kwargs=3", "model.kwargs = 3: must be a mapping of names to values. It is a whole number."),
+        ("model.kwargs=3", "model.kwargs = 3: must be a mapping of names to values. It is a whole number; an entry is set by model.kwargs.NAME=VALUE."),
         ("data.shuffle=yes please", "data.shuffle = yes please: must be true or false or null. It is text."),
         ("seed=1,2", "seed = 1,2: several values make a sweep. A plain command runs one job. Try seed=1,2 -m."),
         ("hydra.run.dir=x", "hydra.run.dir = x: Hydra's own settings are not used. The runner starts, names and places its runs itself. Try run_dir=x."),

@@ -179,7 +179,8 @@ def check_value(annotation: Any, value: object, path: str, *, where: str = "") -
     converted = _scalar(annotation, value)
     if converted is not None:
         return converted, []
-    return value, [Problem(where + path, _shown(value), f"must be {describe(annotation)}", f"It is {_kind(value)}")]
+    why = f"It is {_kind(value)}" + (f"; an entry is set by {path}.NAME=VALUE" if origin is dict and not where else "")
+    return value, [Problem(where + path, _shown(value), f"must be {describe(annotation)}", why)]
 
 
 def _retyped(result: tuple[object, list[Problem]], annotation: Any) -> tuple[object, list[Problem]]:

@@ -89,8 +89,9 @@ def target(path: str) -> tuple[Row[RunConfig], ...]:
 
     def spelled(config: RunConfig) -> str:
         value: Any = value_at(config, path)
-        module, _, function = value.rpartition(".")
-        return f"{path}={module}:{function}" if _DOTTED.fullmatch(value) else example
+        module, _, function = value.rpartition("." if _DOTTED.fullmatch(value) else ":")
+        meant = f"{module.removesuffix('.py').replace('/', '.')}:{function}"
+        return f"{path}={meant}" if TARGET.fullmatch(meant) else ""
 
     return (
         Row(
