@@ -6,7 +6,7 @@ messages, the structure once in an announcement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -29,7 +29,13 @@ def flatten(value: Any, keys: type | tuple[type, ...] = str) -> tuple[list[Tenso
             float, str).
     """
     tensors: list[Tensor] = []
-    return tensors, _flatten(value, tensors, keys)
+    try:
+        return tensors, _flatten(value, tensors, keys)
+    except TypeError as error:
+        if hasattr(value, "logits"):
+            hint = "a model of transformers must return its logits alone, model(ids, use_cache=False).logits"
+            raise TypeError(f"{error}; {hint}") from error
+        raise
 
 
 def _flatten(value: Any, tensors: list[Tensor], keys: type | tuple[type, ...]) -> Structure:
@@ -87,14 +93,23 @@ def num_samples(value: Any) -> int:
 
 
 def shapes(value: Any) -> str:
-    """The shapes and dtypes of ``value``'s tensors, or its type, for error messages."""
+    """The shapes and dtypes of ``value``'s tensors, those of a dict with its keys; or its type, for error messages."""
     try:
         tensors, _ = flatten(value)
     except TypeError:
         tensors = []
-    if not tensors:
-        return type(value).__name__
-    return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
+    return ", ".join(_shapes(value)) if tensors else type(value).__name__
+
+
+def _shapes(value: Any) -> Iterator[str]:
+    if isinstance(value, Tensor):
+        yield f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _shapes(each)
+    elif isinstance(value, dict):
+        entries = {key: ", ".join(_shapes(each)) for key, each in value.items()}
+        yield "{" + ", ".join(f"{key}: {said}" for key, said in entries.items() if said) + "}"
 
 
 def call_arguments(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -33,7 +33,9 @@ def out_of_range(error: BaseException, module: nn.Module | None = None) -> str |
         return None
     frames = list(_frames(error.__traceback__))
     found = next((found for found in map(_lookup, reversed(frames)) if found is not None), None)
-    return _told(*found, _name_of_table(frames, module)) if found is not None else None
+    if found is None:
+        return None
+    return _told(*found, _name_of_table(frames, module) or _name_of_weight(found[1], module))
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
@@ -66,6 +68,12 @@ def _name_of_table(frames: Sequence[FrameType], module: nn.Module | None) -> str
     inside = module.named_modules() if module is not None and tables else ()
     path = next((name for name, each in inside if each is tables[-1] and name), "")
     return f" of {path} ({type(tables[-1]).__name__})" if path else ""
+
+
+def _name_of_weight(table: Tensor, module: nn.Module | None) -> str:
+    """`` tokens.weight``, for a traced model, whose operators have no modules; empty if the table has no such name."""
+    weights = module.named_parameters() if module is not None else ()
+    return next((f" {name}" for name, each in weights if each is table and "." in name), "")
 
 
 def _told(numbers: Tensor, table: Tensor, is_embedding: bool, name: str) -> str:

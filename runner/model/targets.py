@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -87,7 +87,16 @@ def _refuse_wrong_arguments(section: str, function: Callable[..., Any], kwargs: 
     except TypeError as error:
         names = [p.name for p in signature.parameters.values()]
         unknown = [key for key in kwargs if key not in names]
-        near = did_you_mean(unknown[0], names) if unknown else None
-        fix = f"{section}.kwargs.{near}={kwargs[unknown[0]]}" if near else ""
-        rule = f"must be arguments of {getattr(function, '__name__', function)}{signature}"
-        raise RequestError([Problem(f"{section}.kwargs", dict(kwargs), rule, str(error), fix)]) from error
+        called = getattr(function, "__name__", function)
+        if unknown:
+            raise RequestError([_unknown(section, key, kwargs[key], called, names) for key in unknown]) from error
+        rule = f"must be arguments of {called}{signature}"
+        raise RequestError([Problem(f"{section}.kwargs", dict(kwargs), rule, str(error))]) from error
+
+
+def _unknown(section: str, key: str, value: object, called: object, names: Sequence[str]) -> Problem:
+    """The problem of an argument that a user's function does not have."""
+    near = did_you_mean(key, names)
+    why = f"Its arguments are {', '.join(names)}" if names else "It has no arguments"
+    fix = f"{section}.kwargs.{near}={value}" if near is not None else ""
+    return Problem(f"{section}.kwargs.{key}", value, f"is no argument of {called}", why, fix)

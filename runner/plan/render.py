@@ -112,7 +112,7 @@ def _headline(plan: RunPlan) -> Iterator[str]:
     ranks = f"{layout['world_size']} rank{'s' if layout['world_size'] != 1 else ''}"
     yield (
         f"{ranks}{f' ({degrees})' if degrees else ''}: schedule {schedule.name}, "
-        f"{count} {what} of up to {plan.profile.samples} samples"
+        f"{count} {what} of up to {plan.profile.samples} sample{'s' if plan.profile.samples != 1 else ''}"
     )
     shapes = " and ".join(" x ".join(map(str, (plan.profile.samples, *shape))) for shape in plan.profile.sample_shapes)
     tokens = f", {work.tokens:,} tokens" if work.tokens else ""

@@ -71,6 +71,7 @@ def test_what_cannot_pass(value: Any) -> None:
 def test_sizes_and_shapes() -> None:
     assert num_samples({"a": torch.zeros(3, 2), "b": torch.zeros(5)}) == 3
     assert shapes((torch.zeros(3, 2), [torch.zeros(1, dtype=torch.int64)])) == "(3, 2) float32, (1,) int64"
+    assert shapes(({"logits": torch.zeros(2), "past": None}, torch.zeros(1))) == "{logits: (2,) float32}, (1,) float32"
     assert shapes(None) == "NoneType"
     assert shapes(object()) == "object"
 

@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from runner.errors import Problem, RequestError
-from runner.model.boundary import call_arguments, shapes
+from runner.model.boundary import call_arguments, flatten, shapes
 from runner.model.out_of_range import out_of_range
 from runner.model.targets import explained
 
@@ -90,18 +90,23 @@ def _refuse_wrong_input(model: nn.Module, inputs: Any, target: str) -> None:
     """Run a model that cannot be traced as it is, and refuse it if that fails, because it would fail anywhere.
 
     Raises:
-        RequestError: the model does not take the batch.
+        RequestError: the model does not take the batch, or returns what cannot be handed on.
         Exception: it fails on fake tensors, of which the model may ask what only real ones have.
     """
     args, kwargs = call_arguments(inputs)
     try:
         with torch.no_grad():
-            model(*args, **kwargs)
+            output = model(*args, **kwargs)
     except Exception as error:
         if detect_fake_mode() is not None:
             raise
         why = f"Given {shapes(inputs)}, {out_of_range(error, model) or f'it raised {explained(error)}'}"
         raise RequestError([Problem("model.target", target, "must take what the data gives", why)]) from error
+    try:
+        flatten(output)
+    except TypeError as error:
+        rule = "must return tensors, or tuples, lists and dicts of them"
+        raise RequestError([Problem("model.target", target, rule, str(error))]) from error
 
 
 def _export(model: nn.Module, inputs: Any) -> Program:
