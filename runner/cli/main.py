@@ -22,6 +22,7 @@ from runner.errors import (
     RunnerError,
     did_you_mean,
 )
+from runner.late import import_late
 from runner.launch.local.stops import end_undisturbed, exit_status_of, listen_for_stops, name_of_signal, signal_of
 from runner.noise import hide_noise
 from runner.printable import PrintableLines, printable
@@ -42,8 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``runner``; by default those of this process.
     """
     line = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and line[:1] == [_TRAIN]:  # the process belongs to this command
-        listen_for_stops()
+    if argv is None:  # the process belongs to this command
+        import_late()
+        if line[:1] == [_TRAIN]:
+            listen_for_stops()
     try:
         status = _dispatch(line)
         sys.stdout.flush()

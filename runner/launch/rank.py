@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_PREEMPTED
+from runner.late import import_late
 from runner.launch.failure import RankFailure, error_file, log_file
 from runner.launch.local.handed_over import REPORTS_VARIABLE, hand_over
 from runner.launch.local.meeting import MEETING_VARIABLE, meet, of_this_run
@@ -128,6 +129,7 @@ def prepare_process(config: RunConfig) -> None:
     import torch
 
     hide_noise()
+    import_late()
     torch.set_num_threads(config.trainer.threads)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -16,6 +16,7 @@ _REQUEST = {"errors", "targets", "config.schema", "optim.catalogue", "config"}
 _FOUNDATION = _REQUEST | {
     "",
     "noise",
+    "late",
     "files",
     "environment",
     "record",
@@ -40,6 +41,7 @@ MAY_IMPORT = {
     "targets": {"errors"},
     "profile": set(),
     "noise": set(),
+    "late": set(),
     "config.schema": {"errors", "memory.solve"},
     "optim.catalogue": {"errors", "targets", "config.schema"},
     "config": {"errors", "files", "targets", "config.schema", "optim.catalogue", "memory.solve"},
@@ -79,6 +81,7 @@ WITHOUT_TORCH = (
     *(
         "errors",
         "noise",
+        "late",
         "files",
         "printable",
         "pulse",

@@ -127,13 +127,12 @@ class _Left:
 def import_ahead(config: RunConfig, entry: str) -> Iterator[Template | None]:
     """While the block plans a request, have a template process import what its ranks will need, if they are forked.
 
-    Yields None if the ranks are not forked, or if only an import could tell. :func:`run_ranks` then starts the
-    template, and it ends a template that was started here if it finds a GPU that was not seen here.
+    A single rank is forked, too: its imports then take place while this process plans. Yields None if the ranks are not
+    forked, or if only an import could tell. :func:`run_ranks` then starts the template of several ranks, and it ends a
+    template that was started here if it finds a GPU that was not seen here.
     """
-    degrees = config.parallelism
-    one_rank = degrees.pipeline * degrees.data * degrees.tensor == 1
     may_use_cuda = config.device == "cuda" or (config.device == "auto" and _NVIDIA_DRIVER.exists())
-    if sys.platform != "linux" or one_rank or may_use_cuda or any(rules(config)):
+    if sys.platform != "linux" or may_use_cuda or any(rules(config)):
         yield None
         return
     with Template(_template(config, entry, to_stderr=False)) as template:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.config.schema import RunConfig
+from runner.late import import_late
 from runner.launch.failure import log_file
 from runner.launch.local.stops import ignore_preemption
 from runner.launch.local.supervise import die_with_parent
@@ -54,6 +55,7 @@ class Orders:
 def main(imports: Sequence[str], orders_fd: int, tell: int, gate: int) -> None:
     """Run the template: import, wait for the orders, and fork the ranks if that is safe."""
     hide_noise()
+    import_late()
     import_all(imports)
     received = _receive(orders_fd)
     if received is None or not _is_alone():
@@ -88,6 +90,8 @@ def imports_of(config: RunConfig, entry: str) -> list[str]:
     imports = [entry.partition(":")[0]]
     if config.zero.stage is not None:
         imports.append("runner.launch.local.template:import_deepspeed")
+    if config.compile:
+        imports.append("torch._dynamo.eval_frame")  # with it the whole compiler, which is imported late otherwise
     return [*imports, *optimizer_of(config.optimizer).imports]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, RunnerError
+from runner.late import import_late
 from runner.launch.failure import RankFailure, status_of
 from runner.launch.local.ranks import import_ahead, stopped_early
 from runner.launch.local.stops import end_undisturbed, listen_for_stops, signal_of
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 def main(job_dir: Path, entry: str = TRAIN_ENTRY) -> int:
     """Check and run the job and return its exit status; the record gets the same status."""
     hide_noise()
+    import_late()
     record = RunRecord.load(job_dir)
     with contextlib.ExitStack() as ended:
         return _run(job_dir, record, entry, ended)

@@ -1,0 +1,82 @@
+"""Late packages: empty until something is asked that needs the whole package."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from runner import late
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package ``heavy`` of which ``light`` and ``other`` can be imported alone; ``weight`` needs the whole."""
+    folder = tmp_path / "heavy"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from heavy.weight import WEIGHT\nEARLY = 'whole'\n__all__ = ['WEIGHT']\n")
+    (folder / "weight.py").write_text("WEIGHT = 1000\n")
+    (folder / "light.py").write_text("import sys\nBEFORE = sorted(name for name in sys.modules if 'heavy' in name)\n")
+    (folder / "other.py").write_text("from heavy.light import BEFORE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    described = late._LatePackage("heavy", early={"EARLY": lambda: "early"}, parts=("light", "other"))
+    finder = late._LateFinder([described])
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    yield importlib.import_module("heavy")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "heavy"]:
+        del sys.modules[name]
+
+
+def is_whole(module: object) -> bool:
+    return type(module) is ModuleType
+
+
+def test_an_early_name_needs_nothing(package: Any) -> None:
+    assert package.EARLY == "early"
+    assert not hasattr(package, "__version__")
+    assert package.__file__.endswith("__init__.py")
+    assert not is_whole(package)
+    assert "heavy.weight" not in sys.modules
+
+
+def test_any_other_name_makes_the_package_whole(package: Any) -> None:
+    assert package.WEIGHT == 1000
+    assert is_whole(package)
+    assert package is sys.modules["heavy"]
+    assert package.EARLY == "whole"
+    assert importlib.reload(package) is package
+
+
+def test_a_name_that_it_lacks_is_no_attribute(package: Any) -> None:
+    with pytest.raises(AttributeError, match="module 'heavy' has no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_a_part_is_imported_alone_after_the_first_one(package: Any) -> None:
+    importlib.import_module("heavy.other")
+    assert not is_whole(package)
+    assert sys.modules["heavy.light"].BEFORE == ["heavy", "heavy.light"]  # light came first, and alone
+
+
+def test_another_module_of_it_makes_it_whole_before(package: Any) -> None:
+    importlib.import_module("heavy.weight")
+    assert is_whole(package)
+
+
+def test_all_names_are_those_of_the_whole(package: Any) -> None:
+    names: dict[str, object] = {}
+    exec("from heavy import *", names)
+    assert names["WEIGHT"] == 1000
+
+
+def test_a_package_that_cannot_be_imported_says_so_each_time(package: Any) -> None:
+    (Path(package.__file__).parent / "weight.py").write_text("raise OSError('not here')\n")
+    for _ in range(2):
+        with pytest.raises(OSError, match="not here"):
+            _ = package.WEIGHT
+    assert package.EARLY == "early"
