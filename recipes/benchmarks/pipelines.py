@@ -18,6 +18,7 @@ from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions
 from runner.engine.transport.base import Transport
 from runner.engine.transport.delayed import DelayedTransport
+from runner.engine.transport.processes import ProcessTransport
 from runner.engine.transport.sockets import SocketTransport
 from runner.engine.window import StepBatch
 from runner.model.layers import build_stage, layers_of
@@ -67,6 +68,7 @@ class RunnerPipeline:
         delay_seconds: added to every message.
         link: what the transport is put behind, in place of that delay.
         post_validation: ranks do not wait for each other before they update.
+        sockets: short messages go over Unix sockets, as they do in a run; otherwise all go over Gloo.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class RunnerPipeline:
         delay_seconds: float = 0.0,
         link: Callable[[Transport], Transport] | None = None,
         post_validation: bool = False,
+        sockets: bool = True,
     ) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         if isinstance(schedule, str):
@@ -92,7 +95,11 @@ class RunnerPipeline:
         self._has_first, self._has_last = 0 in stages, order.stages - 1 in stages
         topology = Topology.grid(ranks, 1, placement=order.rows)
         groups = [tuple(range(ranks)), *(topology.holders(stage) for stage in range(order.stages))]
-        transport: Transport = SocketTransport(groups, timeout_seconds=_LONGEST_WAIT_SECONDS)
+        transport: Transport = (
+            SocketTransport(groups, timeout_seconds=_LONGEST_WAIT_SECONDS)
+            if sockets
+            else ProcessTransport(_CPU, groups, timeout_seconds=_LONGEST_WAIT_SECONDS)
+        )
         if link is not None:
             transport = link(transport)
         elif delay_seconds:

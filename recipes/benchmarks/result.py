@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -71,6 +72,7 @@ def publish(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": ["python", "-m", f"runner.recipes.benchmarks.{benchmark}", *sys.argv[1:]],
         **environment(),
+        "load": list(os.getloadavg()),
         "settings": settings,
         "figures": [asdict(one) | {"verdict": one.verdict} for one in figures],
         "seconds_per_step": seconds,
@@ -81,6 +83,7 @@ def publish(
     console = Console()
     console.print(_seconds_table(benchmark, seconds))
     console.print(_figures_table(figures))
+    console.print("load over 1, 5 and 15 minutes: {:.1f}, {:.1f}, {:.1f}".format(*os.getloadavg()))
     console.print(f"written to {path}")
 
 

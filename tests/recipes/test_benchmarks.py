@@ -17,6 +17,7 @@ from runner.recipes.benchmarks import (
     auto,
     checkpoints,
     jitter,
+    messages,
     one_process,
     pipefisher,
     prediction,
@@ -57,7 +58,7 @@ def test_the_result_names_hardware_versions_and_date(tmp_path: Path) -> None:
     path = tmp_path / "new" / "two_stages.json"
     publish("two_stages", settings={}, seconds={"runner": [1.0]}, figures=figures, losses={}, path=path)
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert {"date", "hardware", "versions", "commit", "settings"} <= document.keys()
+    assert {"date", "hardware", "versions", "commit", "load", "settings"} <= document.keys()
     assert document["figures"][0] == {
         "name": "runner / torch", "minimum": 0.5, "median": 1.0, "maximum": 1.5, "target": 1.0, "verdict": "met"
     }  # fmt: skip
@@ -100,6 +101,17 @@ def test_two_stages_over_processes() -> None:
     measured = run_ranks(2, run)
     assert measured["seconds"].keys() == measured["losses"].keys()
     assert {"runner zb_v", "torch ScheduleZBVZeroBubble"} <= measured["seconds"].keys()
+
+
+def test_the_share_that_sockets_save() -> None:
+    (found,) = messages.figures("short", {"sockets for short messages": [0.9, 1.0], "Gloo for all": [1.0, 1.0]})
+    assert found.median == pytest.approx(0.05)
+
+
+@pytest.mark.slow
+def test_messages_over_sockets_and_over_gloo_carry_the_same() -> None:
+    measured = run_ranks(2, partial(messages.compare, messages._gpt(SMALL), rounds=1, steps=1))
+    assert [len(values) for values in measured["seconds"].values()] == [1, 1]
 
 
 @pytest.mark.slow
