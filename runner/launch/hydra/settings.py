@@ -21,14 +21,18 @@ _PLUGINS = {
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words about Hydra's plugins, and the other words."""
-    prefixes = tuple(prefix for kind in _PLUGINS for prefix in (f"hydra/{kind}=", f"hydra.{kind}."))
-    ours = [word for word in words if word.startswith(prefixes)]
+    ours = [word for word in words if any(_is_about(kind, word) for kind in _PLUGINS)]
     return ours, [word for word in words if word not in ours]
 
 
 def chooses(kind: str, words: Sequence[str]) -> bool:
     """Whether a word is about this kind of plugin."""
-    return any(word.startswith((f"hydra/{kind}=", f"hydra.{kind}.")) for word in words)
+    return any(_is_about(kind, word) for word in words)
+
+
+def _is_about(kind: str, word: str) -> bool:
+    """Whether a word chooses a plugin of this kind, or an option of it, or sets one of its keys."""
+    return word.startswith((f"hydra/{kind}=", f"hydra/{kind}/", f"hydra.{kind}."))
 
 
 def plugin_settings(kind: str, words: Sequence[str], name: str) -> dict[str, Any] | None:
@@ -42,7 +46,7 @@ def plugin_settings(kind: str, words: Sequence[str], name: str) -> dict[str, Any
     Raises:
         RequestError: the plugin is not installed, or it has no such setting.
     """
-    own = [word for word in words if word.startswith((f"hydra/{kind}=", f"hydra.{kind}."))]
+    own = [word for word in words if _is_about(kind, word)]
     if not own:
         return None
     chosen = [word.partition("=")[2] for word in own if word.startswith(f"hydra/{kind}=")]

@@ -1,31 +1,43 @@
-"""A sweep whose values are chosen by a sampler: Hydra's Optuna sweeper asks, and the jobs of the sweep answer.
+"""A sweep whose values are chosen by Optuna: a study asks, and the jobs of the sweep answer.
 
-Every trial is a job of one sweep and stands in its ledger. When a study with a seeded sampler is started again, it asks
-for the same values, and jobs that are done are not run again.
+Every trial is a job of one sweep and stands in its ledger. The study's journal lies in the sweep's directory, so that a
+study that is started again goes on: it knows what it was told, asks first for what was not finished, and its samplers
+need no seed. Settings are those of Hydra's plugin for Optuna, ``hydra.sweeper.*``.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, Problem, RequestError
+from runner.config.schema import RunConfig
+from runner.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, Problem, RequestError, raise_problems
+from runner.launch.hydra.journal import Journal
+from runner.launch.hydra.pruner import PRUNED_FILE, split_pruner
 from runner.launch.hydra.settings import SWEEPER, plugin_settings
+from runner.launch.hydra.space import Dimension, choices_of, space_of, split_searched
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import create_run_directory
 from runner.launch.sweep.run import run_sweep, show_table
-from runner.record import RunRecord
+from runner.record import RunRecord, write_atomically
 
 if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import Trial
     from rich.console import Console
 
-__all__ = ["study"]
+__all__ = ["RESULTS_FILE", "study"]
 
 logger = logging.getLogger(__name__)
+
+RESULTS_FILE = "optimization_results.yaml"
+_GRID = "GridSampler"
 
 
 def study(
@@ -36,7 +48,7 @@ def study(
     entry: str = TRAIN_ENTRY,
     console: Console | None = None,
 ) -> int:
-    """Run the trials that the sweeper asks for, and show a table of all of them.
+    """Run the trials that the study asks for, and show a table of all of them.
 
     The value of a trial is the loss of its last validation or, without validation, of its last step.
 
@@ -46,97 +58,191 @@ def study(
         command, entry, console: see :func:`runner.launch.sweep.run.sweep`.
 
     Returns:
-        1 if more trials failed than the sweeper allows, 75 or 130 if the study was stopped, else 0.
+        1 if more trials failed than ``hydra.sweeper.max_failure_rate`` allows, 75 or 130 if the study was stopped,
+        else 0.
 
     Raises:
         RequestError: the request or the search space is wrong.
     """
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
     from rich.console import Console
 
     from runner.plan.requested_schedule import resolve_request
 
-    searched, plain = _searched(words)
+    pruner, plugins = split_pruner(plugins)
+    _, plain = split_searched(words)
     place = resolve_request(plain)
-    settings = plugin_settings(SWEEPER, plugins, place.name)
+    settings = plugin_settings(SWEEPER, plugins, place.name) or {}
+    searched, plain = split_searched([*words, *(f"{key}={value}" for key, value in (settings["params"] or {}).items())])
+    raise_problems([*_problems(settings), *pruner.problems(place)])
+    space, sampler = space_of(searched), _sampler(settings, searched)
     directory = create_run_directory(place.name, place.run_dir)
-    trials = _Trials(plain, directory, [word for word in plugins if SWEEPER not in word], command, entry)
-    sweeper = instantiate(settings).sweeper  # Hydra's own wrapper adds nothing but an older interface
-    sweeper.config = OmegaConf.create({"hydra": {"sweep": {"dir": str(directory)}}})
-    sweeper.hydra_context, sweeper.launcher, sweeper.job_idx = object(), trials, 0
-    sweeper.sweep_dir = str(directory)
-    status = EXIT_OK
-    try:
-        sweeper.sweep(searched)
-    except _StoppedError as error:
-        status = error.status
-    except RequestError:
-        raise
-    except Exception as error:  # raised by Optuna, or by the sweeper when too many trials failed
-        if not trials.begun:
-            raise RequestError([Problem("hydra.sweeper", " ".join(searched), "cannot search", str(error))]) from error
-        logger.error("the study ends: %s", error)
-        status = EXIT_FAILED
-    if trials.begun:
+    others = [word for word in plugins if SWEEPER not in word]
+    plain = [*(word for word in plain if not word.startswith("run_dir=")), f"run_dir={directory}"]
+    run = partial(run_sweep, command=command, entry=entry, console=Console(quiet=True), plugins=others)
+    if _is_grid(settings):
+        points = math.prod(map(len, choices_of(searched).values()))
+        settings = {**settings, "n_trials": min(settings["n_trials"], points)}
+    one = _Study(settings, space, [*plain, *pruner.words(_direction(settings))], directory, run)
+    status = one.run_trials(sampler, place)
+    if one.begun:
         show_table(directory, console or Console())
     return status
 
 
-class _StoppedError(Exception):
-    """Raised when the sweep was told to stop."""
+def _problems(settings: Mapping[str, Any]) -> list[Problem]:
+    found = []
+    if isinstance(settings["direction"], list):
+        why = "A run has one loss"
+        found.append(Problem("hydra.sweeper.direction", settings["direction"], "must be one", why))
+    if settings["search_space"] is not None:
+        rule, why = "is written as hydra.sweeper.params", "Hydra has given it up"
+        found.append(Problem("hydra.sweeper.search_space", settings["search_space"], rule, why))
+    return found
 
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+
+def _direction(settings: Mapping[str, Any]) -> str:
+    found = settings["direction"]
+    return str(getattr(found, "name", found))
 
 
-class _Trials:
-    """Takes the place of Hydra's launcher for the sweeper."""
+def _is_grid(settings: Mapping[str, Any]) -> bool:
+    return str(settings["sampler"]["_target_"]).endswith(_GRID)
 
-    def __init__(self, plain: Sequence[str], directory: Path, plugins: Sequence[str], command: str, entry: str) -> None:
-        self.begun = False
-        self._plain = [*(word for word in plain if not word.startswith("run_dir=")), f"run_dir={directory}"]
-        self._plugins = plugins
-        self._command = command
-        self._entry = entry
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
-        """Run a batch of trials; for each, return an object with its ``return_value``."""
-        from rich.console import Console
+def _sampler(settings: Mapping[str, Any], searched: Sequence[str]) -> Any:
+    """A function from the number of trials that the study knows to its sampler.
 
-        self.begun = True
-        status, jobs = run_sweep(
-            [[*self._plain, *overrides] for overrides in job_overrides],
-            shown=job_overrides,
-            command=self._command,
-            entry=self._entry,
-            console=Console(quiet=True),
-            plugins=self._plugins,
+    A sampler with a seed would ask again for what it has asked for when the study is started again, so that its seed
+    is then another one.
+    """
+    from hydra.utils import instantiate
+
+    own = dict(settings["sampler"])
+    if _is_grid(settings):
+        choices = choices_of(searched)
+        return lambda known: instantiate({**own, "_partial_": True})(choices)
+    if own.get("seed") is None:
+        return lambda known: instantiate(own)
+    return lambda known: instantiate({**own, "seed": own["seed"] + known})
+
+
+@dataclass
+class _Study:
+    """A study, and what its trials are run with.
+
+    Args:
+        settings: of the plugin.
+        space: the dimensions of the search.
+        plain: the overrides that all trials share.
+        directory: the sweep's.
+        run: runs a batch of trials, see :func:`runner.launch.sweep.run.run_sweep`.
+    """
+
+    settings: Mapping[str, Any]
+    space: Mapping[str, Dimension]
+    plain: Sequence[str]
+    directory: Path
+    run: Any
+    begun: bool = False
+
+    def run_trials(self, sampler: Any, place: RunConfig) -> int:
+        """Run all trials that are missing, in batches of ``hydra.sweeper.n_jobs``; return the study's exit status."""
+        journal = Journal(self.directory)
+        self.begun = bool(journal.trials)
+        study = self._made(sampler(len(journal.trials)), journal, again=place.sweep_retry == "failed")
+        done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+        missing = self.settings["n_trials"] - done
+        while missing > 0:
+            batch = min(missing, self.settings["n_jobs"])
+            missing -= batch
+            status = self._run_batch(study, journal, batch)
+            if status is not None:
+                return status
+        self._write_results(study)
+        return EXIT_OK
+
+    def _made(self, sampler: Any, journal: Journal, *, again: bool) -> Study:
+        import optuna
+
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.logging.set_verbosity(logging.WARNING)
+        made = optuna.create_study(
+            study_name=self.settings["study_name"],
+            storage=None,
+            sampler=sampler,
+            direction=_direction(self.settings),
         )
+        journal.enter(made, again=again)
+        return made
+
+    def _run_batch(self, study: Study, journal: Journal, size: int) -> int | None:
+        """Run some trials at once; return the study's exit status if it ends with them."""
+        trials = [study.ask() for _ in range(size)]
+        asked = [self._words(trial) for trial in trials]
+        for trial in trials:
+            journal.asked(trial)
+        self.begun = True
+        status, jobs = self.run([[*self.plain, *words] for words in asked], shown=asked)
         if status in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
-            raise _StoppedError(status)
-        return [SimpleNamespace(return_value=_value(job)) for job in jobs]
+            return int(status)
+        failed = sum(not self._tell(study, journal, *one) for one in zip(trials, jobs, strict=True))
+        if failed / size > self.settings["max_failure_rate"]:
+            logger.error("the study ends: %d of %d trials failed, see hydra.sweeper.max_failure_rate", failed, size)
+            return EXIT_FAILED
+        return None
+
+    def _words(self, trial: Trial) -> list[str]:
+        """The overrides of a trial."""
+        try:
+            for ask in self.space.values():
+                ask(trial)
+            if self.settings["custom_search_space"] is not None:
+                _extend(self.settings["custom_search_space"], trial, self.directory)
+        except RequestError:
+            raise
+        except Exception as error:  # of Optuna, or of a user's function
+            raise RequestError(
+                [Problem("hydra.sweeper", ", ".join(self.space), "cannot search", str(error))]
+            ) from error
+        return [f"{name}={value}" for name, value in trial.params.items()]
+
+    def _tell(self, study: Study, journal: Journal, trial: Trial, job: Path) -> bool:
+        """Tell the study how a trial ended; return whether it did not fail."""
+        from optuna.samplers import GridSampler
+        from optuna.trial import TrialState
+
+        value = _value(job)
+        state = "fail" if value is None else "pruned" if (job / PRUNED_FILE).exists() else "complete"
+        journal.told(trial.number, state, value)
+        try:
+            study.tell(trial, value if state == "complete" else None, state=TrialState[state.upper()])
+        except RuntimeError:  # a grid sampler stops the study at its end, which no study can do that asks and tells
+            if not isinstance(study.sampler, GridSampler):
+                raise
+        return state != "fail"
+
+    def _write_results(self, study: Study) -> None:
+        from omegaconf import OmegaConf
+
+        found: dict[str, Any] = {"name": "optuna"}
+        if any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
+            found |= {"best_params": dict(study.best_params), "best_value": study.best_value}
+        write_atomically(self.directory / RESULTS_FILE, OmegaConf.to_yaml(OmegaConf.create(found)))
 
 
-def _value(job: Path) -> float:
+def _extend(target: str, trial: Trial, directory: Path) -> None:
+    """Call a user's function, which may ask the trial for further values."""
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(directory)}}})
+    instantiate({"_target_": target, "_partial_": True})(config, trial)
+
+
+def _value(job: Path) -> float | None:
+    """The value of a trial; None if it failed."""
     record = RunRecord.load(job)
     if record.status != "ok":
-        return math.nan
-    return float(record.val_loss[-1][1] if record.val_loss else record.loss[-1])
-
-
-def _searched(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words with several values, and the other words."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser = OverridesParser.create()
-    searched = []
-    for word in words:
-        try:
-            if parser.parse_override(word).is_sweep_override():
-                searched.append(word)
-        except HydraException:
-            continue  # reported with the other problems when the request is resolved
-    return searched, [word for word in words if word not in searched]
+        return None
+    value = float(record.val_loss[-1][1] if record.val_loss else record.loss[-1])
+    return None if math.isnan(value) else value
