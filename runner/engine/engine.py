@@ -11,7 +11,6 @@ weight.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,6 +24,7 @@ from runner.engine.context import RankContext, RankView
 from runner.engine.executor import Executor
 from runner.engine.failure import describe_place, draw_place, explain_failure
 from runner.engine.headers import Headers
+from runner.engine.measure.clocks import clock_of
 from runner.engine.measure.nonfinite import Finding, Watcher, first_over, replayed
 from runner.engine.measure.timeline import Timeline
 from runner.engine.open_window import WindowOpener
@@ -113,6 +113,7 @@ class Engine:
         self._is_training = True  # whether the last window was of training
         schedules = {True: schedule, False: forward_only.schedule}
         self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding)
+        self._rank.timeline = Timeline(clock_of(transport.device))
         self._headers = Headers(view, schedule.placement, transport)
         self._ends = StepEnds(
             self._rank, self._stream, self._headers, options, tags=self.tags, keep=keep, stores=self.stores
@@ -323,7 +324,7 @@ class Engine:
             RunFailedError: an action failed (with the schedule's picture), the loss is not finite, or copies of weights
                 on several ranks differ.
         """
-        self.timeline.begin(self._step, time.perf_counter())
+        self.timeline.begin(self._step)
         self._buffers_at_start = self._versions_of_buffers()
         if self._begin_step is not None:
             self._begin_step()
@@ -334,7 +335,7 @@ class Engine:
         begun = self._begin_next(window, actions) if self._ends.is_pending else 0
         self._run(actions[begun:])
         self._close_ended()
-        self.timeline.finish(time.perf_counter())
+        self.timeline.finish()
         self._step += 1
         if self._step <= self.options.warmup_steps:
             self._empty()
@@ -375,7 +376,7 @@ class Engine:
         self.settle()
         for module in self.stages.values():
             module.eval()
-        self.timeline.begin(self._step, time.perf_counter())  # these times belong to no training step
+        self.timeline.begin(self._step)  # these times belong to no training step
         window = self._open(batch, training=False)
         self._run(self._stream.forward_only(), training=False)
         if with_loss:
@@ -393,15 +394,15 @@ class Engine:
             the times of these windows, which are not in the engine's own timeline.
         """
         kept = self._copy_buffers()
-        own, self._rank.timeline = self.timeline, Timeline()
+        own, self._rank.timeline = self.timeline, Timeline(self.timeline.clock)
         actions = self._stream.without_update()
         for _ in range(windows):
-            self.timeline.begin(-1, time.perf_counter())
+            self.timeline.begin(-1)
             window = self._open(batch, training=True, place=0)
             self._run(actions)
             self._headers.totals(window)
             self._rank.windows.clear()
-            self.timeline.finish(time.perf_counter())
+            self.timeline.finish()
         self._empty()
         self._ends.close()
         self._load_buffers(kept)

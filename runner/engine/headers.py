@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -52,9 +51,9 @@ class Headers:
             values = [samples, self._signature(batch), int(training), step, 0, checksum]
             header = torch.tensor(values, device=header.device)
         else:
-            start = time.perf_counter()
+            start = timeline.moment()
             self._transport.receive(header, previous, Channel.HEADER).wait()
-            timeline.current.waiting += time.perf_counter() - start
+            timeline.add("waiting", start)
         header[4] += asks
         values = [int(value) for value in header.tolist()]
         if values[2:4] != [int(training), step]:

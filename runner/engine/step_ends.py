@@ -7,7 +7,6 @@ post-validation the last step may be undone until :meth:`StepEnds.settle`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -126,12 +125,12 @@ class StepEnds:
         window.waits_for_step.discard(stage)
         if window.waits_for_step & update.stages:
             return
-        times = self._rank.timeline.current
-        start = time.perf_counter()
+        timeline = self._rank.timeline
+        start = timeline.moment()
         self._wait_for_sums(window, update.stages)
-        times.waited_at_step += time.perf_counter() - start
+        timeline.add("waited_at_step", start)
         self.updating, self.updating_stages = window.step, update.stages
-        finished = update.finish(window, times)
+        finished = update.finish(window, timeline)
         if not window.waits_for_step:
             self._finished.append(finished)
             if finished.stop and self.stop_after is None:
@@ -151,7 +150,7 @@ class StepEnds:
         Raises:
             NotFiniteError: the step is neither finite nor to be skipped.
         """
-        return self._updates[0].settle(self._rank.timeline.current, drop)
+        return self._updates[0].settle(self._rank.timeline, drop)
 
     def close(self) -> None:
         """Drop the gradients of windows that have no STEP."""

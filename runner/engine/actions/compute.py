@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -88,7 +87,7 @@ class Compute:
         again = self._is_recomputed(place)
         elsewhere = self._rank.recomputes_elsewhere(window, stage)
         buffers = self._changed[stage].snapshot() if again and not elsewhere else None
-        start = time.perf_counter()
+        start = self._rank.timeline.moment()
         with self._rank.transport.exclusive():
             try:
                 keeps = window.training and not again
@@ -97,7 +96,7 @@ class Compute:
             except Exception:
                 self._rank.buffers.put("input", stage, microbatch, value)  # the error message shows the stage's input
                 raise
-        self._rank.timeline.compute("F", stage, place.number, start, time.perf_counter())
+        self._rank.timeline.compute("F", stage, place.number, start)
         self._count_loss(place)
         if buffers is not None:
             buffers.forget_unchanged()
@@ -153,10 +152,10 @@ class Compute:
         else:
             value, _ = self._rank.buffers.take("graph", stage, microbatch)
             as_before = self._rank.buffers.take("buffers", stage, microbatch).restored()
-        start = time.perf_counter()
+        start = self._rank.timeline.moment()
         with self._rank.transport.exclusive(), self.works.forward(place, value, keeps=True), as_before:
             output = self._run(place, value, counts=False)
-        self._rank.timeline.compute("R", stage, place.number, start, time.perf_counter())
+        self._rank.timeline.compute("R", stage, place.number, start)
         self._rank.buffers.put("graph", stage, microbatch, (value, output))
 
     def _run(self, place: Place, value: Any, *, counts: bool) -> Any:
@@ -247,10 +246,10 @@ class Compute:
             leaves = [tensor for tensor in flatten(value)[0] if tensor.requires_grad] if place.stage > 0 else []
             roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
             gradients = self._output_gradients(place)
-            start = time.perf_counter()
+            start = self._rank.timeline.moment()
             with self._rank.transport.exclusive():
                 produced = run(leaves, roots, gradients)
-        self._rank.timeline.compute(op, place.stage, place.number, start, time.perf_counter())
+        self._rank.timeline.compute(op, place.stage, place.number, start)
         self._hand_on(place, leaves, produced)
 
     def backward_weight(self, action: Action) -> None:
@@ -259,10 +258,10 @@ class Compute:
         if not place.samples:
             return
         pending = self._rank.buffers.take("weight_gradients", place.stage, place.microbatch)
-        start = time.perf_counter()
+        start = self._rank.timeline.moment()
         with self._rank.transport.exclusive():
             backward_weight(pending)
-        self._rank.timeline.compute("W", place.stage, place.number, start, time.perf_counter())
+        self._rank.timeline.compute("W", place.stage, place.number, start)
 
     def _place(self, action: Action) -> Place:
         return Place(self._rank.window_of(action), action.stage, number_of(action))

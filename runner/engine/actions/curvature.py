@@ -5,7 +5,6 @@ The inputs and gradients that it takes from micro-batches are kept until their a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -154,13 +153,13 @@ class ScheduledCurvature:
 
     def do(self, action: Action, timeline: Timeline) -> None:
         """Do an action: sum the tensors of its micro-batch, or invert the factors of its stage."""
-        start = time.perf_counter()
+        start = timeline.moment()
         if action.microbatch is not None:
             self._sum((action.work, action.stage, action.microbatch))
         else:
             for factors in self._factors[action.stage]:
                 self._kfac.invert(factors.inputs if action.fill == INV_A.name else factors.outputs)
-        timeline.compute(action.work, action.stage, action.microbatch, start, time.perf_counter())
+        timeline.compute(action.work, action.stage, action.microbatch, start)
 
     def settle(self) -> None:
         """Sum all tensors that are still kept, and put the sums into the optimizer's states, so that they are saved.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,10 +42,10 @@ class Incoming:
 
     def wait(self, timeline: Timeline) -> None:
         """Wait until the tensors have arrived; the time counts as waiting."""
-        start = time.perf_counter()
+        start = timeline.moment()
         for handle in self.handles:
             handle.wait()
-        timeline.current.waiting += time.perf_counter() - start
+        timeline.add("waiting", start)
 
 
 class Outgoing(list[tuple[Handle, Tensor]]):

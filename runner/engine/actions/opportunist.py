@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Self
 
@@ -79,6 +78,6 @@ class Opportunist:
         return self._rank.window_of(action).size(number_of(action))
 
     def _wait(self, *messages: Sequence[Handle]) -> None:
-        start = time.perf_counter()
+        start = self._rank.timeline.moment()
         self._transport.wait_for_any(messages)
-        self._rank.timeline.current.waiting += time.perf_counter() - start
+        self._rank.timeline.add("waiting", start)

@@ -13,13 +13,12 @@ know of their gradients in one asynchronous all-gather instead of a chain of mes
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runner.engine.asks import asks_for_save, asks_for_stop
-from runner.engine.measure.timeline import StepTimes
+from runner.engine.measure.timeline import Timeline
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
 from runner.engine.update.update import Update, Verdict
 from runner.engine.weights.store import StageWeights
@@ -95,19 +94,19 @@ class StageUpdate:
         """Whether the verdict on the last step is not known yet, so that the step may be taken back."""
         return self._pending is not None
 
-    def finish(self, window: Window, times: StepTimes) -> FinishedStep:
+    def finish(self, window: Window, timeline: Timeline) -> FinishedStep:
         """Update the weights, or skip the step; with post-validation, update before all ranks have agreed.
 
         Args:
             window: the step's window. Its loss, and the gradients of the stages, are sums over all micro-batches and
                 replicas.
-            times: the seconds of waiting and of the update are added to it.
+            timeline: the time of waiting and of the update is added to it.
 
         Raises:
             RunFailedError: the sum of the samples' weights is not above 0.
             NotFiniteError: the step is not finite and must not be skipped.
         """
-        start = time.perf_counter()
+        start = timeline.moment()
         total, weight = window.loss.tolist()
         if weight <= 0:
             what = "no sample has a weight" if weight == 0 else f"the samples' weights add up to {weight}"
@@ -116,26 +115,26 @@ class StageUpdate:
         loss_is_finite = math.isfinite(total) and math.isfinite(weight)
         if loss_is_finite:
             self.update.open(weight)
-        agreed = time.perf_counter()
+        agreed = timeline.moment()
         speculative = self._options.post_validation and loss_is_finite
         if speculative:
             verdict = self._speculate(window, total / weight)
         else:
             verdict = self.update.verdict() if loss_is_finite else Verdict(finite=False)
-            agreed = time.perf_counter()
+            agreed = timeline.moment()
             self._conclude(window, total / weight, verdict)
-        times.waited_at_step += agreed - start
-        times.optimizer += time.perf_counter() - agreed
+        timeline.add("waited_at_step", start, agreed)
+        timeline.add("optimizer", agreed)
         skipped = not verdict.finite and not speculative
         norm = self.update.norm_of(verdict)
         stop, save = asks_for_stop(window.asks), asks_for_save(window.asks)
         return FinishedStep(window.step, total / weight, norm, stop, save, skipped, scale)
 
-    def settle(self, times: StepTimes, begun: Callable[[], None] | None = None) -> bool:
+    def settle(self, timeline: Timeline, begun: Callable[[], None] | None = None) -> bool:
         """Wait for the verdict on the last step, and take the step back if the verdict demands it.
 
         Args:
-            times: the seconds of waiting are added to it.
+            timeline: the time of waiting is added to it.
             begun: called before the step is taken back; it drops the forwards of the next window that have run.
 
         Returns:
@@ -147,9 +146,9 @@ class StageUpdate:
         pending, self._pending = self._pending, None
         if pending is None:
             return False
-        start = time.perf_counter()
+        start = timeline.moment()
         verdict = self.update.verdict()
-        times.waited_at_step += time.perf_counter() - start
+        timeline.add("waited_at_step", start)
         if verdict.finite and verdict.factor == 1.0:
             assert pending.stepped  # the norm of one rank is never larger than that of all ranks together
             self.update.close()
