@@ -94,6 +94,7 @@ class ParallelismConfig:
     pipeline: int = 1  # number of stages, each with a part of the layers
     data: int = 1  # number of replicas, each with a part of the batch
     tensor: int = 1  # number of parts of every layer
+    goes_with: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -103,14 +104,19 @@ class ScheduleConfig:
     name: str = "1f1b"
     microbatches: int = 1  # per optimizer step and data replica
     chunks: int | None = None  # model chunks per rank; null = the schedule's own
-    variant: str | None = None  # chimera: concatenation, doubling, halving; null = concatenation
-    pipes: int | None = None  # chimera: number of pipelines, half of them in each direction; null = 2
+    variant: str | None = None  # chimera: concatenation, doubling, halving; avgpipe: easgd, updates; null = the first
+    pipes: int | None = None  # chimera: pipelines, half of them in each direction; avgpipe: pipelines; null = 2
+    advance: int | None = None  # avgpipe: forwards that each rank makes earlier than 1f1b would; null = 0
+    wave: int | None = None  # hetpipe: steps from one exchange of workers to the next; null = as the pipeline needs
+    distance: int | None = None  # hetpipe: waves by which a worker may lack the others' changes; null = 0
+    elasticity: float | None = None  # avgpipe: how far the average draws each pipeline after a step; null = 1 / pipes
     twin_check_every: int = 100  # steps between two comparisons of a stage's copies on several ranks
     file: str | None = None  # from_file: a schedule in torch's CSV form
     post_validation: bool = False  # update before the global norm and overflow check are known, and undo it if needed
     memory_limit: int | None = None  # zb_auto: micro-batches that a rank may keep between F and W; null = the ranks
     base: str | None = None  # pipefisher: the schedule whose bubbles are filled: 1f1b, gpipe; null = 1f1b
     opportunistic: bool | None = None  # varuna: a forward may replace a backward whose gradient is late; null = false
+    asynchronous: str | None = None  # auto: whether it considers asynchronous orders: refused, allowed; null = refused
     steps: int | None = None  # windows drawn by `runner schedule`
     lr_rescheduling: int | None = None  # pipemare: steps until a late stage has the whole learning rate; null = at once
     discrepancy_correction: float | None = None  # pipemare: C in (0, 1); null = backwards read the newest weights

@@ -40,6 +40,8 @@ from runner.engine.update.sets import Keep
 from runner.engine.update.sharding import Sharding
 from runner.engine.update.stage_update import Backup, NotFiniteError
 from runner.engine.update.update import Update
+from runner.engine.update.waves import OwnGradients, WaveExchange
+from runner.engine.weights.pipelines import PipelineGradients, PipelineWeights
 from runner.engine.weights.predicted import Foresight, PredictedWeights
 from runner.engine.weights.store import StageWeights, WeightStore
 from runner.engine.window import StepBatch, Window, join_microbatches
@@ -77,6 +79,7 @@ class Engine:
     Attributes:
         tags: describes each of this rank's parameters, by global name.
         stores: the weights of each stage whose forwards or backwards do not always use the newest ones.
+        waves: the exchange of each stage, where replicas exchange changes of weights instead of gradients.
     """
 
     def __init__(
@@ -115,9 +118,19 @@ class Engine:
         self._rank = RankContext(view, self.stages, transport, schedules, options.microbatches, sharding)
         self._rank.timeline = Timeline(clock_of(transport.device))
         self._headers = Headers(view, schedule.placement, transport)
+        self.waves = _waves(view, self.stages, schedule, transport)
         self._ends = StepEnds(
-            self._rank, self._stream, self._headers, options, tags=self.tags, keep=keep, stores=self.stores
+            self._rank,
+            self._stream,
+            self._headers,
+            options,
+            tags=self.tags,
+            keep=_keeping(keep, self.stores),
+            stores=self.stores,
+            waves=self.waves,
         )
+        if self.waves:
+            self.reduce_by(lambda gradients: OwnGradients())
         self._executor = Executor(
             self._rank,
             self._works(),
@@ -215,6 +228,7 @@ class Engine:
         begin: Callable[[], None] | None = None,
         filler: Filler | None = None,
         foresight: Foresight | None = None,
+        copies: Mapping[Tensor, Sequence[torch.nn.Parameter]] | None = None,
     ) -> None:
         """Set the function that updates the weights from ``parameter.grad``.
 
@@ -226,6 +240,7 @@ class Engine:
             begin: called before the first forward of a training step; most optimizers need no such call.
             filler: does the work that fills the schedule's bubbles, if it has such work.
             foresight: predicts weights from the optimizer's states, if some are predicted.
+            copies: where pipelines train weights of their own, the optimizer's parameter of each pipeline, by weight.
 
         Raises:
             ValueError: the schedule has such work, but ``filler`` is missing.
@@ -242,6 +257,8 @@ class Engine:
         for store in self.stores.values():
             if isinstance(store, PredictedWeights):
                 store.foresight = foresight
+            if isinstance(store, PipelineWeights) and copies is not None:
+                store.share(copies)
 
     def reduce_by(self, make: Callable[[StageGradients], Reducer]) -> None:
         """Sum each stage's gradients with its own reducer; those of tied weights are summed without one."""
@@ -349,6 +366,8 @@ class Engine:
         Raises:
             RunFailedError: copies of a tensor differ; the ranks that hold it raise the error.
         """
+        if self.waves and any(exchange.held for exchange in self.waves.values()):
+            return  # replicas have different weights in the middle of a wave
         compare_copies(self.view, self.stages, self.tags, self.transport, self._step)
 
     def evaluate(self, batch: StepBatch) -> tuple[float, float]:
@@ -525,6 +544,8 @@ class Engine:
             self._close_ended()
             self._since = self._step
         self._settle_step()
+        for exchange in self.waves.values():
+            exchange.close()
         if self._filler is not None:
             self._filler.settle()
 
@@ -595,12 +616,39 @@ def _stores(
     for stage, module in stages.items():
         gaps = prediction.stages[stage] if prediction is not None else None
         lag = schedule.lags[stage] if schedule.is_asynchronous else 0
-        if gaps is not None:
+        if schedule.own_weights:
+            found[stage] = PipelineWeights(module, schedule.pipeline_of_microbatch)
+        elif gaps is not None:
             decay = prediction.decays[stage] if prediction is not None and prediction.decays else None
             found[stage] = PredictedWeights(module, gaps, overlaps=schedule.is_asynchronous, decay=decay)
         elif lag:
             found[stage] = WeightStore(module, lag, schedule.window_size, reads_newest=schedule.reads_newest)
     return found
+
+
+def _keeping(keep: Keep, stores: Mapping[int, StageWeights]) -> Keep:
+    """``keep``, or what keeps the gradients of each pipeline where pipelines train weights of their own."""
+
+    def make(parameters: Sequence[tuple[str, torch.nn.Parameter]], tag: ParameterTag | None) -> StageGradients:
+        store = stores.get(tag.stages[0]) if tag is not None else None
+        return (
+            PipelineGradients(parameters, tag, store) if isinstance(store, PipelineWeights) else keep(parameters, tag)
+        )
+
+    return make
+
+
+def _waves(
+    view: RankView, stages: Mapping[int, StageModule], schedule: Schedule, transport: Transport
+) -> dict[int, WaveExchange]:
+    """Make the exchange of each stage, if replicas exchange changes of weights."""
+    if not schedule.wave or len(view.replicas) == 1:
+        return {}
+    trained = {stage: [each for each in module.parameters() if each.requires_grad] for stage, module in stages.items()}
+    return {
+        stage: WaveExchange(parameters, transport, view.replicas, wave=schedule.wave, distance=schedule.distance)
+        for stage, parameters in trained.items()
+    }
 
 
 def _named_buffers(module: StageModule) -> list[tuple[str, Tensor]]:

@@ -21,8 +21,9 @@ from runner.engine.transport.base import Handle
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.sets import Keep, stage_sets, tied_sets
 from runner.engine.update.sharding import ShardedUpdate
-from runner.engine.update.stage_update import Backup, StageUpdate
+from runner.engine.update.stage_update import AroundStep, Backup, StageUpdate
 from runner.engine.update.update import Update
+from runner.engine.update.waves import WaveExchange
 from runner.engine.weights.store import StageWeights
 from runner.engine.window import Window
 from runner.model.tags import ParameterTag
@@ -41,6 +42,7 @@ class StepEnds:
         tags: describes each of the rank's parameters, by global name.
         keep: makes the gradients of a stage.
         stores: the weight store of each stage that keeps several versions of its weights.
+        waves: the exchange of each stage whose replicas exchange changes of weights.
 
     Attributes:
         gradients: the gradients of each stage.
@@ -60,6 +62,7 @@ class StepEnds:
         tags: Mapping[str, ParameterTag],
         keep: Keep,
         stores: Mapping[int, StageWeights],
+        waves: Mapping[int, WaveExchange],
     ) -> None:
         self.gradients = stage_sets(rank.stages, tags, keep)
         self.tied_gradients = tied_sets(rank.stages, tags)
@@ -68,7 +71,9 @@ class StepEnds:
         self.stop_after: int | None = None
         self.save_after: int | None = None
         self._rank, self._stream, self._headers = rank, stream, headers
-        self._updates = _make_updates(self, rank, options, stream.schedule(training=True).is_asynchronous, stores)
+        self._updates = _make_updates(
+            self, rank, options, stream.schedule(training=True).is_asynchronous, stores, waves
+        )
         self._reductions: dict[int, list[Handle]] = {}
         self._finished: list[FinishedStep] = []
 
@@ -178,7 +183,12 @@ class StepEnds:
 
 
 def _make_updates(
-    ends: StepEnds, rank: RankContext, options: EngineOptions, each_alone: bool, stores: Mapping[int, StageWeights]
+    ends: StepEnds,
+    rank: RankContext,
+    options: EngineOptions,
+    each_alone: bool,
+    stores: Mapping[int, StageWeights],
+    waves: Mapping[int, WaveExchange],
 ) -> list[StageUpdate]:
     """Make one update for all stages of the rank, or one for each stage if they are updated each alone."""
 
@@ -199,9 +209,13 @@ def _make_updates(
         together = make(ends.all_gradients, rank.view.pipeline)
         return [StageUpdate(rank.stages, options, together, stores.values())]
     return [
-        StageUpdate([stage], options, make([gradients], ()), [stores[stage]] if stage in stores else [])
+        StageUpdate([stage], options, make([gradients], ()), _around_step(stage, stores, waves))
         for stage, gradients in ends.gradients.items()
     ]
+
+
+def _around_step(stage: int, *kinds: Mapping[int, AroundStep]) -> list[AroundStep]:
+    return [of_stage[stage] for of_stage in kinds if stage in of_stage]
 
 
 def _without(others: Sequence[StageGradients], apply_update: Callable[[], None]) -> None:

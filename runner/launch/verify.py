@@ -23,6 +23,7 @@ from runner.errors import (
 from runner.launch.local.ranks import Launch, Outcome, run_ranks
 from runner.launch.rank import uses_cuda
 from runner.launch.run.prepare import place_of, prepare, write_request
+from runner.plan.requested_schedule import executed_schedule, is_chosen_by_plan
 
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
@@ -58,6 +59,9 @@ def verify(config: RunConfig, *, steps: int = DEFAULT_STEPS, entry: str = RECORD
     if config.launcher.name != "local":
         why = "`runner verify` starts both runs on this machine"
         raise_problems([Problem("launcher", config.launcher.name, "must be local", why, "launcher=local")])
+    if config.parallelism.data > 1 and not is_chosen_by_plan(config) and executed_schedule(config).wave:
+        why = "The plain loop has the weights of one worker"
+        raise_problems([Problem("parallelism.data", config.parallelism.data, "must be 1", why, "parallelism.data=1")])
     if config.compression.name != "none":
         why = "One process sums whole gradients, from which compressed ones differ by what is left over"
         raise_problems([Problem("compression", config.compression.name, "must be none here", why, "compression=none")])

@@ -137,13 +137,13 @@ def _memory_needs(
         states_over=data if by_itself else 1,
         flattened=flattened_bytes(config),
         accelerated=on_accelerator(config, machine.device_memory_bytes),
-        extra=_extra_copies(schedule, prediction),
+        extra=_extra_copies(schedule, prediction, data),
     )
 
 
-def _extra_copies(schedule: Schedule, prediction: Prediction | None) -> tuple[ExtraCopies, ...]:
+def _extra_copies(schedule: Schedule, prediction: Prediction | None, replicas: int) -> tuple[ExtraCopies, ...]:
     """What each stage holds besides its newest weights: a predicted stage keeps predictions instead of versions."""
-    older = older_versions(schedule)
+    older = older_versions(schedule, replicas)
     if prediction is None:
         return older
     return tuple(

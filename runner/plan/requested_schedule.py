@@ -30,20 +30,9 @@ def resolve_request(overrides: Sequence[str]) -> RunConfig:
     """Make the configuration that ``overrides`` ask for.
 
     Raises:
-        RequestError: see :func:`runner.config.compose.resolve.resolve`. That function knows only the option files;
-            for another published schedule, the error here says that this version does not have it.
+        RequestError: see :func:`runner.config.compose.resolve.resolve`.
     """
-    try:
-        return with_measured_link(resolve(overrides))
-    except RequestError as error:
-        raise RequestError([_of_published(problem) for problem in error.problems]) from error
-
-
-def _of_published(problem: Problem) -> Problem:
-    name = problem.value
-    if problem.path == "schedule" and isinstance(name, str) and name in registry.NOT_AVAILABLE:
-        return registry.not_available(name)
-    return problem
+    return with_measured_link(resolve(overrides))
 
 
 def costs_of(config: RunConfig) -> Costs:
@@ -70,7 +59,7 @@ def schedule_problems(config: RunConfig) -> list[Problem]:
 
 def _is_asynchronous(config: RunConfig) -> bool:
     spec = _spec(config)
-    return spec is not None and spec.kind == "asynchronous"
+    return spec is not None and spec.kind == "asynchronous" and not spec.averaged_pipes
 
 
 def schedule_of(config: RunConfig) -> Schedule:
@@ -131,6 +120,10 @@ def _asked(config: RunConfig, costs: StageCosts | None = None) -> registry.Sched
         costs=costs_of(config) if costs is None else costs,
         variant=asked.variant,
         pipes=asked.pipes,
+        advance=asked.advance,
+        elasticity=asked.elasticity,
+        wave=asked.wave,
+        distance=asked.distance,
         opportunistic=asked.opportunistic or None,
         base=asked.base,
         lr_rescheduling=asked.lr_rescheduling,

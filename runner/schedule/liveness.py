@@ -275,7 +275,8 @@ def weight_lifetimes(view: Schedule | Program) -> tuple[tuple[Lifetime, ...], ..
     """For each rank, the lifetimes of the versions of its stages' weights.
 
     Version v is made by the optimizer step of window v - 1; version 0 exists from the start. A version is alive until
-    the step of window v has replaced it and the last action that reads it has ended; the newest version stays. A
+    the step of window v has replaced it and the last action that reads it has ended; the newest version stays. Where
+    each pipeline trains weights of its own, these live all the time, and the versions are those of their average. A
     program contains its steps. A schedule does not; there, the last action before a step stands for it.
     """
     return tuple(tuple(_versions(view, rank)) for rank in range(view.ranks))
@@ -291,6 +292,8 @@ def _versions(view: Schedule | Program, rank: int) -> Iterator[Lifetime]:
             last_reader[action.stage, version] = action
     steps = _steps(view, rank)
     for stage in schedule.stages_of(rank):
+        for _ in range(schedule.trained_copies if schedule.own_weights else 0):
+            yield Lifetime(rank, Kind.WEIGHTS, stage, None, None, None)
         made: Action | None = None
         for version in itertools.count():
             replaced = steps.get((stage, version))

@@ -184,10 +184,13 @@ def versions_held(schedule: Schedule) -> tuple[float, ...]:
 
     A version is held from the optimizer step that makes it until a newer version exists and its last reader has ended.
     A flushed schedule holds one version. With several pipelines, a rank holds its stages of all of them; a stage that
-    two pipelines put on it counts once.
+    two pipelines put on it counts once, unless each trains weights of its own.
     """
     if not schedule.is_asynchronous:
-        return tuple(len(schedule.stages_of(rank)) / schedule.chunks for rank in range(schedule.ranks))
+        return tuple(
+            sum(1 + schedule.older_versions(stage) for stage in schedule.stages_of(rank)) / schedule.chunks
+            for rank in range(schedule.ranks)
+        )
     return tuple(
         max(map(sum, _held_at_steps(schedule, rank, steps)), default=len(schedule.stages_of(rank))) / schedule.chunks
         for rank, steps in enumerate(updates(schedule))

@@ -20,6 +20,8 @@ class ScheduleTraits:
         ranks: number of pipeline ranks.
         stages: number of stages of one pipeline.
         has_copies: whether a stage is on several ranks of one replica: as twins, or because of backwards elsewhere.
+        own_weights: whether each pipeline trains weights of its own.
+        exchanges_waves: whether replicas exchange changes of weights instead of gradients.
         one_stage_per_rank: whether every rank holds exactly one stage.
         splits_backward: whether some backward is split into I and W.
         recomputes: whether an action of the schedule runs some forward again before its backward.
@@ -35,6 +37,8 @@ class ScheduleTraits:
     ranks: int
     stages: int
     has_copies: bool
+    own_weights: bool
+    exchanges_waves: bool
     one_stage_per_rank: bool
     splits_backward: bool
     recomputes: bool
@@ -53,7 +57,9 @@ def traits_of(schedule: Schedule) -> ScheduleTraits:
         name=schedule.name,
         ranks=schedule.ranks,
         stages=schedule.stages,
-        has_copies=len(schedule.rows) > 1,
+        has_copies=any(len(schedule.copies_of(stage)) > 1 for stage in range(schedule.stages)),
+        own_weights=schedule.own_weights,
+        exchanges_waves=schedule.wave > 0,
         one_stage_per_rank=all(len(schedule.stages_of(rank)) == 1 for rank in range(schedule.ranks)),
         splits_backward=not ops.isdisjoint({Op.I, Op.W}),
         recomputes=Op.R in ops,

@@ -168,6 +168,11 @@ class Schedule:
             window waits for the step before it. Otherwise windows overlap, and each stage is updated by itself as soon
             as its gradients are complete.
         reads_newest: whether backwards read the weights that are the newest when they run, not those of their forward.
+        own_weights: whether each pipeline trains weights of its own, so that a rank holds its stage once for each
+            pipeline, and once more as the average that draws them together after every optimizer step.
+        wave: number of optimizer steps after which replicas exchange what their steps have changed; 0 means that they
+            sum the gradients of every step.
+        distance: number of waves by which a replica may lack the changes of other replicas.
         joined: number of neighbouring micro-batches that share one forward. It begins when all of their inputs are
             there, and hands on all of its outputs together. Each micro-batch has its own backward.
         parts: number of neighbouring micro-batches that are parts of one requested micro-batch.
@@ -184,6 +189,9 @@ class Schedule:
     backward_placement: tuple[int, ...] = ()
     lags: tuple[int, ...] = ()
     reads_newest: bool = False
+    own_weights: bool = False
+    wave: int = 0
+    distance: int = 0
     joined: int = 1
     parts: int = 1
     ahead: int = 0
@@ -231,8 +239,18 @@ class Schedule:
         return max(0, (microbatch - self.lags[stage]) // self.window_size)
 
     def older_versions(self, stage: int) -> int:
-        """How many versions of a stage's weights besides the newest are kept, because actions will still read them."""
+        """How many copies of a stage's weights besides the newest are kept, because actions will still read them.
+
+        They are older versions, or the weights of each pipeline besides their average.
+        """
+        if self.own_weights:
+            return len(self.placement)
         return 0 if not self.lags or self.reads_newest else -(-self.lags[stage] // self.window_size)
+
+    @property
+    def trained_copies(self) -> int:
+        """How many copies of a stage's weights a rank trains: one for each pipeline that has weights of its own."""
+        return len(self.placement) if self.own_weights else 1
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:
@@ -307,9 +325,10 @@ class Schedule:
     def sums_in_order(self) -> bool:
         """Whether every stage adds the gradients of its weights in the order of the micro-batches, as one process does.
 
-        With several pipelines this is never so, because each pipeline first adds those of its own micro-batches.
+        With several pipelines of the same weights this is never so, because each pipeline first adds those of its own
+        micro-batches.
         """
-        if len(self.placement) > 1:
+        if len(self.placement) > 1 and not self.own_weights:
             return False
         added: dict[tuple[int, int], int] = {}  # pipeline, stage -> the last micro-batch that was added
         for row in self.actions:

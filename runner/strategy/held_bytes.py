@@ -28,6 +28,8 @@ def held_bytes(engine: Engine, optimizer: Optimizer, sharding: DeepSpeedStage | 
     weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     for store in engine.stores.values():
         weights += store.held
+    for exchange in engine.waves.values():
+        weights += exchange.held
     shards: list[Tensor] = []
     if sharding is not None:
         shards = [shard for parameter in sharding.module.parameters() if (shard := _shard(parameter)) is not None]

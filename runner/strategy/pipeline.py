@@ -48,6 +48,7 @@ from runner.model.ties import crossing_ties
 from runner.optim.forecast import Forecast
 from runner.optim.learning_rate import scaled_rates
 from runner.optim.states.backup import OptimizerBackup
+from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
 from runner.schedule.generators.one_directional.forward_only import forward_only
 from runner.schedule.lowering.program import lower
@@ -186,7 +187,8 @@ class EngineStrategy(NamedCheckpointStrategy):
             foresight = None
             if self.plan.prediction is not None:
                 foresight = Forecast(self.plan.prediction.kind, optimizer, self._rates.get)
-            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, filler, foresight)
+            copies = optimizer.copies if isinstance(optimizer, ElasticAverage) else None
+            self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, filler, foresight, copies)
             crossing = [tie.name for tie in crossing_ties(module.ties, self.plan.partition)]
             self.exchange = attach_compression(optimizer, self.engine, crossing)
         self.setup_precision_plugin()
@@ -396,7 +398,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         reduced = sum(gradients.reducer.bytes_sent for gradients in self.engine.all_gradients)
         momentum = self.exchange.bytes_sent if self.exchange is not None else 0
         return {
-            "weights": 0.0,
+            "weights": sum(exchange.bytes_sent for exchange in self.engine.waves.values()) / steps,
             "weight_gradients": reduced / steps,
             "optimizer_states": momentum / steps,
         }

@@ -18,6 +18,7 @@ from runner.model.layers import LayerSource, StageModule, build_stage
 from runner.model.ties import find_ties
 from runner.optim.kinds.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
+from runner.plan.averaging import averaging_of
 from runner.strategy.pipeline import EngineStrategy
 from runner.training.validation import LOSS, ValidationSums, note_means
 
@@ -30,7 +31,13 @@ def requested_optimizer(config: RunConfig, stages: nn.ModuleDict) -> OptimizerLR
     # DeepSpeed makes and shards its own master weights
     masters = PRECISIONS[config.precision.name].master_weights and not config.zero.stage
     delay_from = config.offload.delay_from
-    optimizer = build_optimizer(config.optimizer, trained, master_weights=masters, delay_from=delay_from)
+    optimizer = build_optimizer(
+        config.optimizer,
+        trained,
+        master_weights=masters,
+        delay_from=delay_from,
+        averaging=averaging_of(config),
+    )
     scheduler = build_scheduler(config, optimizer)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -36,13 +36,14 @@ NEGATIVE = [
     "launcher.start_timeout_seconds", "launcher.exit_timeout_seconds",
     "launcher.grace_seconds", "checkpoint.timeout_seconds", "checkpoint.every_seconds",
     "trainer.max_epochs", "schedule.lr_rescheduling", "schedule.warmup_steps", "schedule.discrepancy_correction",
-    "weight_prediction.gap",
+    "weight_prediction.gap", "schedule.advance", "schedule.elasticity", "schedule.wave", "schedule.distance",
 ]  # fmt: skip
 UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",
     "launcher.name", "logger.name", "profiler.name", "device", "sweep_retry", "sweep_on_failure", "memory_limit",
     "report", "sweep_report", "plan_report", "model.target", "data.target", "loss.target", "data.collate",
     "offload.activations", "trainer.on_nonfinite", "compression.name", "weight_prediction.name",
+    "schedule.asynchronous",
 ]  # fmt: skip
 OF_SLURM = {
     "nodes": 2, "gpus_per_node": 1, "cpus_per_task": 1, "time_limit": "1:00", "signal_seconds": 1, "requeue": False,

@@ -117,7 +117,7 @@ TRAITS = {  # has_copies, several stages per rank, splits_backward, recomputes, 
     "gpipe": "", "1f1b": "", "interleaved_1f1b": "several", "zb_h1": "split", "zb_v": "several split",
     "chimera": "copies several", "varuna": "recomputes", "pipefb": "copies several recomputes", "bpipe": "moves",
     "pipefisher": "filled", "pipedream_2bw": "asynchronous", "wpipe": "several asynchronous",
-    "ampnet": "asynchronous newest",
+    "ampnet": "asynchronous newest", "avgpipe": "own", "hetpipe": "asynchronous waves",
 }  # fmt: skip
 
 
@@ -134,6 +134,8 @@ def test_the_traits_of_schedules(name: str, expected: str) -> None:
         "asynchronous": traits.is_asynchronous,
         "newest": traits.reads_newest,
         "leaves": traits.leaves_its_order,
+        "own": traits.own_weights,
+        "waves": traits.exchanges_waves,
     }
     assert " ".join(word for word, holds in found.items() if holds) == expected
     assert (traits.name, traits.ranks) == (name, 4)
@@ -145,7 +147,7 @@ def test_traits_are_values_of_the_actions() -> None:
     whole = ScheduleTraits(
         name="own", ranks=1, stages=1, has_copies=False, one_stage_per_rank=True, splits_backward=False,
         recomputes=False, moves_activations=False, filling=None, is_asynchronous=False, reads_newest=False,
-        leaves_its_order=False, forwards_read_newest=True,
+        leaves_its_order=False, forwards_read_newest=True, own_weights=False, exchanges_waves=False,
     )  # fmt: skip
     assert traits_of(split) == replace(whole, splits_backward=True)
     assert traits_of(registry.build("varuna", ranks=2, microbatches=2, opportunistic=True)).leaves_its_order

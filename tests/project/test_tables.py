@@ -10,7 +10,7 @@ from runner.config.compose.groups import options, shipped_conf
 from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
 from runner.recipes.schedules.computed import compute
 from runner.recipes.schedules.rows import Row
-from runner.schedule.catalogue.registry import NAMES, SPECS
+from runner.schedule.catalogue.registry import NAMES, SPECS, build
 
 ROOTS = (shipped_conf(),)
 
@@ -50,7 +50,9 @@ def test_idle_and_kept_are_those_of_the_recipe_that_measures_schedules() -> None
     for name, figures in told.items():
         if name in SPECS and SPECS[name].figures is None:
             known = compute(Row(name, SPECS[name].default_chunks or 1), ranks=4, microbatches=16)
-            idle = known.simulated_in_a_row if SPECS[name].kind == "asynchronous" else known.simulated
+            idle = (
+                known.simulated_in_a_row if build(name, ranks=4, microbatches=16).is_asynchronous else known.simulated
+            )
             assert figures == [f"{idle:.3f}", f"{max(known.simulated_activations):g}"], name
 
 

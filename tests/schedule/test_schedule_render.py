@@ -221,7 +221,8 @@ def test_catalogue_says_what_a_script_needs() -> None:
     assert entries["hanayo"]["formulas"] is None
     assert {entry["data_unit"] for entry in entries.values()} == {"micro-batch", "mini-batch"}
     assert {name for name, entry in entries.items() if entry["kind"] == "asynchronous"} == {
-        "ampnet", "pipedream", "pipedream_vsync", "pipedream_2bw", "pipemare", "spectrain", "wpipe", "xpipe"
+        "ampnet", "pipedream", "pipedream_vsync", "pipedream_2bw", "pipemare", "spectrain", "wpipe", "xpipe",
+        "avgpipe", "hetpipe",
     }  # fmt: skip
     text = catalogue_text()
     for entry in entries.values():

@@ -23,6 +23,7 @@ from runner.model.ties import find_ties
 from runner.optim.forecast import Forecast
 from runner.optim.learning_rate import scaled_rates
 from runner.optim.states.backup import OptimizerBackup
+from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
 from runner.optim.states.shared import SharedStates
 from runner.plan.layout.batches import split_sizes
@@ -132,7 +133,9 @@ def make_engine(
                 made.step()
 
         begin = watch.begin if watch else None
-        engine.attach_optimizer(update, backup=OptimizerBackup(made), begin=begin, foresight=foresight)
+        copies = made.copies if isinstance(made, ElasticAverage) else None
+        backup = OptimizerBackup(made) if copies is None else None
+        engine.attach_optimizer(update, backup=backup, begin=begin, foresight=foresight, copies=copies)
     return engine
 
 

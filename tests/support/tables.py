@@ -71,7 +71,7 @@ def _figures(spec: ScheduleSpec) -> tuple[str, str]:
     schedule = build(spec.name, ranks=RANKS, microbatches=MICROBATCHES, chunks=spec.default_chunks)
     played = simulate(schedule, Costs())
     idle = played.bubble_ratio
-    if spec.kind == "asynchronous":  # one step of many, which follow each other without a flush
+    if schedule.is_asynchronous:  # one step of many, which follow each other without a flush
         idle = 1.0 - sum(played.busy) / (RANKS * schedule.windows // schedule.interval) / period(schedule, Costs())
     return f"{idle:.3f}", f"{max(played.peak_activations):g}"
 

@@ -34,6 +34,7 @@ _WITHOUT_EFFECT = (
     ("metrics",),
     ("data", "workers"),
     ("model", "goes_with"),
+    ("parallelism", "goes_with"),
     ("model", "needs"),
     ("hardware", "link_bytes_per_second"),  # a new measurement does not change the identity of a job
     ("hardware", "link_latency_seconds"),

@@ -129,20 +129,23 @@ def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]
     optimizer = OPTIMIZERS.get(str(choices.get("optimizer")))
     for companion, follows in optimizer.brings.items() if optimizer is not None else ():
         choices.setdefault(companion, follows)
+    for companion, follows in _companions("parallelism", str(choices.get("parallelism")), roots).items():
+        choices.setdefault(companion, follows)
     if not {"model", "data", RECIPE} & set(choices):
         return {**choices, RECIPE: DEFAULT_RECIPE}
     if choices.get("model") == "custom" and choices.get(RECIPE) is None:
         choices = {"loss": "auto", "optimizer": "auto", **choices}  # a LightningModule may define its own
     if "model" in choices and choices.get(RECIPE) is None:
-        for group, name in _companions(str(choices["model"]), roots).items():
+        for group, name in _companions("model", str(choices["model"]), roots).items():
             choices.setdefault(group, name)
     return choices
 
 
-def _companions(model: str, roots: Sequence[Path]) -> dict[str, str]:
+def _companions(group: str, name: str, roots: Sequence[Path]) -> dict[str, str]:
+    """The options of other groups that an option file names as those it goes with."""
     try:
-        companions = read_option(options("model", roots)[model].path).get("goes_with")
-    except ValueError:
+        companions = read_option(options(group, roots)[name].path).get("goes_with")
+    except (KeyError, ValueError):
         return {}  # the problem is reported with all others
     return {str(group): str(name) for group, name in companions.items()} if isinstance(companions, dict) else {}
 

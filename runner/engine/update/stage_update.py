@@ -21,11 +21,10 @@ from runner.engine.asks import asks_for_save, asks_for_stop
 from runner.engine.measure.timeline import Timeline
 from runner.engine.options import EngineOptions, FinishedStep, TakenBack
 from runner.engine.update.update import Update, Verdict
-from runner.engine.weights.store import StageWeights
 from runner.engine.window import Window
 from runner.errors import RunFailedError
 
-__all__ = ["Backup", "NotFiniteError", "StageUpdate"]
+__all__ = ["AroundStep", "Backup", "NotFiniteError", "StageUpdate"]
 
 
 class Backup(Protocol):
@@ -42,6 +41,16 @@ class Backup(Protocol):
 
     def step_as_saved(self) -> None:
         """Step with the hyperparameters that were set at the last :meth:`save`."""
+
+
+class AroundStep(Protocol):
+    """Something that is done before and after each optimizer step of a stage."""
+
+    def before_step(self, window: int) -> None:
+        """Prepare the optimizer step of ``window``, whose gradients are complete."""
+
+    def after_step(self) -> None:
+        """Follow the step."""
 
 
 class NotFiniteError(Exception):
@@ -75,18 +84,18 @@ class StageUpdate:
         stages: these stages, which are on this rank.
         options: settings of the run.
         update: judges the gradients and updates the weights.
-        stores: the weight stores of those stages that keep several versions of their weights.
+        around: what is done before and after each step, in this order: weight stores first.
     """
 
     def __init__(
-        self, stages: Iterable[int], options: EngineOptions, update: Update, stores: Iterable[StageWeights] = ()
+        self, stages: Iterable[int], options: EngineOptions, update: Update, around: Iterable[AroundStep] = ()
     ) -> None:
         self.stages = frozenset(stages)
         self.update = update
         self.backup: Backup | None = None
         self.taken_back: list[TakenBack] = []
         self._options = options
-        self._stores = tuple(stores)
+        self._around = tuple(around)
         self._pending: _Pending | None = None
 
     @property
@@ -195,11 +204,11 @@ class StageUpdate:
         """
         scale = self.update.scale
         if verdict.finite:
-            for store in self._stores:
-                store.before_step(window.step)
+            for each in self._around:
+                each.before_step(window.step)
             self.update.apply(verdict.factor, step)
-            for store in self._stores:
-                store.after_step()
+            for each in self._around:
+                each.after_step()
             self.update.close()
             scale.succeeded()
             return

@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 from runner.config.schema import OptimizerConfig
 from runner.optim.catalogue.registry import optimizer_of
 from runner.optim.states.delayed import DelayedUpdate
+from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
+from runner.plan.averaging import Averaging
 
 __all__ = [
     "build_optimizer",
@@ -35,11 +37,13 @@ def build_optimizer(
     *,
     master_weights: bool = False,
     delay_from: int | None = None,
+    averaging: Averaging | None = None,
 ) -> Optimizer:
     """Make the optimizer of the configuration over ``parameters``.
 
     With ``master_weights`` it updates fp32 copies: see :class:`runner.optim.states.master.MasterWeights`. With
-    ``delay_from`` its updates take effect one step late: see :class:`runner.optim.states.delayed.DelayedUpdate`.
+    ``delay_from`` its updates take effect one step late: see :class:`runner.optim.states.delayed.DelayedUpdate`. With
+    ``averaging`` it updates weights of several pipelines: see :class:`runner.optim.states.elastic.ElasticAverage`.
     """
     trained = list(parameters) or [torch.zeros(0, requires_grad=True)]  # a stage may have nothing to train
     make = partial(optimizer_of(config).make, config)
@@ -47,6 +51,8 @@ def build_optimizer(
         return MasterWeights(trained, make)
     if delay_from is not None:
         return DelayedUpdate(trained, make, first=delay_from)
+    if averaging is not None:
+        return ElasticAverage(trained, make, averaging)
     return make(trained)
 
 

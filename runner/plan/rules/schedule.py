@@ -10,11 +10,13 @@ from runner.config.rules.table import Computed, Row, Table, value_at
 from runner.config.rules.values import another_schedule
 from runner.errors import Problem
 from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
+from runner.plan.prediction import kind_asked
 from runner.plan.rules.facts import OrderFacts
 from runner.schedule.traits import ScheduleTraits
 
 __all__ = [
     "ASYNCHRONOUS",
+    "AVERAGED",
     "COMPRESSION",
     "FILLED",
     "LENT",
@@ -23,12 +25,13 @@ __all__ = [
     "POST_VALIDATION",
     "SPLIT",
     "TWINS",
+    "WAVES",
     "statistics_problems",
 ]
 
 
-def _overlapping(path: str, needed: object, why: str, fix: str = "") -> Row[OrderFacts]:
-    """The rule that a key has its default value if windows overlap."""
+def _default(path: str, needed: object, why: str, fix: str = "") -> Row[OrderFacts]:
+    """The rule that a key has its default value with such a schedule."""
     shown = "null" if needed is None else str(needed).lower()
     breaks: Callable[[OrderFacts], bool] = lambda f: value_at(f, path) != needed  # noqa: E731
     return Row(path, breaks, f"must be {shown} with schedule={{order.name}}", why, fix=fix or f"{path}={shown}")
@@ -45,23 +48,23 @@ def _steps_as_a_whole(facts: OrderFacts) -> bool:
 ASYNCHRONOUS: Table[OrderFacts] = Table(
     "Asynchronous schedules, whose windows overlap",
     (
-        _overlapping(
+        _default(
             "trainer.grad_clip_norm",
             None,
             f"{_BY_ITSELF}, so that the gradients of the whole model are never there together",
             "trainer.grad_clip_value=1.0",
         ),
-        _overlapping(
+        _default(
             "trainer.on_nonfinite",
             "stop",
             f"{_BY_ITSELF}; some have been updated when another is not finite",
         ),
-        _overlapping(
+        _default(
             "schedule.post_validation", False, f"{_BY_ITSELF}: no rank waits for another before the optimizer step"
         ),
-        _overlapping("trainer.ema_decay", None, f"{_BY_ITSELF}, and an average would mix the stages' steps"),
-        _overlapping("zero.stage", None, "DeepSpeed keeps one version of each weight, and updates a rank's together"),
-        _overlapping("compile", False, "A compiled layer keeps to the weights that it was compiled with"),
+        _default("trainer.ema_decay", None, f"{_BY_ITSELF}, and an average would mix the stages' steps"),
+        _default("zero.stage", None, "DeepSpeed keeps one version of each weight, and updates a rank's together"),
+        _default("compile", False, "A compiled layer keeps to the weights that it was compiled with"),
         Row(
             "precision",
             lambda f: PRECISIONS[f.config.precision.name].loss_scaling,
@@ -80,6 +83,79 @@ ASYNCHRONOUS: Table[OrderFacts] = Table(
         ),
     ),
     applies=lambda f: f.order.is_asynchronous,
+)
+
+
+def _is_of_the_module_or_whole(facts: OrderFacts) -> bool:
+    return facts.config.optimizer.name == "auto" or _steps_as_a_whole(facts)
+
+
+AVERAGED: Table[OrderFacts] = Table(
+    "Schedules whose pipelines train weights of their own",
+    (
+        _default(
+            "trainer.grad_clip_norm",
+            None,
+            "A rank holds gradients of several models, and their common norm is that of none",
+            "trainer.grad_clip_value=1.0",
+        ),
+        _default("zero.stage", None, "DeepSpeed keeps one copy of each weight"),
+        _default("compile", False, "A compiled layer keeps to the weights that it was compiled with"),
+        _default("schedule.post_validation", False, "A step would be taken back with its average"),
+        _default("offload.delay_from", None, "The average would be of other steps than the weights"),
+        _default("compression.name", "none", "A compressor keeps one error for each weight, not one per pipeline"),
+        Row(
+            "weight_prediction",
+            lambda f: kind_asked(f.config, f.order.name) is not None,
+            "must be none with schedule={order.name}",
+            "The optimizer's states are those of several pipelines, which lead to several predictions",
+            fix="weight_prediction=none",
+            value=lambda f: f.config.weight_prediction.name,
+        ),
+        Row(
+            "precision",
+            lambda f: PRECISIONS[f.config.precision.name].master_weights,
+            "must keep weights in fp32 with schedule={order.name}",
+            "The weights that are averaged would be rounded copies of fp32 masters",
+            fix="precision=bf16_mixed",
+            value=lambda f: f.config.precision.name,
+        ),
+        Row(
+            "optimizer",
+            _is_of_the_module_or_whole,
+            "must be another with schedule={order.name}",
+            "It must be made over the weights of all pipelines, and update each of them from its own gradient",
+            fix="optimizer=adamw",
+            value=lambda f: f.config.optimizer.name,
+        ),
+    ),
+    applies=lambda f: f.order.own_weights,
+)
+
+
+WAVES: Table[OrderFacts] = Table(
+    "Schedules whose replicas exchange changes of weights",
+    (
+        _default("compression.name", "none", "Replicas exchange changes of weights, and no gradients"),
+        _default("offload.delay_from", None, "A step's changes would be those of the step before"),
+        Row(
+            "weight_prediction",
+            lambda f: kind_asked(f.config, f.order.name) is not None,
+            "must be none with schedule={order.name}",
+            "The optimizer's states do not say how the other workers will move a weight",
+            fix="weight_prediction=none",
+            value=lambda f: f.config.weight_prediction.name,
+        ),
+        Row(
+            "precision",
+            lambda f: PRECISIONS[f.config.precision.name].master_weights,
+            "must keep weights in fp32 with schedule={order.name}",
+            "Small changes are lost when weights are rounded to 16 bits, and their fp32 masters are not exchanged",
+            fix="precision=bf16_mixed",
+            value=lambda f: f.config.precision.name,
+        ),
+    ),
+    applies=lambda f: f.order.exchanges_waves,
 )
 
 

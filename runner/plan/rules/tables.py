@@ -14,6 +14,7 @@ from runner.plan.rules.facts import OrderFacts, RequestFacts
 from runner.plan.rules.prediction import CORRECTED, NO_PREDICTION, PREDICTED
 from runner.plan.rules.schedule import (
     ASYNCHRONOUS,
+    AVERAGED,
     COMPRESSION,
     FILLED,
     LENT,
@@ -22,6 +23,7 @@ from runner.plan.rules.schedule import (
     POST_VALIDATION,
     SPLIT,
     TWINS,
+    WAVES,
 )
 from runner.plan.rules.zero import SHARING_TABLES
 from runner.schedule.traits import traits_of
@@ -56,6 +58,8 @@ ORDER_TABLES: tuple[Table[OrderFacts], ...] = (
         ),
     ),
     ASYNCHRONOUS,
+    AVERAGED,
+    WAVES,
     NEWEST,
     PREDICTED,
     NO_PREDICTION,

@@ -73,8 +73,8 @@ def cut(draft: Draft, policy: str, *, as_fast_as: Partition | None = None) -> St
 
 
 def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:
-    """Problems of trained weights that several stages share, in a schedule that updates each stage separately."""
-    if not draft.schedule.is_asynchronous:
+    """Problems of trained weights that several stages share, if stages or pipelines are updated separately."""
+    if not (draft.schedule.is_asynchronous or draft.schedule.own_weights):
         return []
     for weight in draft.profile.shared:
         users = {
@@ -83,6 +83,8 @@ def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:
         if weight.gradient_bytes and len(users) > 1:
             rule = f"must be synchronous where stages share a weight (layers {', '.join(map(str, weight.layers))})"
             why = "Its copies would be updated at different moments, from gradients of different steps"
+            if draft.schedule.own_weights:
+                why = "Each pipeline trains its own copy in every stage, and the stages would have to sum each of them"
             return [Problem("schedule.name", draft.schedule.name, rule, why, "schedule=1f1b")]
     return []
 

@@ -46,6 +46,10 @@ def predict_time(
     schedule = program.schedule
     copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
     costs = stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link or Link())
+    if schedule.trained_copies > 1:
+        costs = _several_times(costs, schedule.trained_copies)
+    if schedule.wave:
+        costs = replace(costs, reduce=tuple(seconds / schedule.wave for seconds in costs.reduce))
     if adjusted is not None:
         costs = adjusted(costs)
     if stage_seconds is not None:
@@ -77,6 +81,12 @@ def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Sim
 def _between_steps(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
     """The same for one of many steps, each of which a rank begins as soon as it has ended the one before."""
     return period(program, costs), period(program.schedule, costs), simulate(program, costs)
+
+
+def _several_times(costs: StageCosts, copies: int) -> StageCosts:
+    """The costs if each rank sums and updates so many copies of its weights; drawing them together is not counted."""
+    update = tuple(copies * seconds for seconds in costs.step)
+    return replace(costs, reduce=tuple(copies * seconds for seconds in costs.reduce), step=update)
 
 
 def _pipeline_alone(costs: StageCosts) -> StageCosts:

@@ -20,15 +20,23 @@ class ScheduleRequest:
         ranks: D, the number of pipeline ranks.
         microbatches: T, the number of micro-batches per optimizer step and data replica.
         chunks: v, the number of model chunks per rank; None means the schedule's own number.
-        variant: for ``chimera``, how its units follow each other: ``concatenation`` (also meant by None) leaves them as
+        variant: for ``avgpipe``, the form of averaging, ``easgd`` (also meant by None) or ``updates``. For ``chimera``,
+            how its units follow each other: ``concatenation`` (also meant by None) leaves them as
             they are, ``doubling`` has forwards of two micro-batches, ``halving`` has backwards of half a micro-batch.
-        pipes: for ``chimera``, the number of pipelines, half of them in each direction; None means 2.
+        pipes: for ``chimera``, the number of pipelines, half of them in each direction; for ``avgpipe``, the number of
+            parallel pipelines. None means 2.
+        advance: for ``avgpipe``, the number of forwards that each rank makes earlier than 1F1B would; None means 0.
+        elasticity: for ``avgpipe``, the part of its distance from the average by which each pipeline is drawn to it
+            after a step; it changes what a run does, but not the order. None means 1 / pipes.
         file: for ``from_file``, the path of the file.
         memory_limit: for ``zb_auto``, the number of micro-batches, in units of a rank's whole share, that a rank may
             keep between F and W; None means D, which is what 1F1B keeps on its first rank. For an opportunistic
             ``varuna``, a rank takes a forward before its turn only while it keeps fewer than this number between F
             and B; None means any number.
         base: for ``pipefisher``, the schedule whose bubbles are filled: ``1f1b`` (also meant by None) or ``gpipe``.
+        wave: for ``hetpipe``, the number of optimizer steps that a worker makes from one exchange to the next, which
+            is also the number of steps under way in its pipeline; None means as few as fill the pipeline.
+        distance: for ``hetpipe``, the number of waves by which a worker may lack the changes of others; None means 0.
         opportunistic: for ``varuna``, whether a rank takes a forward instead of a backward whose gradient is late;
             None means False.
         lr_rescheduling, discrepancy_correction, warmup_steps: for ``pipemare``, its three techniques. They change what
@@ -46,6 +54,10 @@ class ScheduleRequest:
     costs: Costs | StageCosts = Costs()
     variant: str | None = None
     pipes: int | None = None
+    advance: int | None = None
+    elasticity: float | None = None
+    wave: int | None = None
+    distance: int | None = None
     opportunistic: bool | None = None
     base: str | None = None
     lr_rescheduling: int | None = None
@@ -115,7 +127,9 @@ class ScheduleSpec:
         prediction: the prediction of weights that belongs to it, by its name; None: none does.
         gaps: the published gaps of this prediction, by their name in :data:`runner.schedule.gaps.PRESETS`; None: as
             many steps as a stage is late.
+        convergence: how the survey of pipeline parallelism (Guan et al., 2024) rates it; None: not known here.
         data_unit: the unit of data that goes through the pipeline as one.
+        averaged_pipes: the default number of its pipelines if each trains weights of its own; 0: all have the same.
         by_costs: whether its order depends on the costs of the request.
         by_plan: whether a plan chooses the order by the seconds and bytes of the stages.
         searched: whether ``auto`` considers it.
@@ -141,12 +155,20 @@ class ScheduleSpec:
     prediction: str | None = None
     gaps: str | None = None
     data_unit: str = "micro-batch"
+    convergence: str | None = None
+    averaged_pipes: int = 0
     by_costs: bool = False
     by_plan: bool = False
     searched: bool = True
     summary: str = ""
     figures: tuple[str, str] | None = None
     position: int = 1000
+
+    @property
+    def searched_if_allowed(self) -> bool:
+        """Whether ``auto`` considers it where asynchronous orders are allowed: one without further choices."""
+        is_plain = not self.keys and self.prediction is None and not self.averaged_pipes
+        return self.kind == "asynchronous" and is_plain
 
     def formulas_of(self, variant: str | None) -> Formulas | None:
         """The formulas of a variant; None means the schedule's own."""

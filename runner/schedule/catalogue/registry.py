@@ -18,7 +18,6 @@ from runner.schedule.values import Schedule
 __all__ = [
     "ALIASES",
     "NAMES",
-    "NOT_AVAILABLE",
     "SEARCHED",
     "SPECS",
     "Formulas",
@@ -27,7 +26,6 @@ __all__ = [
     "build",
     "find_spec",
     "generate",
-    "not_available",
     "problems_of",
     "request_problems",
 ]
@@ -54,9 +52,6 @@ SEARCHED: tuple[ScheduleSpec, ...] = tuple(
 
 ALIASES: Mapping[str, str] = MappingProxyType({"dapple": "1f1b"})
 """Other names of schedules: alias -> name."""
-
-NOT_AVAILABLE = frozenset({"spectrain", "xpipe", "pipemare", "avgpipe", "hetpipe"} - SPECS.keys())
-"""Names of published schedules that are reserved, but do not exist in this version."""
 
 NAMES: tuple[str, ...] = (*SPECS, *ALIASES)
 """The names that ``schedule=`` accepts."""
@@ -152,6 +147,10 @@ _OWN_KEYS = {
     "lr_rescheduling": "It belongs to a published way to bear late gradients, of one schedule",
     "discrepancy_correction": "It belongs to a published way to bear late gradients, of one schedule",
     "warmup_steps": "It belongs to a published way to bear late gradients, of one schedule",
+    "advance": "The warm-up of the other schedules is fixed",
+    "wave": "The replicas of the other schedules sum their gradients in every step",
+    "distance": "The replicas of the other schedules sum their gradients in every step",
+    "elasticity": "The weights of the other schedules are not averaged",
     "pipes": "The other schedules have as many pipelines as they need",
 }
 """The keys that only some schedules use -> the reason why the others do not."""
@@ -206,19 +205,8 @@ def _nearest(legal: Legal, ranks: int, value: int) -> list[int]:
     return [each for each in (below, above) if each is not None]
 
 
-def not_available(name: str) -> Problem:
-    """The problem of a request for one of ``NOT_AVAILABLE``."""
-    why = f"The name is reserved for that published schedule; this version has {', '.join(NAMES)}"
-    return Problem("schedule", name, "is not available in this version", why, "schedule=1f1b")
-
-
 def _unknown(name: str) -> Problem:
-    if name in NOT_AVAILABLE:
-        return not_available(name)
     choices = ", ".join(NAMES)
-    near = did_you_mean(name, (*NAMES, *sorted(NOT_AVAILABLE)))
-    if near in NOT_AVAILABLE:
-        why = f"Nearest is {near}, which is not available in this version"
-        return Problem("schedule", name, f"must be one of {choices}", why, "schedule=1f1b")
+    near = did_you_mean(name, NAMES)
     why = f"Did you mean {near}" if near else ""
     return Problem("schedule", name, f"must be one of {choices}", why, f"schedule={near}" if near else "")

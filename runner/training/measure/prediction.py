@@ -20,7 +20,9 @@ from runner.engine.works.watch import watch_of
 from runner.model.device import device_memory_bytes
 from runner.model.tags import named_parameters
 from runner.optim.kinds.build import build_optimizer, measure_step_seconds_per_byte
+from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
+from runner.plan.averaging import averaging_of
 from runner.plan.cut.chosen import with_partition
 from runner.plan.make import make_plan
 from runner.plan.requested_schedule import is_chosen_by_plan
@@ -97,16 +99,20 @@ def _update_seconds(config: RunConfig, engine: Engine, stage: int) -> float:
     own = named_parameters({stage: module})
     trained = [parameter for name, parameter in own.items() if engine.tags[name].is_trained]
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    averaging = averaging_of(config)
     masters = PRECISIONS[config.precision.name].master_weights
     if not trained:
         return 0.0
     if num_bytes > _MOST_BYTES_TO_COPY:
         dtype, device = engine.options.dtype, engine.transport.device
         per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
-        return per_byte * num_bytes
+        return per_byte * num_bytes * (averaging.pipes if averaging is not None else 1)
     copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in trained]
-    gradients = StageGradients((str(number), copy) for number, copy in enumerate(copies))
-    optimizer = build_optimizer(config.optimizer, copies, master_weights=masters)
+    optimizer = build_optimizer(config.optimizer, copies, master_weights=masters, averaging=averaging)
+    updated = copies
+    if isinstance(optimizer, ElasticAverage):
+        updated = [weight for weights in optimizer.copies.values() for weight in weights]
+    gradients = StageGradients((str(number), copy) for number, copy in enumerate(updated))
     trainer = config.trainer
     update = Update(
         gradients=[gradients],

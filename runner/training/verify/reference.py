@@ -33,7 +33,9 @@ from runner.model.targets import import_users_code
 from runner.model.ties import find_ties
 from runner.optim.kinds.build import build_optimizer
 from runner.optim.learning_rate import build_scheduler
+from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
+from runner.plan.averaging import averaging_of
 from runner.plan.layout.batches import replica_slice
 from runner.profile import read_profile
 from runner.record import RunRecord, StepLog
@@ -42,6 +44,7 @@ from runner.training.lightning_module import own_optimizer
 from runner.training.scaling import loss_scaling
 from runner.training.verify.recorded_tensors import gradients_of, recorded_steps, weights_of, write_tensors
 from runner.training.verify.reference_fills import ReferenceFills
+from runner.training.verify.reference_pipelines import ReferencePipelines
 from runner.training.verify.reference_versions import ReferenceVersions
 
 __all__ = ["run_reference"]
@@ -60,13 +63,23 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     scale = LossScale(loss_scaling(config))
     own = own_optimizer(loaded.module, config.model.target) if loaded.module is not None else None
     masters, delay_from = precision.master_weights, config.offload.delay_from
-    optimizer = own or build_optimizer(config.optimizer, trained, master_weights=masters, delay_from=delay_from)
+    optimizer = own or build_optimizer(
+        config.optimizer,
+        trained,
+        master_weights=masters,
+        delay_from=delay_from,
+        averaging=averaging_of(config),
+    )
     scheduler = None
     if own is None:
         scheduler = build_scheduler(config, optimizer)
     recorded = recorded_steps(config, read_profile(run_dir))
     fills = ReferenceFills(config, run_dir, optimizer, model, find_ties(loaded.layers))
-    versions = ReferenceVersions(config, run_dir, model, optimizer)
+    versions: ReferenceVersions | ReferencePipelines = ReferenceVersions(config, run_dir, model, optimizer)
+    pipelines = 1
+    if isinstance(optimizer, ElasticAverage):
+        versions = ReferencePipelines(optimizer)
+        trained, pipelines = list(versions.trained), versions.count
     buffers = _ReplicaBuffers(model, config.parallelism.data)
     with StepLog(run_dir) as log:
         for step, batch in zip(range(config.trainer.max_steps), _batches(config, device), strict=False):
@@ -77,7 +90,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
             )
             finite = _all_finite(total, trained)
             if finite:
-                _scale_and_clip(config, optimizer, trained, weight * scale.of_sum)
+                _scale_and_clip(config, optimizer, trained, weight * scale.of_sum / pipelines)
             gradients = {name: value.clone() for name, value in gradients_of(model).items() if step + 1 in recorded}
             fills.end()
             if finite:
@@ -172,7 +185,7 @@ def _accumulate(
     step: int,
     loss_scale: float,
     fills: ReferenceFills,
-    versions: ReferenceVersions,
+    versions: ReferenceVersions | ReferencePipelines,
 ) -> tuple[float, float]:
     """Return ``(loss sum, weight)`` of a step; its summed gradients, scaled like the loss, are in the parameters."""
     dtype, autocast = dtype_of(config.precision.name), autocast_of(config.precision.name)

@@ -51,9 +51,9 @@ class ReferenceVersions:
         self._optimizer = optimizer
         self._rates: dict[int, list[float]] = {}
         self._warmup, self._rescheduling = config.schedule.warmup_steps or 0, config.schedule.lr_rescheduling
-        if is_chosen_by_plan(config):
+        if is_chosen_by_plan(config) and config.schedule.asynchronous != "allowed":
             return
-        order = executed_schedule(config)
+        order = planned(config, run_dir).schedule if is_chosen_by_plan(config) else executed_schedule(config)
         if not order.is_asynchronous and not predicts(config, order.name):
             return
         plan = planned(config, run_dir)

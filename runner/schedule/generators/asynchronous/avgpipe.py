@@ -1,0 +1,109 @@
+"""AvgPipe: parallel pipelines on the same ranks, each with weights of its own, drawn together by an average.
+
+Every rank holds its stage P + 1 times: the weights of each pipeline, and their average. Each pipeline takes every P-th
+micro-batch, and is synchronous in itself. A rank takes the actions of all its pipelines in turn, so that one pipeline's
+work fills the bubbles of the others. ``schedule.advance`` forwards come earlier than 1F1B's. After each optimizer step
+the average and the pipelines' weights are drawn together: see :mod:`runner.optim.states.elastic`. With one rank this is
+EASGD of P workers in one process.
+
+Sources: Chen et al., "Elastic Averaging for Efficient Pipelined DNN Training", 2023, of which only a summary was read;
+Zhang et al., "Deep Learning with Elastic Averaging SGD", 2015. The order in which pipelines take turns is our own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runner.errors import Problem
+from runner.schedule.catalogue.kinds import ScheduleRequest, ScheduleSpec
+from runner.schedule.generators.bidirectional.layout import of_pipelines
+from runner.schedule.generators.layout import backward, forward, looping
+from runner.schedule.generators.list_scheduling import Clock, list_schedule
+from runner.schedule.generators.one_directional.one_f_one_b import in_turn
+from runner.schedule.simulation.clock import StageCosts
+from runner.schedule.values import Action, Schedule
+
+__all__ = ["DEFAULT_PIPES", "FORMS", "SPEC", "avgpipe"]
+
+DEFAULT_PIPES = 2
+
+FORMS = ("easgd", "updates")
+"""The forms of averaging; the first one is the default."""
+
+
+def avgpipe(ranks: int, microbatches: int, pipes: int = DEFAULT_PIPES, advance: int = 0) -> Schedule:
+    """Generate one step of all pipelines.
+
+    Args:
+        ranks: D.
+        microbatches: T, the number of each step over all pipelines, a multiple of ``pipes``.
+        pipes: P, the number of pipelines.
+        advance: the number of forwards that each rank makes earlier than 1F1B would.
+    """
+    rows = [
+        [_of_pipe(rank, ranks, range(pipe, microbatches, pipes), advance) for pipe in range(pipes)]
+        for rank in range(ranks)
+    ]
+    draft = replace(
+        of_pipelines("avgpipe", [looping(ranks, 1)] * pipes, [sum(row, []) for row in rows], microbatches),
+        own_weights=True,
+    )
+    before = {
+        action: (place, earlier)
+        for row in rows
+        for pipe in row
+        for place, (earlier, action) in enumerate(zip([None, *pipe], pipe, strict=False))
+    }
+
+    def urgency(clock: Clock, rank: int, action: Action) -> tuple[float, ...] | None:
+        place, earlier = before[action]
+        return (place,) if earlier is None or earlier in clock.started else None
+
+    costs = StageCosts(F=(1.0,) * ranks, B=(2.0,) * ranks, comm=(0.0,) * (ranks - 1))
+    return list_schedule(draft, costs, urgency)
+
+
+def _of_pipe(rank: int, ranks: int, numbers: range, advance: int) -> list[Action]:
+    """A rank's actions of one pipeline, whose micro-batches are given."""
+    forwards, backwards = [forward(rank, m) for m in numbers], [backward(rank, m) for m in numbers]
+    return in_turn(forwards, backwards, min(ranks - 1 - rank + advance, len(numbers)))
+
+
+def _generate(request: ScheduleRequest) -> Schedule:
+    return avgpipe(request.ranks, request.microbatches, request.pipes or DEFAULT_PIPES, request.advance or 0)
+
+
+def _problems(request: ScheduleRequest) -> list[Problem]:
+    problems = []
+    if request.variant not in (None, *FORMS):
+        why = "It says what the average takes in: the pipelines' distances from it, or their updates"
+        rule = f"must be one of {', '.join(FORMS)}"
+        problems.append(Problem("schedule.variant", request.variant, rule, why, "schedule.variant=easgd"))
+    pipes = request.pipes or DEFAULT_PIPES
+    if request.microbatches % pipes:
+        why = f"Each of {pipes} pipelines takes as many micro-batches of a step"
+        more = -(-request.microbatches // pipes) * pipes
+        path = "schedule.microbatches"
+        problems.append(
+            Problem(path, request.microbatches, "must be a multiple of schedule.pipes", why, f"{path}={more}")
+        )
+    return problems
+
+
+SPEC = ScheduleSpec(
+    name="avgpipe",
+    position=250,
+    description="parallel pipelines on the same ranks, each with its own weights, drawn together by an average",
+    summary="`schedule.pipes` (2) pipelines on the same ranks fill each other's bubbles; each trains its own weights, "
+    "which an average draws together after every step: the weights `pipes` + 1 times, gradients and optimizer states "
+    "`pipes` times",
+    source="Chen et al., AvgPipe, 2023, from a summary; Zhang et al., EASGD, 2015",
+    formulas=None,
+    generate=_generate,
+    one_rank=True,
+    constraint=_problems,
+    keys=frozenset({"variant", "pipes", "advance", "elasticity"}),
+    kind="asynchronous",
+    averaged_pipes=DEFAULT_PIPES,
+    searched=False,
+)
