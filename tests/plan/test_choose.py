@@ -113,3 +113,31 @@ def test_one_rank_accumulates() -> None:
 
 def profile_of_one() -> ModelProfile:
     return model([layer()] * 2)
+
+
+def test_asynchronous_orders_are_considered_only_where_they_are_allowed() -> None:
+    refused = planned("auto")
+    assert not refused.schedule.is_asynchronous
+    config = request("auto")
+    config.schedule.asynchronous = "allowed"
+    allowed = make_plan(config, model(UNEVEN))
+    assert allowed.schedule.is_asynchronous
+    assert allowed.time.step_seconds < refused.time.step_seconds
+    assert allowed.advice[0].startswith(f"schedule=auto takes {allowed.schedule.name}, which is asynchronous: ")
+    assert " late; synchronous: schedule=auto takes " in allowed.advice[0]
+    assert not allowed.schedule.reads_newest  # ampnet is as short, but mixes two versions in a gradient
+
+
+def test_an_asynchronous_choice_is_read_again(tmp_path: Path) -> None:
+    config = request("auto")
+    config.schedule.asynchronous = "allowed"
+    schedule = make_plan(config, model(UNEVEN)).schedule
+    (tmp_path / CHOSEN_FILE).write_text(chosen_to_json(schedule), encoding="utf-8")
+    assert read_chosen(tmp_path, config) == schedule
+
+
+def test_where_a_rule_forbids_asynchronous_orders_auto_takes_another() -> None:
+    config = request("auto")
+    config.schedule.asynchronous = "allowed"
+    config.trainer.grad_clip_norm = 1.0
+    assert not make_plan(config, model(UNEVEN)).schedule.is_asynchronous

@@ -14,7 +14,7 @@ from runner.errors import RequestError
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.values import RunPlan
 from runner.schedule.catalogue.kinds import ScheduleRequest
-from runner.schedule.catalogue.registry import SEARCHED
+from runner.schedule.catalogue.registry import SEARCHED, SPECS
 from runner.schedule.lowering.fuse import fuse_backwards
 from runner.schedule.search import FOUND, Choice, Rated, search
 from runner.schedule.simulation.clock import StageCosts
@@ -23,6 +23,8 @@ from runner.schedule.values import Action, Op, Schedule
 __all__ = ["CHOSEN_FILE", "choose", "chosen_to_json", "read_chosen"]
 
 CHOSEN_FILE = "schedule.json"
+
+_SHORTER = 0.999  # factor by which a step must be shorter for it to matter: seconds are measured
 
 
 def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPlan:
@@ -58,7 +60,39 @@ def choose(config: RunConfig, assemble: Callable[[Schedule], RunPlan]) -> RunPla
     except ValueError:
         raise refusals[0] from None
     plan, reason = plans[choice.best.schedule], _reason(choice, plans)
+    if asked.asynchronous == "allowed":
+        found = _asynchronous(request, rate)
+        if found is not None and (found.seconds < _SHORTER * choice.best.seconds or not choice.best.fits):
+            plan, reason = plans[found.schedule], f"{_late(found, choice.best)}; synchronous: {reason}"
     return replace(plan, advice=(reason, *plan.advice), reasons=(reason, *plan.reasons))
+
+
+def _asynchronous(request: ScheduleRequest, rate: Callable[[Schedule], tuple[float, bool] | None]) -> Rated | None:
+    """The asynchronous order that fits and is the shortest; among those of equal time, the one that is least late."""
+    rated = []
+    for spec in SPECS.values():
+        asked = replace(request, chunks=spec.default_chunks, memory_limit=None)
+        if spec.searched_if_allowed and request.chunks in (None, spec.default_chunks) and spec.accepts(asked):
+            schedule = spec.generate(asked)
+            worth = rate(schedule)
+            if worth is not None and worth[1]:
+                rated.append(Rated(schedule, *worth))
+    shortest = min((each.seconds for each in rated), default=0.0)
+    equal = [each for each in rated if each.seconds * _SHORTER <= shortest]
+    return min(equal, key=lambda each: _lateness(each.schedule), default=None)
+
+
+def _lateness(schedule: Schedule) -> tuple[bool, float]:
+    """Whether backwards read other weights than their forwards, and the mean number of steps that forwards lack."""
+    return schedule.reads_newest, sum(schedule.lags) / len(schedule.lags) / schedule.window_size
+
+
+def _late(found: Rated, synchronous: Rated) -> str:
+    schedule = found.schedule
+    most = max(schedule.lags) / schedule.window_size
+    shorter = 1 - found.seconds / synchronous.seconds
+    told = f"schedule=auto takes {schedule.name}, which is asynchronous: {format_seconds(found.seconds)} a step"
+    return f"{told}, {shorter:.1%} shorter, and gradients are up to {most:.2g} steps late"
 
 
 def _reason(choice: Choice, plans: dict[Schedule, RunPlan]) -> str:

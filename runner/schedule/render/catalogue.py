@@ -23,8 +23,8 @@ _LEGEND = (
 def catalogue_json() -> list[dict[str, Any]]:
     """One entry for each schedule, as plain values.
 
-    ``formulas`` is null if the order is found by search or is the user's own. ``when`` in it is null if the formulas
-    always hold.
+    ``convergence`` is null if the survey's rating is not known here. ``formulas`` is null if the order is found by
+    search or is the user's own. ``when`` in it is null if the formulas always hold.
     """
     return [
         {
@@ -32,6 +32,7 @@ def catalogue_json() -> list[dict[str, Any]]:
             "aliases": _aliases(spec),
             "kind": spec.kind,
             "data_unit": spec.data_unit,
+            "convergence": spec.convergence,
             "description": spec.description,
             "default_chunks": spec.default_chunks,
             "constraints": _constraints(spec),
@@ -48,9 +49,12 @@ def catalogue_text() -> str:
 
 
 def _entry(spec: ScheduleSpec) -> str:
+    kind = f"{spec.kind}, by {spec.data_unit}"
+    if spec.convergence is not None:
+        kind += f", convergence {spec.convergence} by the survey of Guan et al. 2024"
     lines = [
         f"{', '.join([spec.name, *_aliases(spec)])}: {spec.description}",
-        f"    {spec.kind}, by {spec.data_unit}; {', '.join(f'{k} {rule}' for k, rule in _constraints(spec).items())}",
+        f"    {kind}; {', '.join(f'{k} {rule}' for k, rule in _constraints(spec).items())}",
         f"    source: {spec.source}",
     ]
     if spec.formulas is not None:

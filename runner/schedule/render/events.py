@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from runner.schedule.render.table import label
 from runner.schedule.simulation.clock import Costs, StageCosts, simulate
-from runner.schedule.values import MOVES, Op, Program, Schedule
+from runner.schedule.values import COMPUTE, MOVES, Action, Op, Program, Schedule
 
 __all__ = ["BESIDE", "Event", "events_of"]
 
@@ -24,6 +24,7 @@ class Event(NamedTuple):
         microbatch: the micro-batch for which it was done; None if there is none.
         start, end: the moments when it started and ended, in one unit for all events.
         name: its name in a trace; empty means stage, op and micro-batch.
+        version: the version of the weights that it reads, where micro-batches of one step read several; else None.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Event(NamedTuple):
     start: float
     end: float
     name: str = ""
+    version: int | None = None
 
     @property
     def label(self) -> str:
@@ -50,8 +52,22 @@ def events_of(view: Schedule | Program, costs: Costs | StageCosts) -> tuple[Even
     def asked(microbatch: int | None) -> int | None:
         return None if microbatch is None else microbatch // schedule.parts
 
+    def version(action: Action) -> int | None:
+        if not schedule.is_asynchronous or action.microbatch is None or action.op not in COMPUTE - {Op.FILL}:
+            return None
+        return schedule.version_read(action.stage, action.microbatch, action.op)
+
     return tuple(
-        Event(rank, str(action.work), action.stage, asked(action.microbatch), start, end, label(schedule, action))
+        Event(
+            rank,
+            str(action.work),
+            action.stage,
+            asked(action.microbatch),
+            start,
+            end,
+            label(schedule, action),
+            version(action),
+        )
         for rank, row in enumerate(view.actions)
         for action, start, end in zip(row, times.start[rank], times.end[rank], strict=True)
         if action.op not in MOVES

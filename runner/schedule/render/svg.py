@@ -1,4 +1,7 @@
-"""Draws timelines as SVG, predicted and measured ones alike: each rank is a row, and time runs to the right."""
+"""Draws timelines as SVG, predicted and measured ones alike: each rank is a row, and time runs to the right.
+
+Below each forward and backward of an asynchronous schedule, a strip has the colour of the version that it reads.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,13 @@ _UPDATE_COLORS = {
     "RECV": ("#b0b5bd", "receive"),
 }
 _OTHER = ("#d9c7a7", "#b9a3a3", "#a3b9ae", "#c4c48f")  # colours of other work, in the order of its appearance
+_VERSIONS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#a6761d", "#1f78b4", "#e6ab02")
+"""Colours of versions of the weights; a version's is that of its remainder by their number."""
 _IDLE = "#f1f2f4"
 _TEXT = "#1f2430"
 _WIDTH = 900.0  # pixels of the time axis
 _LANE, _BESIDE_LANE, _GAP = 26.0, 6.0, 6.0
+_VERSION = 5.0  # height of the strip below a forward or backward that shows the version of the weights it reads
 _LEFT, _TOP, _RIGHT = 64.0, 40.0, 20.0
 _TINT = 0.64  # the last chunk of a rank is drawn so much lighter than the first; with two chunks, half of it
 
@@ -200,6 +206,8 @@ def _boxes(
             stages = chunks[event.rank]
             color = _lighter(color, _tint(stages.index(event.stage), len(stages)))
         yield _rectangle(x, y, width, _LANE, color, event.label)
+        if event.version is not None:
+            yield _rectangle(x, y + _LANE - _VERSION, width, _VERSION, _VERSIONS[event.version % len(_VERSIONS)])
         number = "" if event.microbatch is None else str(event.microbatch)
         if number and width >= 6.5 * digits:  # room for the longest number
             yield _text(x + width / 2, y + _LANE / 2 + 4, number, 11, anchor="middle")
@@ -249,6 +257,8 @@ def _legend(colors: dict[str, tuple[str, str]], events: Sequence[Event], chunks:
     if chunks > 1:
         base = next((colors[op][0] for op in colors if op in visible), _TEXT)
         shown += [(_lighter(base, _tint(chunk, chunks)), f"chunk {chunk}") for chunk in range(chunks)]
+    versions = sorted({event.version for event in events if event.version is not None})
+    shown += [(_VERSIONS[each % len(_VERSIONS)], f"version {each}") for each in versions[: len(_VERSIONS)]]
     x = _LEFT
     for color, name in shown:
         square = f'<rect x="{x:.2f}" y="{y - 10:g}" width="12" height="12" fill="{color}"'

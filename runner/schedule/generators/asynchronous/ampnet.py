@@ -39,5 +39,6 @@ SPEC = ScheduleSpec(
     formulas=None,
     generate=lambda request: ampnet(request.ranks, request.microbatches),
     kind="asynchronous",
+    convergence="poor",
     searched=False,
 )
