@@ -30,11 +30,13 @@ from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
 from runner.plan.time.compression import with_compression
 from runner.plan.time.predict import predict_time, stage_costs
+from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
 from runner.plan.time.zero import with_sharing
 from runner.plan.values import Link, RunPlan, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
+from runner.schedule.simulation.clock import StageCosts
 from runner.schedule.values import Program, Schedule
 
 __all__ = ["make_plan", "plan_problems"]
@@ -214,6 +216,12 @@ def _ordered_by_profile(draft: Draft, figures: Sequence[StageFigures]) -> Draft:
 def _time(
     draft: Draft, program: Program, figures: Sequence[StageFigures], stage_seconds: StageSeconds | None
 ) -> TimePrediction:
+
+    def adjusted(costs: StageCosts) -> StageCosts:
+        costs = with_predictions(costs, draft.prediction, draft.schedule, draft.profile, figures)
+        shared = with_sharing(draft.config, costs, draft.profile, figures, draft.link)
+        return with_compression(draft.config, shared, figures, draft.link)
+
     return predict_time(
         program,
         draft.profile,
@@ -222,9 +230,7 @@ def _time(
         data=draft.layout.data,
         link=draft.link,
         stage_seconds=stage_seconds,
-        adjusted=lambda costs: with_compression(
-            draft.config, with_sharing(draft.config, costs, draft.profile, figures, draft.link), figures, draft.link
-        ),
+        adjusted=adjusted,
         post_validation=draft.config.schedule.post_validation,
     )
 

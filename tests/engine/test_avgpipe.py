@@ -84,8 +84,8 @@ def reference(
         with torch.no_grad():
             for name, mean in average.items():
                 if form == "updates":
-                    now, old = [torch.stack([each[name] for each in side]).mean(0) for side in (owned, before)]
-                    mean += now - old
+                    now, then = (torch.stack([each[name] for each in side]).mean(0) for side in (owned, before))
+                    mean += now - then
                     for own in owned:
                         own[name].mul_(1 - share).add_(share * mean)
         losses.append(float(total / len(inputs)))
@@ -126,7 +126,8 @@ def train(
         for batch in batches:
             losses += [step.loss for step in engine.submit(part_of(batch, transport, ranks, data, schedule))]
         engine.drain()
-        averages, owned = {}, {}
+        averages: Weights = {}
+        owned: dict[tuple[int, str], Tensor] = {}
         for stage in engine.stages.values():
             averages |= stage.global_state()
             for name, parameter in stage.named_parameters():

@@ -180,7 +180,8 @@ def test_one_worker_of_one_stage_is_sgd() -> None:
     for inputs, targets in batches:
         optimizer.zero_grad()
         for given, wanted in zip(inputs.tensor_split(2), targets.tensor_split(2), strict=True):
-            (functional.mse_loss(model(given), wanted) * len(given)).backward()
+            loss = functional.mse_loss(model(given), wanted) * len(given)
+            loss.backward()  # type: ignore[no-untyped-call]  # the library's
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.grad.div_(len(inputs))

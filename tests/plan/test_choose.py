@@ -20,6 +20,7 @@ from runner.schedule.catalogue.registry import SEARCHED
 from runner.schedule.values import Op
 
 SLOW = layer(forward_seconds=2.0, backward_seconds=6.0, input_gradient_seconds=4.0, weight_gradient_seconds=2.0)
+EVEN = [layer()] * 8
 UNEVEN = [layer(), SLOW, layer(), layer(), layer(), SLOW, layer(), layer()]
 
 
@@ -116,11 +117,11 @@ def profile_of_one() -> ModelProfile:
 
 
 def test_asynchronous_orders_are_considered_only_where_they_are_allowed() -> None:
-    refused = planned("auto")
+    refused = planned("auto", layers=EVEN)
     assert not refused.schedule.is_asynchronous
     config = request("auto")
     config.schedule.asynchronous = "allowed"
-    allowed = make_plan(config, model(UNEVEN))
+    allowed = make_plan(config, model(EVEN))
     assert allowed.schedule.is_asynchronous
     assert allowed.time.step_seconds < refused.time.step_seconds
     assert allowed.advice[0].startswith(f"schedule=auto takes {allowed.schedule.name}, which is asynchronous: ")
@@ -131,7 +132,7 @@ def test_asynchronous_orders_are_considered_only_where_they_are_allowed() -> Non
 def test_an_asynchronous_choice_is_read_again(tmp_path: Path) -> None:
     config = request("auto")
     config.schedule.asynchronous = "allowed"
-    schedule = make_plan(config, model(UNEVEN)).schedule
+    schedule = make_plan(config, model(EVEN)).schedule
     (tmp_path / CHOSEN_FILE).write_text(chosen_to_json(schedule), encoding="utf-8")
     assert read_chosen(tmp_path, config) == schedule
 
@@ -140,4 +141,4 @@ def test_where_a_rule_forbids_asynchronous_orders_auto_takes_another() -> None:
     config = request("auto")
     config.schedule.asynchronous = "allowed"
     config.trainer.grad_clip_norm = 1.0
-    assert not make_plan(config, model(UNEVEN)).schedule.is_asynchronous
+    assert not make_plan(config, model(EVEN)).schedule.is_asynchronous

@@ -55,7 +55,14 @@ REQUESTS = [
     request("ampnet", weight_prediction__name="adam", weight_prediction__preset="no such"),
     request("ampnet", weight_prediction__preset="xpipe", weight_prediction__gap=1.0),
     request("pipemare", weight_prediction__name="adam", schedule__discrepancy_correction=0.1),
-]
+    *(
+        request(
+            name, **ALL, weight_prediction__name="xgrad", offload__delay_from=3,
+            compression__name="halves", compression__target="halved_sums:KIND",
+        )
+        for name in ("avgpipe", "hetpipe")
+    ),
+]  # fmt: skip
 
 
 def facts(config: RunConfig) -> OrderFacts:

@@ -84,7 +84,7 @@ class PipelineGradients(StageGradients):
     """The gradients of the weights of all pipelines of one stage, each over its own micro-batches.
 
     Args:
-        parameters, tag: as of :class:`runner.engine.update.gradients.StageGradients`, for the averages.
+        parameters, tag: see :class:`runner.engine.update.gradients.StageGradients`; they are those of the averages.
         store: the weights of the pipelines.
     """
 

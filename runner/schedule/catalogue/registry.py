@@ -132,7 +132,7 @@ build = _by_keys(generate, ScheduleRequest)
 
 
 def _one_rank(spec: ScheduleSpec) -> Problem:
-    accumulating = [name for name, each in SPECS.items() if each.one_rank]
+    accumulating = [name for name, each in SPECS.items() if each.one_rank and each.kind == "synchronous"]
     why = f"One rank has no pipeline to order; {', '.join(accumulating)} mean accumulation there"
     rule = f"must be at least 2 for schedule={spec.name}"
     return Problem("parallelism.pipeline", 1, rule, why, f"schedule={accumulating[-1]}")

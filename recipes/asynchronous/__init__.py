@@ -1,0 +1,1 @@
+"""Asynchronous pipelines: what late gradients cost in loss."""

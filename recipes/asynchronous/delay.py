@@ -1,0 +1,116 @@
+"""Loss against delay: the recurrence of PipeDream in one process, for several optimizers and depths.
+
+With D stages and one micro-batch per step, the gradient of stage s is taken at weights that lack its last D - 1 - s
+steps. The model is the same at every depth: sixteen blocks, in D stages of 16 / D blocks each. So depth changes the
+delays alone; depth 1 is training without delay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, AdamW, Muon, Optimizer
+
+from runner.recipes.asynchronous.model import VOCABULARY, Batches, make_blocks
+
+__all__ = ["DEPTHS", "OPTIMIZERS", "Outcome", "train"]
+
+BLOCKS = 16
+DEPTHS = (1, 2, 4, 8, 16)
+_LAST = 20  # the loss is the mean of so many last steps
+_DIVERGED = 20.0
+
+Make = Callable[[nn.Module, float], list[Optimizer]]
+
+
+def _sgd(model: nn.Module, rate: float) -> list[Optimizer]:
+    return [SGD(model.parameters(), lr=rate, momentum=0.9)]
+
+
+def _adamw(model: nn.Module, rate: float) -> list[Optimizer]:
+    return [AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+def _muon(model: nn.Module, rate: float) -> list[Optimizer]:
+    """Muon for the matrices of blocks, AdamW for embeddings, norms, biases and the last matrix, at one rate."""
+    outer = {
+        id(model.get_parameter(name)) for name, _ in model.named_parameters() if "tokens" in name or "words" in name
+    }
+    matrices = [each for each in model.parameters() if each.dim() == 2 and id(each) not in outer]
+    chosen = {id(each) for each in matrices}
+    others = [each for each in model.parameters() if id(each) not in chosen]
+    return [
+        Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+OPTIMIZERS: dict[str, tuple[Make, Sequence[float]]] = {
+    "SGD, momentum 0.9": (_sgd, (0.01, 0.03, 0.1)),
+    "AdamW": (_adamw, (0.001, 0.003, 0.01)),
+    "Muon": (_muon, (0.001, 0.003, 0.01)),
+}
+"""The optimizers with the learning rates among which the best is taken, for each depth anew."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one training run.
+
+    Args:
+        optimizer, depth, rate: what was trained.
+        loss: mean loss of the last twenty steps; infinite if it diverged.
+        curve: the loss of each step.
+    """
+
+    optimizer: str
+    depth: int
+    rate: float
+    loss: float
+    curve: list[float]
+
+
+def train(name: str, depth: int, rate: float, *, steps: int, samples: int, seed: int = 0) -> Outcome:
+    """Train with the delays of PipeDream, with one micro-batch per step.
+
+    Args:
+        name: one of :data:`OPTIMIZERS`.
+        depth: D, a divisor of the number of blocks.
+        rate: the learning rate.
+        steps, samples, seed: number of steps, samples of each, and the seed of weights and samples.
+    """
+    model = make_blocks(BLOCKS, seed)
+    optimizers = OPTIMIZERS[name][0](model, rate)
+    stages = [list(model[at : at + BLOCKS // depth].parameters()) for at in range(0, BLOCKS, BLOCKS // depth)]
+    kept = [deque([_copied(stage)], maxlen=depth - number) for number, stage in enumerate(stages)]
+    curve: list[float] = []
+    for _, (tokens, following) in zip(range(steps), Batches(samples, seed), strict=False):
+        newest = [[parameter.data for parameter in stage] for stage in stages]
+        for stage, versions in zip(stages, kept, strict=True):
+            _set(stage, versions[0])
+        loss = functional.cross_entropy(model(tokens).view(-1, VOCABULARY), following.reshape(-1))
+        model.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        for stage, values in zip(stages, newest, strict=True):
+            _set(stage, values)
+        for optimizer in optimizers:
+            optimizer.step()
+        for stage, versions in zip(stages, kept, strict=True):
+            versions.append(_copied(stage))
+        curve.append(float(loss.detach()))
+        if not curve[-1] < _DIVERGED:
+            return Outcome(name, depth, rate, float("inf"), curve)
+    return Outcome(name, depth, rate, sum(curve[-_LAST:]) / len(curve[-_LAST:]), curve)
+
+
+def _copied(stage: Sequence[Tensor]) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in stage]
+
+
+def _set(stage: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(stage, values, strict=True):
+        parameter.data = value
