@@ -186,8 +186,8 @@ def test_a_plan_knows_its_bytes_and_seconds() -> None:
         ),
         (
             ["activation_checkpoint=full", "activation_checkpoint.slots=2"],
-            "activation_checkpoint.slots = 2: belongs to activation_checkpoint=revolve. The policy full has no use "
-            "for it. Try activation_checkpoint.slots=null.",
+            "activation_checkpoint.slots = 2: belongs to activation_checkpoint=het_time or revolve. The policy full "
+            "has no use for it. Try activation_checkpoint.slots=null.",
         ),
         (
             ["activation_checkpoint=revolve", "activation_checkpoint.slots=2", "activation_checkpoint.every=2"],
