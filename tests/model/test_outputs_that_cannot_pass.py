@@ -26,9 +26,7 @@ class GivesAnObject(nn.Module):
 
 
 def test_the_output_is_named_with_what_it_should_be() -> None:
-    with pytest.raises(
-        TypeError, match="a Output cannot pass .*; a model of transformers must return its logits"
-    ):
+    with pytest.raises(TypeError, match="a Output cannot pass .*; a model of transformers must return its logits"):
         flatten(Output(torch.zeros(1)))
     with pytest.raises(TypeError, match=r"float, str\) can$"):
         flatten(object())
