@@ -52,7 +52,7 @@ class Pruning(Callback):
 
         Args:
             job: its directory.
-            values: of its validations so far, by step.
+            values: the losses of its validations so far, by step.
         """
         import optuna
 

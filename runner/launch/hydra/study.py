@@ -131,7 +131,7 @@ class _Study:
     """A study, and what its trials are run with.
 
     Args:
-        settings: of the plugin.
+        settings: those of the plugin.
         space: the dimensions of the search.
         plain: the overrides that all trials share.
         directory: the sweep's.
