@@ -131,7 +131,7 @@ class _Study:
     """A study, and what its trials are run with.
 
     Args:
-        settings: those of the plugin.
+        settings: the plugin's settings, ``hydra.sweeper.*``.
         space: the dimensions of the search.
         plain: the overrides that all trials share.
         directory: the sweep's.
