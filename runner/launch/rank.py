@@ -173,19 +173,24 @@ def open_store(config: RunConfig) -> Store | None:
 
 @contextlib.contextmanager
 def process_group(config: RunConfig, store: Store | None) -> Iterator[None]:
-    """Hold the process group of all ranks while the block runs: Gloo on CPU, NCCL on CUDA, none for a single rank.
+    """Hold the process group of all ranks while the block runs: none for a single rank.
+
+    It is NCCL's if each rank has a CUDA device of its own, else Gloo's.
 
     The ranks have met at the store already. From here on they may wait for one another as long as a step may take.
     """
     import torch.distributed
 
+    from runner.model.device import backend_of, device_of, device_type
+
+    kind = device_type(config)
+    if kind == "cuda":
+        torch.cuda.set_device(device_of(kind, int(os.environ["LOCAL_RANK"])))
     if store is None:
         yield
         return
-    if uses_cuda(config):
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group(
-        "nccl" if uses_cuda(config) else "gloo",
+        backend_of(kind),
         timeout=timedelta(seconds=config.launcher.message_timeout_seconds),
         store=store,
         rank=int(os.environ["RANK"]),

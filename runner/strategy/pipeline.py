@@ -41,6 +41,7 @@ from runner.engine.works.work import Filler
 from runner.errors import raise_problems
 from runner.memory.apply.install import install
 from runner.model.compiled import compile_layers
+from runner.model.device import backend_of, device_of
 from runner.model.layers import StageModule
 from runner.model.seeds import mix_seed, seed_generators
 from runner.model.tags import ParameterTag, tags_of
@@ -69,7 +70,7 @@ class EngineStrategy(NamedCheckpointStrategy):
     Args:
         plan: says which rank computes what; a :class:`runner.plan.values.RunPlan`, or its part without predictions.
         options: the engine's options, which are constant during the run.
-        device: ``cpu`` or ``cuda``; on CUDA each rank takes the device of its local rank.
+        device: ``cpu`` or ``cuda``; on CUDA each rank takes the device of its local rank, see :func:`device_of`.
         timeout_seconds: longest wait for a message.
         reducer: makes what sums one stage's gradients over its replicas; None: they are summed as they are.
     """
@@ -106,7 +107,7 @@ class EngineStrategy(NamedCheckpointStrategy):
     @property
     @override
     def root_device(self) -> torch.device:
-        return torch.device("cuda", self.local_rank) if self._device_type == "cuda" else torch.device("cpu")
+        return device_of(self._device_type, self.local_rank)
 
     @property
     def view(self) -> RankView:
@@ -139,7 +140,7 @@ class EngineStrategy(NamedCheckpointStrategy):
             assert self.cluster_environment is not None
             environment = self.cluster_environment
             dist.init_process_group(
-                "nccl" if self._device_type == "cuda" else "gloo",
+                backend_of(self._device_type),
                 init_method=f"tcp://{environment.main_address}:{environment.main_port}",
                 rank=environment.global_rank(),
                 world_size=world_size,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 
 from runner.engine.engine import EngineOptions
 from runner.engine.transport.alone import AloneTransport
@@ -13,6 +14,7 @@ from runner.engine.transport.base import Transport
 from runner.engine.transport.delayed import DelayedTransport
 from runner.engine.transport.processes import ProcessTransport
 from runner.engine.transport.sockets import SocketTransport
+from runner.engine.transport.staged import StagedTransport
 from runner.model.tags import holder_groups
 from runner.model.ties import Tie
 from runner.strategy.protocols import Layout
@@ -37,13 +39,18 @@ def make_transport(
     pipelines = [topology.pipeline_group(replica) for replica in range(topology.num_replicas)]
     replicas = [topology.data_group(position) for position in range(len(pipelines[0]))]
     groups = [*pipelines, *replicas, *holders]
-    # Sockets if one launcher started all ranks on this machine and they use no accelerator; else a torch backend.
+    # Sockets if one launcher started all ranks on this machine and messages are on the host; else a torch backend.
     on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == topology.world_size
+    through_host = device.type == "cpu" or dist.get_backend() == "gloo"
     transport: Transport
-    if device.type == "cpu" and on_this_machine:
+    if through_host and on_this_machine:
         transport = SocketTransport(groups, timeout_seconds=timeout_seconds)
+    elif through_host:
+        transport = ProcessTransport(torch.device("cpu"), groups, timeout_seconds=timeout_seconds)
     else:
         transport = ProcessTransport(device, groups, timeout_seconds=timeout_seconds)
+    if through_host and device.type != "cpu":
+        transport = StagedTransport(transport, device)
     delay, speed = options.link_delay_seconds, options.link_bytes_per_second
     if not delay and speed is None:
         return transport

@@ -129,6 +129,7 @@ def _own_measures(strategy: EngineStrategy, clock: StepClock) -> RankMeasures:
         bytes_per_step={kind: count / steps for kind, count in engine.bytes_sent.items()}
         | strategy.bytes_to_replicas(steps),
         state_bytes=strategy.held_bytes(),
+        reserved_bytes=meter.reserved_bytes,
     )
 
 
@@ -167,7 +168,8 @@ def _measured(
         | ({"tokens_per_second": tokens} if tokens is not None else {})
         | _skipped(config, lines)
         | _slowest(measures, timed)
-        | _states(record, plan, measures),
+        | _states(record, plan, measures)
+        | _reserved(plan, measures),
     )
 
 
@@ -201,6 +203,14 @@ def _states(record: RunRecord, plan: RunPlan, measures: Sequence[RankMeasures]) 
         return {}
     counted = [dict(rank.state_bytes) for rank in measures] if _took_steps(measures) else []
     return {"state_bytes": {"predicted": list(plan.state_bytes), "measured": counted}}
+
+
+def _reserved(plan: RunPlan, measures: Sequence[RankMeasures]) -> dict[str, Any]:
+    """What each device's allocator reserved at its peak, beside the prediction, which is that of the largest rank."""
+    measured = [rank.reserved_bytes for rank in measures]
+    if not _took_steps(measures) or any(each is None for each in measured):
+        return {}
+    return {"reserved_bytes": {"predicted": plan.memory.reserved, "measured": measured}}
 
 
 def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

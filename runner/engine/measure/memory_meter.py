@@ -78,6 +78,11 @@ class MemoryMeter:
             return torch.cuda.max_memory_allocated(self._device)
         return self._static + self._tracker.peak
 
+    @property
+    def reserved_bytes(self) -> int | None:
+        """The most that the allocator of a CUDA device has reserved so far, with what it cannot reuse; else None."""
+        return torch.cuda.max_memory_reserved(self._device) if self._cuda else None
+
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that exist before the first step, e.g. restored optimizer states."""
         if not self._cuda:

@@ -89,11 +89,14 @@ def _check_epochs(config: RunConfig) -> None:
 
 
 def _device_problems(config: RunConfig, *, cuda: bool) -> Iterator[Problem]:
-    from runner.model.device import device_is_here
+    from runner.model.device import device_is_here, ranks_of_a_device
 
     if config.profiler.name == "nvtx" and not cuda:
         why = "NVTX ranges are those of CUDA's tools, and this run has no GPU"
         yield Problem("profiler", "nvtx", "must be another here", why, "profiler=pytorch")
+    if cuda and device_is_here(config) and config.zero.stage is not None and ranks_of_a_device(config) > 1:
+        why = "DeepSpeed's messages are NCCL's, which refuses ranks that share a GPU"
+        yield Problem("zero.stage", config.zero.stage, "needs a GPU for each rank", why, "zero.stage=null")
     if not device_is_here(config):
         why = "torch sees no GPU here, `runner doctor` says why"
         yield Problem("device", config.device, "must be another on this machine", why, "device=cpu")

@@ -32,6 +32,7 @@ class RankMeasures:
         peak_memory_bytes: the most memory that its tensors took.
         bytes_per_step: kind of message to the bytes that the rank sent in one step.
         state_bytes: weights, gradients and optimizer states between steps.
+        reserved_bytes: the most memory that a device's allocator reserved; None on a CPU.
     """
 
     steps: tuple[StepTimes, ...]
@@ -40,13 +41,15 @@ class RankMeasures:
     peak_memory_bytes: int
     bytes_per_step: Mapping[str, float]
     state_bytes: Mapping[str, int] = field(default_factory=dict)
+    reserved_bytes: int | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """This as plain values, which can be sent to another rank."""
         steps = [astuple(times) for times in self.steps]
         events = {step: [tuple(event) for event in events] for step, events in self.events.items()}
         mappings = {"bytes_per_step": dict(self.bytes_per_step), "state_bytes": dict(self.state_bytes)}
-        own = {"replica": self.replica, "peak_memory_bytes": self.peak_memory_bytes}
+        own: dict[str, Any] = {"replica": self.replica, "peak_memory_bytes": self.peak_memory_bytes}
+        own["reserved_bytes"] = self.reserved_bytes
         return {"steps": steps, "events": events, **own, **mappings}
 
     @classmethod

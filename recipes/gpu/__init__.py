@@ -1,0 +1,1 @@
+"""What the runner does on one GPU, measured: tables and figures."""
