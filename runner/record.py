@@ -100,7 +100,9 @@ class RunRecord:
     samples_per_second: float | None = None
     bubble_ratio: dict[str, Any] = field(default_factory=lambda: _unknown("predicted", "measured"))
     seconds: dict[str, Any] = field(
-        default_factory=lambda: _unknown("data", "compute", "communication", "bubble", "optimizer", "offload")
+        default_factory=lambda: _unknown(
+            *("data", "compute", "communication", "bubble", "optimizer", "offload", "callbacks", "rest")
+        )
     )
     flops_per_step: float | None = None
     mfu: float | None = None

@@ -75,9 +75,9 @@ class Executor:
             Op.B: self._compute.backward,
             Op.I: self._compute.backward_input,
             Op.W: self._compute.backward_weight,
-            Op.SEND: self._messages.send,
-            Op.RECV: self._messages.receive,
-            Op.REDUCE: self._reduce,
+            Op.SEND: partial(self._timed, self._messages.send),
+            Op.RECV: partial(self._timed, self._messages.receive),
+            Op.REDUCE: partial(self._timed, self._reduce),
             Op.STEP: self._step,
         }
 
@@ -114,7 +114,9 @@ class Executor:
                     if self._opportunist is not None and self._opportunist.prefers_forward(actions, index):
                         self.current = action = actions[index]
                     if action.op in COMPUTE:
+                        start = self._rank.timeline.moment()
                         self._messages.post_ahead(actions, index + 1)
+                        self._rank.timeline.add("messages", start)
                     elif action.op is Op.RECV and self._messages.was_posted(action):
                         continue
                     self._handlers[action.op](action)
@@ -147,6 +149,12 @@ class Executor:
     def with_loss(self, wrap: Callable[[LossFunction], LossFunction]) -> AbstractContextManager[None]:
         """Use a wrapped loss function within the context."""
         return self._compute.with_loss(wrap)
+
+    def _timed(self, handle: Callable[[Action], None], action: Action) -> None:
+        """Run the handler of a message; its time counts as the step's messages."""
+        start = self._rank.timeline.moment()
+        handle(action)
+        self._rank.timeline.add("messages", start)
 
     def _reduce(self, action: Action) -> None:
         self._ends.reduce(action.stage)

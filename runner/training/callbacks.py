@@ -50,16 +50,28 @@ class StepClock(Callback):
         samples_of: the samples of a step, by the number of the batch from the beginning of the run, from 0.
         before: the steps that a continued run has taken already.
         figures: what the ranks tell one another.
+        loading: returns the seconds for which batches were waited for, since the last call.
 
     Attributes:
         walls: seconds of each step that this process has taken, in order.
         samples: samples of each of them.
+        loads: seconds of each of them in which its batch, or the next one, was waited for.
+        calls: seconds of each of them in callbacks and loggers after the step.
     """
 
     def __init__(
-        self, log: StepLog | None, samples_of: Callable[[int], int], before: History, figures: SharedFigures
+        self,
+        log: StepLog | None,
+        samples_of: Callable[[int], int],
+        before: History,
+        figures: SharedFigures,
+        loading: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.walls: list[float] = []
+        self.loads: list[float] = []
+        self.calls: list[float] = []
+        self._loading = loading
+        self._in_callbacks = 0.0  # of the step before, which are part of this step's wall time
         self.samples: list[int] = []
         self.figures = figures
         self._losses: list[float] = []  # losses of the steps that have ended; more steps may have begun
@@ -84,6 +96,12 @@ class StepClock(Callback):
     def start(self) -> None:
         """Start the time of the next step now."""
         self._mark = time.perf_counter()
+        self._in_callbacks = 0.0
+        self._loading()
+
+    def callbacks_ended(self) -> None:
+        """Note that the last callback after a step has returned."""
+        self._in_callbacks = time.perf_counter() - self._mark
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         strategy = _strategy(trainer)
@@ -92,7 +110,9 @@ class StepClock(Callback):
             return
         now = time.perf_counter()
         self.walls.append(now - self._mark)
-        self._mark = now
+        self.loads.append(self._loading())
+        self.calls.append(self._in_callbacks)
+        self._mark, self._in_callbacks = now, 0.0
         self.samples.append(self._samples_of(_batches(trainer) - 1))
         assert strategy.meter is not None
         self.figures.update(engine.timeline.steps, strategy.meter.peak_bytes)

@@ -130,6 +130,8 @@ def _own_measures(strategy: EngineStrategy, clock: StepClock) -> RankMeasures:
         | strategy.bytes_to_replicas(steps),
         state_bytes=strategy.held_bytes(),
         reserved_bytes=meter.reserved_bytes,
+        loads=tuple(clock.loads),
+        calls=tuple(clock.calls),
     )
 
 

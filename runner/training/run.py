@@ -43,6 +43,7 @@ from runner.training.data.loading import (
     samples_per_epoch,
     steps_per_epoch,
 )
+from runner.training.data.timed import TimedLoader
 from runner.training.finish import finish
 from runner.training.lightning_module import TrainedModule
 from runner.training.loggers import build_logger, build_profiler, note_identity
@@ -98,7 +99,8 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     module.val_metrics = {name: [list(pair) for pair in pairs] for name, pairs in before.metrics.items()}
     log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
     figures = SharedFigures(parts.plan, rank, strategy.replica, store_of_ranks())
-    clock = StepClock(log, partial(samples_of_step, loaders[0], config.data.batch_size), before, figures)
+    samples_of = partial(samples_of_step, loaders[0], config.data.batch_size)
+    clock = StepClock(log, samples_of, before, figures, _loading_of(loaders[0]))
     checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed)
     plans = [parts.plan]
 
@@ -113,7 +115,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
             note_identity(trainer.logger, run_dir)
         clock.start()
 
-    users, end = build_callbacks(config), EndTogether()
+    users, end = build_callbacks(config), EndTogether(clock.callbacks_ended)
     if isinstance(module, LayersModule):
         raise_problems(monitor_problems(config, users, validates=loaders[1] is not None))
     average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
@@ -146,6 +148,11 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         logger.info("a callback has ended the run after step %d of %d", trainer.global_step, trainer.max_steps)
     finish(trainer, module, config, run_dir, plans[-1], clock, checkpoints, average, stopped=stopped)
     return stopped
+
+
+def _loading_of(loader: DataLoader[Any]) -> Callable[[], float]:
+    """A function that returns the seconds for which the loader's batches were waited for, since its last call."""
+    return loader.take_seconds if isinstance(loader, TimedLoader) else lambda: 0.0
 
 
 def _watchdog(config: RunConfig, run_dir: Path, rank: int, plan: RunPlan) -> Watchdog:

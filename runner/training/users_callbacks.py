@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -95,12 +95,16 @@ class EndTogether(Callback):
     At the end of a validation the ranks decide at once. Within training no rank waits for another, so that the ask
     travels with the next step, after which all end.
 
+    Args:
+        ended: called when all callbacks after a step have returned.
+
     Attributes:
         is_asked: whether a callback of this rank has asked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[], None] = lambda: None) -> None:
         self.is_asked = False
+        self._ended = ended
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stand behind all other callbacks, also those of ``configure_callbacks``."""
@@ -114,6 +118,7 @@ class EndTogether(Callback):
             trainer.should_stop = False
             self.is_asked = True
             strategy.engine.request_stop()
+        self._ended()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         strategy = _strategy(trainer)

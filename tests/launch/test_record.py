@@ -37,7 +37,7 @@ CONTRACT = {
     "step_seconds": {"all", "median", "p10", "p90"},
     "samples_per_second": None,
     "bubble_ratio": {"predicted", "measured"},
-    "seconds": {"data", "compute", "communication", "bubble", "optimizer", "offload"},
+    "seconds": {"data", "compute", "communication", "bubble", "optimizer", "offload", "callbacks", "rest"},
     "flops_per_step": None,
     "mfu": None,
     "bytes_moved": {"activations", "activation_gradients", "weights", "weight_gradients", "optimizer_states"},

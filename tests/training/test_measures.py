@@ -9,13 +9,15 @@ from runner.training.measure.measures import RankMeasures, bubble_ratio, seconds
 
 
 def test_waiting_at_step_for_a_later_rank_is_bubble_and_the_exchange_itself_is_not() -> None:
-    early = StepTimes(0, start=0.0, end=10.0, compute=4.0, waiting=1.0, optimizer=1.0, waited_at_step=3.5)
-    late = StepTimes(0, start=0.0, end=10.0, compute=7.0, waiting=1.0, optimizer=1.0, waited_at_step=0.5)
-    ranks = [RankMeasures((times,), {}, 0, 0, {}) for times in (early, late)]
+    early = StepTimes(0, 0.0, 10.0, compute=4.0, waiting=1.0, optimizer=1.0, waited_at_step=3.5, messages=0.1)
+    late = StepTimes(0, 0.0, 10.0, compute=7.0, waiting=1.0, optimizer=1.0, waited_at_step=0.5, messages=0.3)
+    ranks = [RankMeasures((times,), {}, 0, 0, {}, loads=(0.2,), calls=(0.1,)) for times in (early, late)]
     parts = seconds_of_median_step(ranks, [0], {0: 10.5})
     assert parts is not None
     assert parts["bubble"] == pytest.approx((1.0 + 3.0 + 1.0) / 2)
-    assert parts["communication"] == pytest.approx(10 - 5.5 - 2.5 - 1.0)
+    assert parts["communication"] == pytest.approx(0.5 + 0.2), "the later rank's exchange, and starting messages"
+    assert (parts["data"], parts["callbacks"]) == pytest.approx((0.2, 0.1))
+    assert parts["rest"] == pytest.approx(10.5 - 5.5 - 2.5 - 1.0 - 0.7 - 0.2 - 0.1)
     assert sum(parts.values()) == pytest.approx(10.5)
 
 

@@ -24,7 +24,16 @@ def test_the_contracts_keys_and_a_validation_at_the_end(tmp_path: Path) -> None:
     assert (made["status"], made["reason"]) == ("ok", None)
     assert made["steps"] == len(made["loss"]) == 7 > STEPS
     assert [step for step, _ in made["val_loss"]] == [3, 6, 7]
-    assert made["seconds"].keys() == {"data", "compute", "communication", "bubble", "optimizer", "offload"}
+    assert made["seconds"].keys() == {
+        "data",
+        "compute",
+        "communication",
+        "bubble",
+        "optimizer",
+        "offload",
+        "callbacks",
+        "rest",
+    }
     walls = made["step_seconds"]
     assert len(walls["all"]) % 2, "so that one step is the median"
     assert sum(made["seconds"].values()) == pytest.approx(walls["median"], rel=1e-6)

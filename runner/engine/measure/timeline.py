@@ -37,6 +37,7 @@ class StepTimes:
         waiting: time of waiting for activations and gradients: the bubble, including links.
         optimizer: time of clipping and update.
         waited_at_step: time of waiting, at STEP, for the loss and the sums of gradients.
+        messages: time of starting to send and to receive, and of starting sums of gradients.
     """
 
     step: int
@@ -48,6 +49,7 @@ class StepTimes:
     waiting: float = 0.0
     optimizer: float = 0.0
     waited_at_step: float = 0.0
+    messages: float = 0.0
 
     def numbers(self) -> tuple[float, ...]:
         return (
@@ -59,6 +61,7 @@ class StepTimes:
             self.waiting,
             self.optimizer,
             self.waited_at_step,
+            self.messages,
         )
 
 

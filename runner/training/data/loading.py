@@ -26,6 +26,7 @@ from runner.model.seeds import keep_generators, mix_seed, seed_generators
 from runner.plan.layout.batches import replica_slice
 from runner.training.data.batches import Batches
 from runner.training.data.streams import EmptySteps, Share, SizedStream, StepStream
+from runner.training.data.timed import TimedLoader
 
 __all__ = [
     "StepNumbers",
@@ -217,9 +218,9 @@ def make_loader(
             if length is None
             else SizedStream(dataset, batches, share, length=length, **checked)
         )
-        return DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **common)
+        return TimedLoader(stream, batch_size=None, collate_fn=_as_it_is, **common)
     if length is None:
-        return DataLoader(EmptySteps(), batch_size=None, collate_fn=_as_it_is)
+        return TimedLoader(EmptySteps(), batch_size=None, collate_fn=_as_it_is)
     sampler = StepSampler(
         length,
         batch_size,
@@ -231,9 +232,9 @@ def make_loader(
         drop_last=drop_last,
     )
     if dataset is None:
-        return DataLoader(_NoSteps(length), batch_sampler=sampler, collate_fn=_as_it_is)
+        return TimedLoader(_NoSteps(length), batch_sampler=sampler, collate_fn=_as_it_is)
     steps = _Steps(dataset, batches, sample_seed)
-    return DataLoader(steps, batch_sampler=sampler, collate_fn=_as_it_is, **common)
+    return TimedLoader(steps, batch_sampler=sampler, collate_fn=_as_it_is, **common)
 
 
 def _begin_worker(seed: int, worker: int) -> None:

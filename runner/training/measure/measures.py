@@ -33,6 +33,7 @@ class RankMeasures:
         bytes_per_step: kind of message to the bytes that the rank sent in one step.
         state_bytes: weights, gradients and optimizer states between steps.
         reserved_bytes: the most memory that a device's allocator reserved; None on a CPU.
+        loads, calls: seconds of each step in which batches were waited for, and in callbacks and loggers.
     """
 
     steps: tuple[StepTimes, ...]
@@ -42,6 +43,8 @@ class RankMeasures:
     bytes_per_step: Mapping[str, float]
     state_bytes: Mapping[str, int] = field(default_factory=dict)
     reserved_bytes: int | None = None
+    loads: tuple[float, ...] = ()
+    calls: tuple[float, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
         """This as plain values, which can be sent to another rank."""
@@ -49,7 +52,7 @@ class RankMeasures:
         events = {step: [tuple(event) for event in events] for step, events in self.events.items()}
         mappings = {"bytes_per_step": dict(self.bytes_per_step), "state_bytes": dict(self.state_bytes)}
         own: dict[str, Any] = {"replica": self.replica, "peak_memory_bytes": self.peak_memory_bytes}
-        own["reserved_bytes"] = self.reserved_bytes
+        own |= {"reserved_bytes": self.reserved_bytes, "loads": list(self.loads), "calls": list(self.calls)}
         return {"steps": steps, "events": events, **own, **mappings}
 
     @classmethod
@@ -57,7 +60,8 @@ class RankMeasures:
         """The inverse of :meth:`to_plain`."""
         steps = tuple(StepTimes(*times) for times in plain["steps"])
         events = {step: [Event(*event) for event in events] for step, events in plain["events"].items()}
-        return cls(**{**plain, "steps": steps, "events": events})
+        made = {"loads": tuple(plain["loads"]), "calls": tuple(plain["calls"])}
+        return cls(**{**plain, **made, "steps": steps, "events": events})
 
 
 def bubble_ratio(ranks: Sequence[RankMeasures], timed: Sequence[int], interval: int = 1) -> float | None:
@@ -113,9 +117,10 @@ def seconds_of_median_step(
     """How the time of a median step was spent, mean over ranks; the parts add up to the step.
 
     The bubble is the time spent waiting for activations, gradients and the step's header, and at STEP for slower ranks.
-    The rank that arrives last at STEP waits for nobody, so its time there is the cost of the exchange itself and is not
-    bubble. The rest of the engine's time after compute, bubble and optimizer is communication. The rest of the step is
-    the loop around the engine: data loading, callbacks, logging.
+    The rank that arrives last at STEP waits for nobody, so its time there is the cost of the exchange itself, which is
+    communication, as is the time of starting messages and sums. Each part is measured, and what is left is the rest:
+    the engine's own time between its actions, and Lightning's loop. What offloading moves is moved within compute and
+    optimizer, so that it has no part of its own.
     """
     if not timed:
         return None
@@ -126,10 +131,16 @@ def seconds_of_median_step(
     compute = fmean(s.compute for s in steps)
     bubble = fmean(s.waiting + s.waited_at_step - exchange for s in steps)
     optimizer = fmean(s.optimizer for s in steps)
-    inside = min(fmean(s.end - s.start for s in steps), walls[index])
-    communication = max(0.0, inside - compute - bubble - optimizer)
-    parts = {"compute": compute, "communication": communication, "bubble": bubble, "optimizer": optimizer}
-    return {"data": walls[index] - sum(parts.values()), **parts, "offload": 0.0}
+    parts = {
+        "data": fmean(rank.loads[index] if rank.loads else 0.0 for rank in ranks),
+        "compute": compute,
+        "communication": fmean(s.messages for s in steps) + exchange,
+        "bubble": bubble,
+        "optimizer": optimizer,
+        "offload": 0.0,
+        "callbacks": fmean(rank.calls[index] if rank.calls else 0.0 for rank in ranks),
+    }
+    return parts | {"rest": walls[index] - sum(parts.values())}
 
 
 def timed_events(
