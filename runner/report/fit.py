@@ -40,6 +40,8 @@ def fitted(
 ) -> Fitted:
     """The table for a terminal of ``width`` columns; it stays as it is if it has room there.
 
+    Else text is broken at words, then overrides get short names, then spare columns are left out, until it has room.
+
     Args:
         header, rows: the whole table.
         width: characters of a line.
@@ -47,14 +49,14 @@ def fitted(
         spare: columns that may be left out, the last one first.
     """
     is_free = tuple(name not in rigid for name in header)
-    if _needed(header, rows, [False] * len(header)) <= width:
-        return Fitted(tuple(header), tuple(map(tuple, rows)), is_free)
-    columns = {
-        at: name if free else name.replace(" ", "\n")
-        for at, (name, free) in enumerate(zip(header, is_free, strict=True))
-    }
+    whole = [tuple(row) for row in rows]
+    if _needed(header, whole, [False] * len(header)) <= width:
+        return Fitted(tuple(header), tuple(whole), is_free)
+    folded = [name if free else name.replace(" ", "\n") for name, free in zip(header, is_free, strict=True)]
+    if _needed(folded, whole, is_free) <= width:
+        return Fitted(tuple(folded), tuple(whole), is_free)
     short = [_shortened(row, is_free, names) for row, names in zip(rows, _names(rows, is_free), strict=True)]
-    left_out: list[str] = []
+    columns, left_out = dict(enumerate(folded)), list[str]()
     for name in reversed(spare):
         if _needed([*columns.values()], _of(short, columns), [is_free[at] for at in columns]) <= width:
             break

@@ -55,4 +55,4 @@ def test_results_keep_to_the_terminals_width_and_paths_stay_whole(tmp_path: Path
     assert f"weights  {run_dir}/w" in lines
     long = [line for line in lines if len(line) > 80]
     assert all(str(run_dir) in line for line in long)
-    assert [name for name in metrics if f"{name} 0.5000" not in " ".join(lines)] == []
+    assert [name for name in metrics if f"{name} 0.5000" not in " ".join(text.getvalue().split())] == []

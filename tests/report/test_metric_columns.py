@@ -67,7 +67,10 @@ def test_overrides_are_short_where_they_have_no_room() -> None:
     rows = [("0", "optimizer.lr=0.1 schedule.chunks=2 data.batch_size=8", "ok"), ("1", "optimizer.lr=0.2 x", "ok")]
     whole = fitted(("run", "overrides", "val loss"), rows, 80, rigid=("run", "val loss"), spare=())
     assert whole.rows == tuple(rows)
-    narrow = fitted(("run", "overrides", "val loss"), rows, 40, rigid=("run", "val loss"), spare=())
+    words = fitted(("run", "overrides", "val loss"), rows, 40, rigid=("run", "val loss"), spare=())
+    assert words.rows == tuple(rows)
+    assert words.header == ("run", "overrides", "val\nloss")
+    narrow = fitted(("run", "overrides", "val loss"), rows, 28, rigid=("run", "val loss"), spare=())
     assert narrow.rows == (("0", "lr=0.1 chunks=2 batch_size=8", "ok"), ("1", "lr=0.2 x", "ok"))
     assert narrow.header == ("run", "overrides", "val\nloss")
     assert narrow.is_free == (False, True, False)
