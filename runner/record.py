@@ -248,18 +248,27 @@ class StepLog:
 
 
 def read_steps(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of ``steps.jsonl`` in order, without a last line that is incomplete."""
+    """The lines of ``steps.jsonl`` in order, up to the first that is no line of the step after the one before.
+
+    That is a last line that is incomplete, or a line that was damaged.
+    """
     path = run_dir / STEPS_FILE
     if not path.exists():
         return []
     steps: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_bytes().splitlines():
         try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
+            line = _restored(json.loads(text))
+        except (ValueError, TypeError, KeyError, IndexError):
             break
-        steps.append(_restored(line))
+        if line.get("step") != len(steps) + 1 or not _is_number(line.get("loss"), line.get("seconds")):
+            break
+        steps.append(line)
     return steps
+
+
+def _is_number(*values: object) -> bool:
+    return all(isinstance(value, int | float) for value in values)
 
 
 def finish_failed(run_dir: Path, status: Status, reason: str, **blank: Any) -> RunRecord:

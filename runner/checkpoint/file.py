@@ -147,7 +147,7 @@ def damage_of(path: Path) -> str | None:
         return "there is no such file"
     except (OSError, MemoryError) as error:
         raise _unreadable(path, error) from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         return f"it is damaged or cut short ({error})"
     except PickledError:
         raise
@@ -165,7 +165,8 @@ def _check_sums(path: Path) -> None:
     """Compare the sums of an archive.
 
     Raises:
-        zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError: the file is damaged.
+        zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError: the file is damaged;
+            zipfile raises the last one where a name is no text, or a place is before the file's first byte.
         OSError: it cannot be read now.
     """
     try:

@@ -18,7 +18,7 @@ from runner.record import RunRecord, StepLog, read_steps
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runner.training.resume import Progress
+    from runner.training.resume import History, Progress
 
 __all__ = ["AUTO", "CHECKPOINTS", "continue_record", "with_checkpoint"]
 
@@ -91,10 +91,21 @@ def continue_record(record: RunRecord, config: RunConfig, run_dir: Path) -> RunR
     if config.resume is not None:
         with admitted(config.checkpoint.allow_pickle):
             history = read_progress(Path(config.resume))[0].history
-    with StepLog(run_dir, len(history.loss)) as log:
+    with StepLog(run_dir, _steps_as_saved(run_dir, history)) as log:
         for step in range(len(read_steps(run_dir)), len(history.loss)):
             log.write(step=step + 1, loss=history.loss[step], seconds=history.seconds[step])
     return record.continued(history.loss, history.seconds, history.val_loss, history.metrics)
+
+
+def _steps_as_saved(run_dir: Path, history: History) -> int:
+    """How many lines of ``steps.jsonl`` say what the checkpoint says, whose sums have been checked.
+
+    The lines have no sum, and a changed digit is a number, too. Numbers are compared as text, because NaN is no number.
+    """
+    lines = [(repr(line["loss"]), repr(line["seconds"])) for line in read_steps(run_dir)]
+    saved = [(repr(loss), repr(seconds)) for loss, seconds in zip(history.loss, history.seconds, strict=False)]
+    same = [line == other for line, other in zip(lines, saved, strict=False)]
+    return same.index(False) if False in same else len(same)
 
 
 def _newest(config: RunConfig) -> Path | None:
