@@ -132,7 +132,13 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
         end,
     ]
     trainer = _trainer(
-        config, run_dir, strategy, callbacks, has_validation=loaders[1] is not None, steps_before=len(before.loss)
+        config,
+        run_dir,
+        strategy,
+        callbacks,
+        rank=rank,
+        has_validation=loaders[1] is not None,
+        steps_before=len(before.loss),
     )
     try:
         trainer.fit(module, *loaders, ckpt_path=config.resume)
@@ -286,6 +292,7 @@ def _trainer(
     strategy: EngineStrategy,
     callbacks: list[Callback],
     *,
+    rank: int,
     has_validation: bool,
     steps_before: int,
 ) -> pl.Trainer:
@@ -299,7 +306,8 @@ def _trainer(
         check_val_every_n_epoch=None,
         limit_val_batches=1.0 if has_validation else 0,
         num_sanity_val_steps=0,
-        logger=build_logger(config, run_dir, strategy.global_rank if world_size > 1 else 0, steps_before),
+        # Not the strategy's rank, which is 0 everywhere until a trainer has the strategy.
+        logger=build_logger(config, run_dir, rank if world_size > 1 else 0, steps_before),
         profiler=build_profiler(config, run_dir),
         log_every_n_steps=config.trainer.log_every,
         default_root_dir=str(run_dir),
