@@ -23,7 +23,8 @@ class _Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens [samples, length] to [samples, length, width]."""
-        return self.tokens(tokens) + self.positions
+        embedded: Tensor = self.tokens(tokens) + self.positions
+        return embedded
 
 
 class _Block(nn.Module):
@@ -40,7 +41,8 @@ class _Block(nn.Module):
         parts = self.mixed(self.first(x)).view(samples, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
         x = x + self.joined(attended.transpose(1, 2).reshape(samples, length, WIDTH))
-        return x + self.narrow(functional.gelu(self.wide(self.second(x))))
+        mapped: Tensor = self.narrow(functional.gelu(self.wide(self.second(x))))
+        return x + mapped
 
 
 class _Head(nn.Module):
@@ -49,7 +51,8 @@ class _Head(nn.Module):
         self.norm, self.words = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.words(self.norm(x))
+        words: Tensor = self.words(self.norm(x))
+        return words
 
 
 def make_blocks(depth: int, seed: int) -> nn.Sequential:

@@ -19,7 +19,7 @@ WHOLE_STEPS = 4  # schedules with a step per micro-batch make so many more steps
 
 _MODEL = (
     "model=gpt", "model.kwargs.vocab_size=32", "model.kwargs.sequence_length=16", "model.kwargs.width=32",
-    "model.kwargs.layers=4", "data.kwargs.vocab_size=32", "data.kwargs.sequence_length=16",
+    "model.kwargs.layers=8", "data.kwargs.vocab_size=32", "data.kwargs.sequence_length=16",
     "data.kwargs.samples=4096", "data.kwargs.val_samples=256", "partition=uniform", "device=cpu", "logger=none",
 )  # fmt: skip
 _MOMENTUM = ("optimizer=sgd", "optimizer.momentum=0.9")

@@ -200,8 +200,11 @@ def _held(schedule: Schedule, row: int, rank: int) -> list[int]:
 def _pipe_name(schedule: Schedule, row: int) -> str:
     """The letter of a pipeline: ``d`` (down) or ``u`` (up), with a number if there are several of one direction.
 
-    If backwards are on other ranks than forwards, it is ``f`` for forwards and ``b`` for backwards.
+    If backwards are on other ranks than forwards, it is ``f`` for forwards and ``b`` for backwards. Parallel pipelines
+    have only numbers: ``p0``, ``p1``.
     """
+    if schedule.own_weights:
+        return f"p{row}"
     if schedule.backward_placement:
         return "fb"[row]
     return "du"[row % 2] + (str(row // 2) if len(schedule.placement) > 2 else "")

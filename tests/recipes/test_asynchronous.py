@@ -1,0 +1,44 @@
+"""The recipe's recurrence, against the engine's own schedule, and its requests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from runner.recipes.asynchronous import delay, schedules
+from runner.recipes.asynchronous.model import VOCABULARY, Batches, entropy, make_blocks
+from runner.schedule import SPECS, build
+
+
+def test_without_delay_it_is_plain_training() -> None:
+    outcome = delay.train("SGD, momentum 0.9", 1, 0.05, steps=3, samples=2)
+    model = make_blocks(delay.BLOCKS, 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _, (tokens, following) in zip(range(3), Batches(2, 0), strict=False):
+        loss = functional.cross_entropy(model(tokens).view(-1, VOCABULARY), following.reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert outcome.curve == losses
+    assert outcome.loss == pytest.approx(sum(losses) / 3)
+
+
+def test_the_first_stages_lack_as_many_steps_as_the_schedule_says() -> None:
+    """In the first D - 1 steps the first stage reads its first weights, so that nothing but the others can change."""
+    schedule = build("pipedream", ranks=4, microbatches=1)
+    assert [schedule.version_read(stage, 9) for stage in range(4)] == [6, 7, 8, 9]
+    curves = {depth: delay.train("AdamW", depth, 0.01, steps=3, samples=2).curve for depth in (1, 2, 16)}
+    assert len({tuple(curve) for curve in curves.values()}) == 3
+    assert len({curve[0] for curve in curves.values()}) == 1
+
+
+def test_every_asynchronous_schedule_is_compared() -> None:
+    asynchronous = {name for name, spec in SPECS.items() if spec.kind == "asynchronous"}
+    assert set(schedules.REQUESTS) == {"1f1b", *asynchronous}
+    for name, asked in schedules.REQUESTS.items():
+        build(name, ranks=schedules.STAGES, microbatches=asked.microbatches)
+        assert schedules.SAMPLES % asked.parts == 0
+    assert 1.0 < entropy() < 1.2
