@@ -98,6 +98,9 @@ class PipelineStrategy(pipeline.EngineStrategy):
         if order.filling is not None:
             why = "Its order follows from the seconds of the layers, which `runner train` takes"
             raise_problems([Problem("schedule", schedule, "must be another in a script", why, "schedule='1f1b'")])
+        if order.own_weights:
+            why = "Its optimizer updates the weights of every pipeline; `runner train` makes it"
+            raise_problems([Problem("schedule", schedule, "must be another in a script", why, "schedule='1f1b'")])
         topology = Topology.grid(stages, data, placement=order.rows)
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # set by seed_everything for other processes
         options = EngineOptions(microbatches=microbatches, seed=seed, skip_nonfinite=skip_nonfinite)

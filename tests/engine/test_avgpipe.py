@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from runner.api import PipelineStrategy
 from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.errors import RequestError
 from runner.optim.states.elastic import ElasticAverage
 from runner.plan.averaging import Averaging
 from runner.schedule import build
@@ -222,3 +224,8 @@ def test_the_order_is_legal(ranks: int, count: int, pipes: int, advance: int) ->
     assert check(schedule) == []
     assert check_program(lower(schedule)) == []
     assert versions_held(schedule) == (pipes + 1,) * ranks
+
+
+def test_a_script_whose_optimizer_has_one_copy_of_the_weights_is_refused() -> None:
+    with pytest.raises(RequestError, match="Its optimizer updates the weights of every pipeline"):
+        PipelineStrategy(stages=2, schedule="avgpipe", microbatches=4)
