@@ -130,6 +130,7 @@ def _own_measures(strategy: EngineStrategy, clock: StepClock) -> RankMeasures:
         | strategy.bytes_to_replicas(steps),
         state_bytes=strategy.held_bytes(),
         reserved_bytes=meter.reserved_bytes,
+        walls=tuple(clock.walls),
         loads=tuple(clock.loads),
         calls=tuple(clock.calls),
     )

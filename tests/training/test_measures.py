@@ -21,6 +21,18 @@ def test_waiting_at_step_for_a_later_rank_is_bubble_and_the_exchange_itself_is_n
     assert sum(parts.values()) == pytest.approx(10.5)
 
 
+def test_ranks_that_are_skewed_share_out_their_own_time() -> None:
+    """The first rank's step takes 10 s, the second's 20 s: half of each is compute, and so is half of the step."""
+    steps = [StepTimes(0, compute=5.0), StepTimes(0, compute=10.0)]
+    ranks = [
+        RankMeasures((times,), {}, 0, 0, {}, walls=(wall,)) for times, wall in zip(steps, (10.0, 20.0), strict=True)
+    ]
+    parts = seconds_of_median_step(ranks, [0], {0: 10.0})
+    assert parts is not None
+    assert {part: seconds for part, seconds in parts.items() if seconds} == {"compute": 5.0, "rest": 5.0}
+    assert RankMeasures.of_plain(ranks[1].to_plain()) == ranks[1]
+
+
 def test_a_bubble_is_that_of_an_interval_where_its_steps_are_not_alike() -> None:
     """Steps of 10 s: 9 s of compute, then 5 s; of two ranks the second does nothing."""
     busy = [StepTimes(step, first_compute=0.0, last_compute=10.0, compute=9.0 - 4.0 * (step % 2)) for step in range(5)]

@@ -20,6 +20,8 @@ __all__ = [
     "timed_events",
 ]
 
+_OF_STEPS = ("walls", "loads", "calls")
+
 
 @dataclass(frozen=True)
 class RankMeasures:
@@ -33,7 +35,7 @@ class RankMeasures:
         bytes_per_step: kind of message to the bytes that the rank sent in one step.
         state_bytes: weights, gradients and optimizer states between steps.
         reserved_bytes: the most memory that a device's allocator reserved; None on a CPU.
-        loads, calls: seconds of each step in which batches were waited for, and in callbacks and loggers.
+        walls, loads, calls: seconds of each step in all, waiting for batches, and in callbacks and loggers.
     """
 
     steps: tuple[StepTimes, ...]
@@ -43,6 +45,7 @@ class RankMeasures:
     bytes_per_step: Mapping[str, float]
     state_bytes: Mapping[str, int] = field(default_factory=dict)
     reserved_bytes: int | None = None
+    walls: tuple[float, ...] = ()
     loads: tuple[float, ...] = ()
     calls: tuple[float, ...] = ()
 
@@ -52,7 +55,7 @@ class RankMeasures:
         events = {step: [tuple(event) for event in events] for step, events in self.events.items()}
         mappings = {"bytes_per_step": dict(self.bytes_per_step), "state_bytes": dict(self.state_bytes)}
         own: dict[str, Any] = {"replica": self.replica, "peak_memory_bytes": self.peak_memory_bytes}
-        own |= {"reserved_bytes": self.reserved_bytes, "loads": list(self.loads), "calls": list(self.calls)}
+        own |= {"reserved_bytes": self.reserved_bytes, **{name: list(getattr(self, name)) for name in _OF_STEPS}}
         return {"steps": steps, "events": events, **own, **mappings}
 
     @classmethod
@@ -60,7 +63,7 @@ class RankMeasures:
         """The inverse of :meth:`to_plain`."""
         steps = tuple(StepTimes(*times) for times in plain["steps"])
         events = {step: [Event(*event) for event in events] for step, events in plain["events"].items()}
-        made = {"loads": tuple(plain["loads"]), "calls": tuple(plain["calls"])}
+        made = {name: tuple(plain[name]) for name in _OF_STEPS}
         return cls(**{**plain, **made, "steps": steps, "events": events})
 
 
@@ -114,7 +117,9 @@ def compute_seconds(ranks: Sequence[RankMeasures], timed: Sequence[int]) -> list
 def seconds_of_median_step(
     ranks: Sequence[RankMeasures], timed: Sequence[int], walls: Mapping[int, float]
 ) -> dict[str, float] | None:
-    """How the time of a median step was spent, mean over ranks; the parts add up to the step.
+    """How the time of a median step was spent, as the mean over ranks of shares of their own time in this step.
+
+    The parts add up to the step.
 
     The bubble is the time spent waiting for activations, gradients and the step's header, and at STEP for slower ranks.
     The rank that arrives last at STEP waits for nobody, so its time there is the cost of the exchange itself, which is
@@ -126,21 +131,29 @@ def seconds_of_median_step(
         return None
     ordered = sorted(timed, key=lambda index: walls[index])
     index = ordered[len(ordered) // 2]
-    steps = [rank.steps[index] for rank in ranks]
-    exchange = min(s.waited_at_step for s in steps)
-    compute = fmean(s.compute for s in steps)
-    bubble = fmean(s.waiting + s.waited_at_step - exchange for s in steps)
-    optimizer = fmean(s.optimizer for s in steps)
+    exchange = min(rank.steps[index].waited_at_step for rank in ranks)
+    shares = [_shares(rank, index, exchange, walls[index]) for rank in ranks]
+    return {part: fmean(each[part] for each in shares) * walls[index] for part in shares[0]}
+
+
+def _shares(rank: RankMeasures, index: int, exchange: float, wall: float) -> dict[str, float]:
+    """What each part is of a rank's own time in a step.
+
+    Args:
+        exchange: seconds of the exchange at STEP.
+        wall: seconds of the step, if the rank has not measured its own: ranks may be skewed against each other.
+    """
+    step, own = rank.steps[index], rank.walls[index] if rank.walls else wall
     parts = {
-        "data": fmean(rank.loads[index] if rank.loads else 0.0 for rank in ranks),
-        "compute": compute,
-        "communication": fmean(s.messages for s in steps) + exchange,
-        "bubble": bubble,
-        "optimizer": optimizer,
+        "data": rank.loads[index] if rank.loads else 0.0,
+        "compute": step.compute,
+        "communication": step.messages + exchange,
+        "bubble": step.waiting + step.waited_at_step - exchange,
+        "optimizer": step.optimizer,
         "offload": 0.0,
-        "callbacks": fmean(rank.calls[index] if rank.calls else 0.0 for rank in ranks),
+        "callbacks": rank.calls[index] if rank.calls else 0.0,
     }
-    return parts | {"rest": walls[index] - sum(parts.values())}
+    return {part: seconds / own for part, seconds in (parts | {"rest": own - sum(parts.values())}).items()}
 
 
 def timed_events(
