@@ -164,6 +164,7 @@ class LayerProfile:
         fills: its work that may fill bubbles, if the optimizer has such work.
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
             ``optimizer_bytes_per_gradient_byte``.
+        trained_shapes: the shapes of its trainable parameters; empty = not known.
     """
 
     name: str
@@ -196,6 +197,7 @@ class LayerProfile:
     weight_gradient_seconds: float | None = None
     optimizer_bytes: int | None = None
     fills: tuple[FillProfile, ...] = ()
+    trained_shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def split_seconds(self) -> tuple[float, float]:
@@ -226,6 +228,7 @@ class SharedWeight:
         gradient_bytes: bytes of its gradient; 0 if it is frozen.
         optimizer_bytes: bytes of its optimizer states, as for a layer.
         num_parameters: its elements.
+        shape: its shape; empty = not known.
     """
 
     layers: tuple[int, ...]
@@ -233,6 +236,7 @@ class SharedWeight:
     gradient_bytes: int
     optimizer_bytes: int | None = None
     num_parameters: int = 0
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,11 +308,15 @@ def profile_from_json(text: str) -> ModelProfile:
     """The inverse of :meth:`ModelProfile.to_json`. Raises TypeError or KeyError if it is not a profile."""
     document = json.loads(text)
     layers = tuple(_layer(layer) for layer in document.pop("layers"))
-    shared = tuple(SharedWeight(**{**each, "layers": tuple(each["layers"])}) for each in document.pop("shared", ()))
+    shared = tuple(map(_shared, document.pop("shared", ())))
     trace = _trace(document.pop("trace", None))
     shapes = tuple(map(tuple, document.pop("sample_shapes", ())))
     loss = _layer(document.pop("loss"))
     return ModelProfile(layers=layers, loss=loss, shared=shared, trace=trace, sample_shapes=shapes, **document)
+
+
+def _shared(document: dict[str, Any]) -> SharedWeight:
+    return SharedWeight(**{**document, "layers": tuple(document["layers"]), "shape": tuple(document.get("shape", ()))})
 
 
 def _trace(document: dict[str, Any] | None) -> MemoryTrace | None:
@@ -326,6 +334,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
+    shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
     return LayerProfile(
         **document,
         recomputation=made_again,
@@ -333,6 +342,7 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         output=output,
         saves=saves,
         fills=fills,
+        trained_shapes=shapes,
     )
 
 

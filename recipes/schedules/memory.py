@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from runner.engine.engine import Engine
 from runner.engine.measure.memory_meter import TRACKED_STEPS, MemoryMeter
 from runner.model.layers import layers_of
 from runner.plan.memory.predict import predict_memory
@@ -152,11 +153,11 @@ def _as_rank(*, microbatches: int, rows: Sequence[Row]) -> dict[str, list[dict[s
             with meter.step(part):
                 (finished,) = pipeline.engine.submit(part)
             losses.setdefault(row.label, []).extend(shared_losses(finished.loss))
-        before = sum(pipeline.engine.bytes_sent.values())
+        before = _sent_bytes(pipeline.engine)
         with FlopCounterMode(display=False) as counter:
             pipeline.engine.submit(part)
         pipeline.engine.drain()
-        sent = sum(pipeline.engine.bytes_sent.values()) - before + _reduced_bytes(pipeline)
+        sent = round(_sent_bytes(pipeline.engine) - before)
         own = sum(p.nbytes for stage in pipeline.engine.stages.values() for p in stage.parameters())
         gradients = sum(gradients.num_bytes for gradients in pipeline.engine.all_gradients)
         held = RankBytes(own, meter.peak_bytes - own - gradients - _batch_bytes(schedule, rank))
@@ -168,8 +169,6 @@ def _as_rank(*, microbatches: int, rows: Sequence[Row]) -> dict[str, list[dict[s
     return found
 
 
-def _reduced_bytes(pipeline: RunnerPipeline) -> int:
-    """What a ring sends from this rank to sum its stages' gradients over their twins."""
-    engine = pipeline.engine
-    copies = {stage: len(holders) for stage, holders in engine.view.holders.items()}
-    return sum(2 * (n - 1) * engine.gradients[stage].num_bytes // n for stage, n in copies.items())
+def _sent_bytes(engine: Engine) -> float:
+    """What this rank has sent: messages to its neighbours, and sums of gradients over twins."""
+    return sum(engine.bytes_sent.values()) + sum(gradients.sent.num_bytes for gradients in engine.all_gradients)

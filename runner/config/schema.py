@@ -201,7 +201,12 @@ class CompressionConfig:
 
     name: str = "none"
     target: str | None = None  # your own: package.module:KIND, or a function of a stage's gradients and kwargs
-    kwargs: dict[str, Any] = field(default_factory=dict)  # the compressor's own keys
+    kwargs: dict[str, Any] = field(default_factory=dict)  # keys of a compressor of your own
+    density: float | None = None  # topk, randomk: the share of each tensor's elements that is sent
+    levels: int | None = None  # qsgd: levels of an element's magnitude
+    rank: int | None = None  # powersgd, gradzip: columns of a matrix's factors
+    error_feedback: bool | None = None  # add what was not sent to the next gradients; null = usual for the compressor
+    start_step: int = 0  # steps before this one are summed without compression
 
 
 @dataclass

@@ -157,7 +157,7 @@ class Executor:
         self._rank.timeline.add("messages", start)
 
     def _reduce(self, action: Action) -> None:
-        self._ends.reduce(action.stage)
+        self._ends.reduce(self._rank.window_of(action), action.stage)
 
     def _step(self, action: Action) -> None:
         self._ends.step(self._rank.window_of(action), action.stage)

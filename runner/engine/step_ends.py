@@ -27,6 +27,7 @@ from runner.engine.update.waves import WaveExchange
 from runner.engine.weights.store import StageWeights
 from runner.engine.window import Window
 from runner.model.tags import ParameterTag
+from runner.optim.compression.rounds import GradientStep
 
 __all__ = ["StepEnds"]
 
@@ -75,6 +76,7 @@ class StepEnds:
             self, rank, options, stream.schedule(training=True).is_asynchronous, stores, waves
         )
         self._reductions: dict[int, list[Handle]] = {}
+        self._seed = options.seed
         self._finished: list[FinishedStep] = []
 
     @property
@@ -109,9 +111,10 @@ class StepEnds:
             update.update.attach(partial(_without, others, apply_update) if others else apply_update, master_of)
             update.backup = backup
 
-    def reduce(self, stage: int) -> None:
+    def reduce(self, window: Window, stage: int) -> None:
         """Run REDUCE of a stage: start to sum its gradients over its replicas and twins; STEP waits for the sums."""
-        self._reductions[stage] = self.gradients[stage].reduce(self._rank.transport)
+        of_step = GradientStep(window.step, self.update.scale.of_sum, self._seed)
+        self._reductions[stage] = self.gradients[stage].reduce(self._rank.transport, of_step)
 
     def send_loss(self, window: Window) -> None:
         """Send the loss to the other ranks if all of it is known, unless it may have to be computed again."""

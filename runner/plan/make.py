@@ -19,6 +19,7 @@ from runner.plan.layout.topology import Topology
 from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.of_draft import memory_of
 from runner.plan.memory.predict import in_flight_microbatches
+from runner.plan.reductions import reductions, sent_bytes, with_compression
 from runner.plan.requested_schedule import executed_schedule, follows_profile, is_chosen_by_plan
 from runner.plan.rules.tables import order_problems, plan_problems
 from runner.plan.search.advice import Comparison, compare_without_pipeline, misfit
@@ -28,7 +29,6 @@ from runner.plan.search.partition import best_cut
 from runner.plan.split_notes import split_notes
 from runner.plan.stages.cut import Stages, cut
 from runner.plan.stages.figures import StageFigures
-from runner.plan.time.compression import with_compression
 from runner.plan.time.predict import predict_time, stage_costs
 from runner.plan.time.weight_prediction import with_predictions
 from runner.plan.time.work import work_of
@@ -201,6 +201,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         prediction=draft.prediction,
         advice=_notes(draft, stages, in_flight, measured=stage_seconds is not None),
         work=work_of(draft.config, draft.profile),
+        gradient_bytes_sent=sent_bytes(draft.config, draft.profile, stages.figures, schedule),
     )
 
 
@@ -219,8 +220,7 @@ def _time(
 
     def adjusted(costs: StageCosts) -> StageCosts:
         costs = with_predictions(costs, draft.prediction, draft.schedule, draft.profile, figures)
-        shared = with_sharing(draft.config, costs, draft.profile, figures, draft.link)
-        return with_compression(draft.config, shared, figures, draft.link)
+        return _with_reductions(draft, costs, figures)
 
     return predict_time(
         program,
@@ -233,6 +233,14 @@ def _time(
         adjusted=adjusted,
         post_validation=draft.config.schedule.post_validation,
     )
+
+
+def _with_reductions(draft: Draft, costs: StageCosts, figures: Sequence[StageFigures]) -> StageCosts:
+    """The costs with what ZeRO or the request's compressor sends instead of whole gradients."""
+    if draft.config.compression.name == "none":
+        return with_sharing(draft.config, costs, draft.profile, figures, draft.link)
+    planned = reductions(draft.config, draft.profile, figures, draft.schedule)
+    return with_compression(costs, planned, draft.layout.data, draft.link)
 
 
 def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], *, measured: bool) -> tuple[str, ...]:

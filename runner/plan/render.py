@@ -128,6 +128,8 @@ def _closing(plan: RunPlan, width: int) -> Iterator[str]:
     yield from _host(plan)
     yield f"step {format_seconds(time.step_seconds)} ({time.source}), bubble {time.bubble_ratio:.1%}"
     yield from _speed(plan)
+    if plan.gradient_bytes_sent:
+        yield f"gradients: {format_bytes(plan.gradient_bytes_sent)} sent in a step by all ranks together"
     notes = (f"note: {line}" for line in plan.advice)
     yield from _wrapped([*_filling(plan), *notes, *(problem.line() for problem in plan.problems)], width)
 

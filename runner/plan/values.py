@@ -167,6 +167,7 @@ class RunPlan:
         problems: broken rules; a plan with problems must not start.
         reasons: lines that say why the plan chose what the request left open, and what speaks for its layout.
         work: what a step computes.
+        gradient_bytes_sent: bytes of gradients that all ranks send in a mean step; None: not predicted.
     """
 
     layout: dict[str, int]
@@ -187,6 +188,7 @@ class RunPlan:
     problems: tuple[Problem, ...] = ()
     reasons: tuple[str, ...] = ()
     work: Work = Work()
+    gradient_bytes_sent: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -242,6 +244,7 @@ class RunPlan:
             **filling_document(self.schedule, self.time.bubble_ratio, self.time.utilisation_without_fills),
             "advice": list(self.advice),
             "in_flight_microbatches": list(self.in_flight),
+            "bytes_moved": {"weight_gradients": self.gradient_bytes_sent},
             **self._schedule_and_work(),
         }
 

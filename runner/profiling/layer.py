@@ -76,6 +76,7 @@ def profile_call(
         chained_backward_bytes=chained,
         has_running_statistics=module is not None and any(map(keeps_running_statistics, module.modules())),
         stopped_forward_bytes=stopped,
+        trained_shapes=tuple(tuple(parameter.shape) for parameter in trained),
     )
     for parameter in trained:
         parameter.grad = None

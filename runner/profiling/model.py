@@ -281,7 +281,7 @@ def _shared_weights(
         nbytes = weight.numel() * (dtype.itemsize if weight.is_floating_point() else weight.element_size())
         states = state_bytes(weight.numel() if weight.requires_grad else 0) if state_bytes is not None else None
         gradient_bytes = nbytes if weight.requires_grad else 0
-        found.append(SharedWeight(tie.layers, nbytes, gradient_bytes, states, weight.numel()))
+        found.append(SharedWeight(tie.layers, nbytes, gradient_bytes, states, weight.numel(), tuple(weight.shape)))
     return tuple(found)
 
 

@@ -401,11 +401,11 @@ class EngineStrategy(NamedCheckpointStrategy):
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
         """Bytes that this rank sent to other holders of its stages in a mean step, by kind.
 
-        Gradients are what their reducers have sent: once a 1-bit optimizer sends its momentum, it sends none. Where
+        Gradients are counted where they are sent: once a 1-bit optimizer sends its momentum, almost none. Where
         nothing else is sent in a step, they are what the kernel has counted.
         """
         assert self.engine is not None
-        reduced = sum(gradients.reducer.bytes_sent for gradients in self.engine.all_gradients)
+        reduced = sum(gradients.sent.num_bytes for gradients in self.engine.all_gradients)
         if self._only_sums and self._wire.sent:
             reduced = self._wire.sent
         momentum = self.exchange.bytes_sent if self.exchange is not None else 0

@@ -226,7 +226,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
     placed: dict[str, Any] = {"device": device, "timeout_seconds": config.launcher.message_timeout_seconds}
     if config.zero.stage is None:
         plain = config.compression.name == "none"
-        reducer = None if plain else partial(compression_of(config.compression).make, config.compression)
+        reducer = None if plain else partial(compression_of(config.compression).reducer, config.compression)
         return EngineStrategy(plan, options, reducer=reducer, **placed)
     if shares_by_itself(config, plan.schedule):
         return SharedStatesStrategy(plan, options, **placed)

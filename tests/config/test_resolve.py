@@ -15,7 +15,7 @@ from runner.config.rules.sections import KNOWN_NAMES, rules
 from runner.config.schema import RunConfig
 from runner.errors import RequestError
 from runner.memory.solve.strategies import STRATEGIES
-from runner.optim.catalogue.registry import OPTIMIZERS
+from runner.optim.catalogue.registry import COMPRESSORS, OPTIMIZERS
 
 # What an option needs besides its name to be a right request.
 COMPANY = {
@@ -35,6 +35,7 @@ COMPANY = {
     ("offload", "nvme"): ["zero.stage=3", "offload.nvme_path=drive", "parallelism.pipeline=1"],
     ("optimizer", "cpu_adam"): ["zero.stage=2"],
     ("optimizer", "custom"): ["optimizer.target=user_code:optimizer"],
+    **{("compression", name): ["parallelism.data=2"] for name in COMPRESSORS if name != "none"},
     ("partition", "manual"): ["partition.boundaries=[1]", "parallelism.pipeline=2"],
 }
 EVERY_OPTION = [(group, name) for group in groups() for name in options(group, (shipped_conf(),))]

@@ -36,7 +36,7 @@ NEGATIVE = [
     "launcher.start_timeout_seconds", "launcher.exit_timeout_seconds",
     "launcher.grace_seconds", "checkpoint.timeout_seconds", "checkpoint.every_seconds",
     "trainer.max_epochs", "schedule.lr_rescheduling", "schedule.warmup_steps", "schedule.discrepancy_correction",
-    "weight_prediction.gap", "schedule.advance", "schedule.elasticity", "schedule.wave", "schedule.distance",
+    "weight_prediction.gap", "schedule.advance", "schedule.elasticity", "schedule.wave", "schedule.distance", "compression.start_step",
 ]  # fmt: skip
 UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",
@@ -90,6 +90,11 @@ COMBINED: list[dict[str, Any]] = [
         "compression.name": "halves", "compression.target": "halved_sums:STRICT", "compression.kwargs": {"kep": 1},
         "zero.stage": 1, "optimizer.name": "onebit_adam", "precision.name": "fp16", "trainer.threads": 2,
     },
+    {"compression.density": 0.1, "compression.levels": 1, "compression.rank": 1, "compression.error_feedback": True},
+    {"compression.name": "topk", "compression.density": 0.0}, {"compression.name": "topk"},
+    {"compression.name": "qsgd", "compression.levels": 0}, {"compression.name": "qsgd"},
+    {"compression.name": "gradzip", "compression.rank": 0}, {"compression.name": "gradzip"},
+    {"compression.start_step": 1}, {"compression.name": "fp16", "precision.name": "bf16"},
     {"lr_scheduler.warmup_steps": 1, "lr_scheduler.min_lr": 0.1, "lr_scheduler.total_steps": 1},
     {"lr_scheduler.name": "linear", "lr_scheduler.warmup_steps": 9, "lr_scheduler.total_steps": 5},
     {"lr_scheduler.name": "linear", "lr_scheduler.warmup_steps": 999},

@@ -69,7 +69,10 @@ def told(*overrides: str) -> list[str]:
             f"activation_checkpoint.name = ful: must be one of {', '.join((*STRATEGIES, 'custom'))}. "
             "Try activation_checkpoint=full.",
         ),
-        ("compression.name=powersgd", "compression.name = powersgd: must be one of none."),
+        ("compression.name=powersdg", "compression.name = powersdg: must be one of fp16, bf16, powersgd, gradzip, none, qsgd, signsgd, topk, randomk. Try compression=powersgd."),
+        ("compression=topk compression.density=2 parallelism.data=2", "compression.density = 2.0: must lie above 0 and not above 1. Try compression.density=0.01."),
+        ("compression.rank=2", "compression.rank = 2: belongs to compression=powersgd or gradzip. It has no meaning for none. Try compression.rank=null."),
+        ("compression=bf16 precision=bf16_master parallelism.data=2", "compression.name = bf16: must be another with precision=bf16_master. Gradients have 16 bits already. Try compression=none."),
         ("optimizer.lr=0", "optimizer.lr = 0.0: must be a finite number above 0. Try optimizer.lr=0.001."),
         ("optimizer.lr=nan", "optimizer.lr = nan: must be a finite number above 0."),
         ("optimizer.eps=-1", "optimizer.eps = -1.0: must be a finite number above 0. Try optimizer.eps=1e-8."),

@@ -79,7 +79,7 @@ def by_engine(batches: Sequence[tuple[Tensor, Tensor]], drained_after: int) -> l
             count=COUNT,
             optimizer=partial(torch.optim.SGD, lr=RATE),
         )
-        engine.reduce_by(lambda gradients: KIND.make(section, gradients))
+        engine.reduce_by(lambda gradients: KIND.reducer(section, gradients))
         for step, batch in enumerate(batches):
             engine.submit(part_of(batch, transport, 2, REPLICAS, schedule))
             if step == drained_after:

@@ -18,6 +18,7 @@ from runner.engine.engine import Engine
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import LocalGradients, PlainSum
+from runner.optim.catalogue.compression import Wire
 from runner.optim.catalogue.registry import compression_of
 from runner.strategy.reducers import load_reducer_states, own_reducer_states
 
@@ -86,7 +87,7 @@ def train(make: Make | None, batches: Sequence[tuple[Tensor, Tensor]]) -> list[t
         for batch in batches:
             engine.submit(part_of(batch, transport, 1, 2))
         engine.drain()
-        return weights_of(engine), engine.gradients[0].reducer.bytes_sent
+        return weights_of(engine), engine.gradients[0].sent.num_bytes
 
     return run_ranks(2, run)
 
@@ -100,14 +101,14 @@ def of_kind(**kwargs: object) -> Make:
     section = CompressionConfig(name="halves", target="halved_sums:KIND", kwargs=kwargs)
     kind = compression_of(section)
     assert kind.name == "halves"
-    return lambda gradients: kind.make(section, gradients)
+    return lambda gradients: kind.reducer(section, gradients)
 
 
 def of_function() -> Make:
     section = CompressionConfig(name="mine", target="halved_sums:by_function")
     kind = compression_of(section)
     assert (kind.name, kind.bytes_sent) == ("mine", None)
-    return lambda gradients: kind.make(section, gradients)
+    return lambda gradients: kind.reducer(section, gradients)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,8 @@ def test_a_compressor_of_the_users_is_ten_lines_of_torch(make: Make, keep: bool)
     expected = by_hand(batches, keep=keep)
     for weights, sent in train(make, batches):
         assert_same(weights, expected)
-        assert sent == STEPS * KIND.bytes_in_a_step(sum(t.numel() for t in expected.values()), 4, 2)
+        shapes = [tuple(tensor.shape) for tensor in expected.values()]
+        assert sent == STEPS * KIND.bytes_in_a_step(Wire(CompressionConfig(), shapes, 4, 2))
     assert not torch.equal(expected["0.weight"], by_hand(batches, keep=not keep)["0.weight"])
 
 
@@ -134,7 +136,7 @@ def test_a_plain_sum_counts_a_rings_bytes() -> None:
 def test_local_gradients_stay_and_are_judged_together() -> None:
     """A replica that has a NaN makes the step not finite on both; nothing else is exchanged."""
 
-    def run(transport: ThreadTransport) -> tuple[list[float], list[float], float]:
+    def run(transport: ThreadTransport) -> tuple[list[float], list[float]]:
         parameter = nn.Parameter(torch.zeros(3))
         gradients = StageGradients([("w", parameter)])
         gradients.reducer = LocalGradients(lambda: True)
@@ -146,9 +148,9 @@ def test_local_gradients_stay_and_are_judged_together() -> None:
         for handle in gradients.reducer.start(gradients, transport, (0, 1)):
             handle.wait()
         assert not gradients.are_finite()
-        return kept, gradients.flats[0].tolist()[1:2], gradients.reducer.bytes_sent
+        return kept, gradients.flats[0].tolist()[1:2]
 
-    assert run_ranks(2, run) == [([1.0] * 3, [1.0], 0.0), ([2.0] * 3, [2.0], 0.0)]
+    assert run_ranks(2, run) == [([1.0] * 3, [1.0]), ([2.0] * 3, [2.0])]
 
 
 def test_local_gradients_are_summed_where_they_may() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from runner.engine.transport.wire import WireCount, sent_over_tcp, tcp_sockets
-from runner.engine.update.reducer import ring_bytes
+from runner.engine.transport.counting import ring_bytes
 from runner.recipes.benchmarks.processes import run_ranks
 
 _BYTES = 4 << 20

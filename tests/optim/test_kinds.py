@@ -16,11 +16,10 @@ from runner.config.compose.resolve import resolve
 from runner.config.schema import CompressionConfig, OptimizerConfig
 from runner.errors import RequestError
 from runner.launch.local.template import imports_of
-from runner.optim.catalogue.compression import CompressionKind
+from runner.optim.catalogue.compression import CompressionKind, Wire
 from runner.optim.catalogue.found import find_kinds
 from runner.optim.catalogue.kind import OptimizerKind
 from runner.optim.catalogue.registry import (
-    COMPRESSORS,
     OPTIMIZERS,
     compression_of,
     find_optimizer,
@@ -163,7 +162,7 @@ def test_a_new_file_is_all_that_a_kind_needs(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_compression_none_is_a_kind_as_well() -> None:
-    assert list(COMPRESSORS) == ["none"]
     kind = compression_of(CompressionConfig())
     assert isinstance(kind, CompressionKind)
-    assert kind.bytes_in_a_step(100, 4, 4) == 600.0
+    assert kind.bytes_in_a_step(Wire(CompressionConfig(), [(10, 10)], 4, 4)) == 600.0
+    assert not kind.has_residuals(CompressionConfig())

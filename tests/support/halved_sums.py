@@ -21,7 +21,6 @@ class HalvedSums:
     """Keeps what is left over of each element, fp32, as one flat tensor for each of the stage's buffers."""
 
     def __init__(self, gradients: StageGradients, keep: bool) -> None:
-        self.bytes_sent = 0.0
         self._keep = keep
         self._left = [torch.zeros_like(flat, dtype=torch.float32) for flat in gradients.flats]
         self._by_name = _views(gradients, self._left)
@@ -36,9 +35,11 @@ class HalvedSums:
             left -= sent.float()
             if not self._keep:
                 left.zero_()
-            self.bytes_sent += sent.nbytes * (len(group) - 1)
             handles.append(_Sum(flat, transport.start_all_gather(sent, group)))
         return handles
+
+    def settle(self, applied: bool) -> None:
+        """Do nothing: a step that is not finite on this stage has left no trace, and no other one is dropped here."""
 
     def state_dict(self) -> Mapping[str, Mapping[str, Tensor]]:
         return {name: {"left": view} for name, view in self._by_name.items()} if self._keep else {}
@@ -84,7 +85,7 @@ KIND = CompressionKind(
     description="gradients in bfloat16",
     make=_make,
     keys={"keep": True},
-    bytes_sent=lambda elements, width, replicas: 2.0 * elements * (replicas - 1),
+    bytes_sent=lambda wire: wire.gathered(2.0 * sum(wire.sizes)) + wire.summed(4),  # and whether all are finite
 )
 
 

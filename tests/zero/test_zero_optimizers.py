@@ -127,7 +127,7 @@ def test_kinds_of_few_bits_go_on_bit_by_bit_and_their_bytes_are_counted(tmp_path
         assert_goes_on(found, name)
         sent, whole = (found[name].record[key] for key in ("bytes_moved", "state_bytes"))
         gradients = 2 * whole["measured"][0]["gradients"]  # a step's all-reduce of two ranks
-        assert sent["weight_gradients"] == pytest.approx(gradients * (steps - compressed) / steps)
+        assert sent["weight_gradients"] == pytest.approx(gradients * (steps - compressed) / steps, rel=1e-3)
         assert 0 < sent["optimizer_states"] < gradients * compressed / steps / 2 / 15
 
 

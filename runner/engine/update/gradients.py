@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from runner.engine.transport.base import Handle, Transport
+from runner.engine.transport.counting import CountingTransport, SentBytes
 from runner.engine.update.reducer import PlainSum, Reducer
 from runner.model.tags import ParameterTag
+from runner.optim.compression.rounds import GradientStep
 
 __all__ = ["StageGradients"]
 
@@ -29,12 +31,18 @@ class StageGradients:
         parameters: ``(global name, parameter)`` pairs; all parameters are trained.
         tag: the tag of one of the parameters. All of them have the same holders, and count in the gradient norm on the
             same rank. None: no other rank holds them.
+
+    Attributes:
+        of_step: the step whose gradients these are.
+        sent: counts the bytes that this rank has sent to sum them.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], tag: ParameterTag | None = None) -> None:
         trained = list(parameters)
         self.tag = tag
         self.reducer: Reducer = PlainSum()
+        self.of_step = GradientStep()
+        self.sent = SentBytes()
         self.names = [name for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
         by_kind: dict[tuple[torch.dtype, torch.device], list[Parameter]] = defaultdict(list)
@@ -76,9 +84,17 @@ class StageGradients:
         for flat in self.flats:
             flat.zero_()
 
-    def reduce(self, transport: Transport) -> list[Handle]:
+    def close(self, *, applied: bool) -> None:
+        """End a step: clear the gradients, and tell the reducer whether the weights were updated with their sums."""
+        self.reducer.settle(applied)
+        self.zero()
+
+    def reduce(self, transport: Transport, of_step: GradientStep | None = None) -> list[Handle]:
         """Start the reducer's sum over the holders; call it when every backward has added its gradients."""
-        return self.reducer.start(self, transport, self.holders) if len(self.holders) > 1 else []
+        if len(self.holders) <= 1:
+            return []
+        self.of_step = of_step or GradientStep()
+        return self.reducer.start(self, CountingTransport(transport, self.sent), self.holders)
 
     def start_sum(self, transport: Transport, group: Sequence[int]) -> list[Handle]:
         """Start a plain sum over the ranks of ``group``, in place."""

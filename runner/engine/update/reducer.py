@@ -17,7 +17,7 @@ from runner.engine.transport.base import Handle, Transport
 if TYPE_CHECKING:
     from runner.engine.update.gradients import StageGradients
 
-__all__ = ["LocalGradients", "PlainSum", "Reducer", "ReducerState", "agree_on_finite", "ring_bytes"]
+__all__ = ["LocalGradients", "PlainSum", "Reducer", "ReducerState", "agree_on_finite"]
 
 ReducerState = Mapping[str, Mapping[str, Tensor]]
 """The tensors that a reducer keeps from step to step, by the parameter's global name and then by the reducer's keys."""
@@ -28,14 +28,9 @@ class Reducer(Protocol):
 
     Every rank of the group calls every method in the same order, and must get the same numbers. Gradients are sums over
     micro-batches that are not yet divided by the step's weight. If the gradients of a step are not finite on some rank,
-    a reducer that keeps tensors must not change them in this step, and must make the sums of this step not finite on
-    all ranks.
+    a reducer must make the sums of this step not finite on all ranks. The transport that it is given counts what is
+    sent.
     """
-
-    @property
-    def bytes_sent(self) -> float:
-        """The number of bytes that this rank has sent so far."""
-        ...
 
     def start(self, gradients: StageGradients, transport: Transport, group: Sequence[int]) -> list[Handle]:
         """Start summing ``gradients.flats`` in place; the caller waits for the returned handles, in their order.
@@ -47,10 +42,17 @@ class Reducer(Protocol):
         """
         ...
 
+    def settle(self, applied: bool) -> None:
+        """Note that the step has ended; if its sums were not applied, what is kept must be as before the step.
+
+        It is called without a sum, too, where a step was dropped before it.
+        """
+        ...
+
     def state_dict(self) -> ReducerState:
         """The tensors that this replica keeps; the next step may overwrite them. Empty if the reducer keeps nothing.
 
-        Every parameter of the stage has the same keys. If a checkpoint is read by another number of replicas, each of
+        A parameter has the same keys on every replica. If a checkpoint is read by another number of replicas, each of
         them gets the mean over the replicas that wrote it.
         """
         ...
@@ -60,20 +62,14 @@ class Reducer(Protocol):
         ...
 
 
-def ring_bytes(num_bytes: int, ranks: int) -> float:
-    """The bytes that one rank sends in an all-reduce of ``num_bytes`` over a ring of R ranks: 2 (R - 1) / R of them."""
-    return 2 * (ranks - 1) / ranks * num_bytes
-
-
 class PlainSum:
     """Sums gradients as they are, without compression, and keeps nothing from step to step."""
 
-    def __init__(self) -> None:
-        self.bytes_sent = 0.0
-
     def start(self, gradients: StageGradients, transport: Transport, group: Sequence[int]) -> list[Handle]:
-        self.bytes_sent += ring_bytes(gradients.num_bytes, len(group))
         return gradients.start_sum(transport, group)
+
+    def settle(self, applied: bool) -> None:
+        """Do nothing, because a plain sum keeps nothing."""
 
     def state_dict(self) -> ReducerState:
         return {}
@@ -92,7 +88,6 @@ class LocalGradients(PlainSum):
     """
 
     def __init__(self, stays_local: Callable[[], bool]) -> None:
-        super().__init__()
         self._stays_local = stays_local
 
     def start(self, gradients: StageGradients, transport: Transport, group: Sequence[int]) -> list[Handle]:

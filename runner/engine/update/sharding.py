@@ -89,5 +89,5 @@ class ShardedUpdate(Update):
     def norm_of(self, verdict: Verdict) -> float | None:
         return self._sharding.norm() if verdict.finite else None
 
-    def close(self) -> None:
+    def close(self, *, applied: bool = False) -> None:
         self._sharding.discard()

@@ -160,7 +160,7 @@ class StageUpdate:
         timeline.add("waited_at_step", start)
         if verdict.finite and verdict.factor == 1.0:
             assert pending.stepped  # the norm of one rank is never larger than that of all ranks together
-            self.update.close()
+            self.update.close(applied=True)
             return False
         if begun is not None:
             begun()
@@ -209,7 +209,7 @@ class StageUpdate:
             self.update.apply(verdict.factor, step)
             for each in self._around:
                 each.after_step()
-            self.update.close()
+            self.update.close(applied=True)
             scale.succeeded()
             return
         self.update.close()

@@ -131,14 +131,14 @@ class Update:
         """The norm of the gradients before clipping, after the step has ended."""
         return verdict.norm
 
-    def close(self) -> None:
+    def close(self, *, applied: bool = False) -> None:
         """Clear the gradients, whether they were applied or not."""
         if self._master_of is not None:
             for gradients in self._final:
                 gradients.release()
         self._final = ()
         for gradients in self._gradients:
-            gradients.zero()
+            gradients.close(applied=applied)
 
     def _widened(self) -> Sequence[StageGradients]:
         if self._master_of is None:

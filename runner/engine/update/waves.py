@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from runner.engine.transport.base import Handle, Transport
+from runner.engine.transport.counting import CountingTransport, SentBytes
 from runner.engine.update.gradients import StageGradients
-from runner.engine.update.reducer import PlainSum, ring_bytes
+from runner.engine.update.reducer import PlainSum
 
 __all__ = ["OwnGradients", "WaveExchange"]
 
@@ -54,22 +55,24 @@ class WaveExchange:
         group: the global ranks of the stage's replicas.
         wave: number of optimizer steps from one exchange to the next.
         distance: number of waves by which changes are taken in late.
-
-    Attributes:
-        bytes_sent: number of bytes that this rank has sent so far.
     """
 
     def __init__(
         self, parameters: Sequence[Parameter], transport: Transport, group: Sequence[int], *, wave: int, distance: int
     ) -> None:
         self._parameters = list(parameters)
-        self._transport, self._group = transport, tuple(group)
+        self._sent = SentBytes()
+        self._transport, self._group = CountingTransport(transport, self._sent), tuple(group)
         self._wave, self._distance = wave, distance
-        self.bytes_sent = 0.0
         self._steps = 0  # since the last wave ended
         self._server: Tensor | None = None
         self._start: Tensor | None = None  # this replica's weights at the beginning of the wave
         self._waves: deque[_Wave] = deque()
+
+    @property
+    def bytes_sent(self) -> float:
+        """The number of bytes that this rank has sent so far."""
+        return self._sent.num_bytes
 
     @property
     def held(self) -> Sequence[Tensor]:
@@ -109,7 +112,6 @@ class WaveExchange:
             return
         own = self._flat() - self._start
         total = own.clone()
-        self.bytes_sent += ring_bytes(total.nbytes, len(self._group))
         self._waves.append(_Wave(own, total, self._transport.all_reduce(total, self._group)))
         self._start = self._flat()
 

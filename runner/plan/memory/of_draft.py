@@ -8,6 +8,7 @@ from dataclasses import replace
 from runner.plan.draft import Draft
 from runner.plan.memory.predict import predict_memory
 from runner.plan.memory.reserved import predict_reserved
+from runner.plan.reductions import reductions
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import MemoryPrediction
 from runner.schedule.values import Program
@@ -24,6 +25,8 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
         figures: the figures of each stage.
     """
     config, needs = draft.config, draft.needs
+    compresses = config.compression.name != "none"
+    planned = reductions(config, draft.profile, figures, draft.schedule) if compresses else ()
     predicted = predict_memory(
         program,
         draft.profile,
@@ -37,5 +40,6 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
         extra=needs.extra,
         backup=config.schedule.post_validation,
         copied_by=draft.layout.data if config.checkpoint.asynchronous else None,
+        planned_reductions=planned,
     )
     return replace(predicted, reserved=predict_reserved(config, draft.profile.trace, temporaries=needs.temporaries))

@@ -15,6 +15,7 @@ from runner.plan.memory.extra import ExtraCopies, older_versions, with_extra
 from runner.plan.memory.held import KEPT
 from runner.plan.memory.rank_walk import RankWalk
 from runner.plan.memory.zero import StateBytes, ZeroSharing
+from runner.plan.reductions import Reduction
 from runner.plan.stages.figures import StageFigures, state_bytes
 from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.profile import ModelProfile, SharedWeight
@@ -48,6 +49,7 @@ def predict_memory(
     flattened: int = 0,
     accelerated: bool = True,
     extra: Sequence[ExtraCopies] = (),
+    planned_reductions: Sequence[Reduction] = (),
 ) -> MemoryPrediction:
     """The memory of each pipeline rank at its peak.
 
@@ -67,6 +69,7 @@ def predict_memory(
         accelerated: whether the device has its own memory, separate from the host's.
         extra: for each stage, what is held of its weights besides the newest ones; default: the older versions that the
             schedule reads.
+        planned_reductions: what compressors of gradients keep and need, for each stage; empty if there are none.
     """
     schedule = program.schedule
     extra = extra or older_versions(schedule)
@@ -83,6 +86,9 @@ def predict_memory(
             states = with_extra(states, [(extra[stage], figures[stage]) for stage in stages])
             step_bytes = max((temporary_bytes(one, profile, temporaries) for one in held), default=0)
             step_bytes += wide_gradients(held, profile)
+            planned = [planned_reductions[stage] for stage in stages] if planned_reductions else []
+            states = replace(states, optimizer=states.optimizer + sum(each.kept_bytes for each in planned))
+            step_bytes = max([step_bytes, *(each.temporary_bytes for each in planned)])
             if states_over > 1:
                 states, step_bytes = _over_replicas(states, temporaries, states_over)
             step_bytes = max(step_bytes, *(min(flattened, one.gradient_bytes) for one in held))

@@ -19,6 +19,7 @@ from runner.engine.window import StepBatch
 from runner.engine.works.watch import watch_of
 from runner.model.device import device_memory_bytes
 from runner.model.tags import named_parameters
+from runner.optim.compression.rounds import GradientStep
 from runner.optim.kinds.build import build_optimizer, measure_step_seconds_per_byte
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
@@ -34,6 +35,8 @@ __all__ = ["measured_plan"]
 
 _REHEARSED_WINDOWS = 4
 _MOST_BYTES_TO_COPY = 256 << 20
+_LATE = 1 << 62
+"""A step after all steps that are summed without compression."""
 
 
 def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile, batch: StepBatch) -> RunPlan:
@@ -143,6 +146,7 @@ def _reduce_seconds(strategy: EngineStrategy, engine: Engine, stage: int) -> flo
         return 0.0
     if strategy.reducer is not None:
         fresh = strategy.reducer(gradients)  # one that has kept nothing, over gradients that are zero between steps
+        gradients.of_step = GradientStep(index=_LATE)
         seconds = update_seconds(lambda: _wait(fresh.start(gradients, engine.transport, holders)))
         gradients.zero()
         return seconds

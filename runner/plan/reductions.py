@@ -1,0 +1,129 @@
+"""What sums of gradients over replicas send and keep: for each stage, and of the whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from runner.config.schema import RunConfig
+from runner.optim.catalogue.compression import CompressionKind, Wire
+from runner.optim.catalogue.registry import compression_of, optimizer_of
+from runner.plan.memory.zero import weight_widths
+from runner.plan.stages.figures import StageFigures
+from runner.plan.values import Link
+from runner.profile import ModelProfile, SharedWeight
+from runner.schedule.simulation.clock import StageCosts
+from runner.schedule.values import Schedule
+
+__all__ = ["Reduction", "reductions", "sent_bytes", "with_compression"]
+
+_TEMPORARIES = 4
+"""Copies of a stage's gradients in fp32 while they are compressed: values, message, sum, what is left over."""
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """The sum of one stage's gradients by the request's compressor.
+
+    Args:
+        sent_bytes: bytes that each holder sends in a mean step; None: the compressor does not say it.
+        kept_bytes: bytes that each holder keeps from step to step.
+        temporary_bytes: bytes that it needs while it compresses.
+    """
+
+    sent_bytes: float | None
+    kept_bytes: int = 0
+    temporary_bytes: int = 0
+
+
+def reductions(
+    config: RunConfig, profile: ModelProfile, figures: Sequence[StageFigures], schedule: Schedule
+) -> list[Reduction]:
+    """The sum of each stage's own gradients; weights of several stages are not among them."""
+    kind = compression_of(config.compression)
+    return [_reduction(config, kind, profile, stage, _copies(config, schedule, at)) for at, stage in enumerate(figures)]
+
+
+def sent_bytes(
+    config: RunConfig, profile: ModelProfile, figures: Sequence[StageFigures], schedule: Schedule
+) -> float | None:
+    """The bytes of gradients that all ranks send in a mean step.
+
+    None if that is not predicted: with ZeRO, with an optimizer that compresses its momentum, for a compressor that does
+    not say it, and where replicas or pipelines exchange weights instead.
+    """
+    if config.zero.stage is not None or optimizer_of(config.optimizer).compresses:
+        return None
+    if schedule.wave or schedule.own_weights:
+        return None
+    total = 0.0
+    for at, each in enumerate(reductions(config, profile, figures, schedule)):
+        if each.sent_bytes is None:
+            return None
+        total += _copies(config, schedule, at) * each.sent_bytes
+    for weight in profile.shared:
+        stages = _stages_of(weight, figures)
+        positions = {schedule.rows[row][stage] for stage in stages for row in schedule.copies_of(stage)}
+        holders = config.parallelism.data * len(positions)
+        if len(stages) > 1:
+            total += 2 * (holders - 1) * weight.gradient_bytes
+    return total
+
+
+def with_compression(costs: StageCosts, planned: Sequence[Reduction], replicas: int, link: Link) -> StageCosts:
+    """``costs`` with what compressors send, as far as they say it, in as many messages as an all-reduce's ring has."""
+    messages = 2 * (replicas - 1)
+
+    def seconds(sent: float) -> float:
+        return messages * link.seconds(sent / messages) if messages else 0.0
+
+    known = [each.sent_bytes for each in planned]
+    return replace(
+        costs,
+        reduce=[own if sent is None else seconds(sent) for own, sent in zip(costs.reduce, known, strict=True)],
+    )
+
+
+def _reduction(
+    config: RunConfig, kind: CompressionKind, profile: ModelProfile, stage: StageFigures, copies: int
+) -> Reduction:
+    if copies == 1:
+        return Reduction(0.0)
+    width = weight_widths(config)[0]
+    shapes = _own_shapes(profile, stage, width)
+    sent = None
+    if kind.bytes_sent is not None or config.compression.name == "none":
+        sent = kind.bytes_in_a_step(Wire(config.compression, shapes, width, copies))
+    kept = sum(kind.kept_bytes(config.compression, shape) for shape in shapes)
+    temporary = _TEMPORARIES * _FP32 * stage.gradient_bytes // width if kind.compress is not None else 0
+    return Reduction(sent, kept, temporary)
+
+
+def _own_shapes(profile: ModelProfile, stage: StageFigures, width: int) -> list[tuple[int, ...]]:
+    """The shapes of the trained tensors of a stage that no other stage uses; a tensor of several layers counts once.
+
+    Where the profile does not have the shapes, each layer counts as one vector.
+    """
+    last = len(profile.layers) - 1
+    layers = [*profile.layers[stage.first : stage.last + 1], *([profile.loss] if stage.last == last else [])]
+    shapes: list[tuple[int, ...]] = []
+    for layer in layers:
+        shapes += layer.trained_shapes or ([(layer.gradient_bytes // width,)] if layer.gradient_bytes else [])
+    for weight in profile.shared:
+        inside = sum(stage.first <= layer <= stage.last for layer in weight.layers)
+        spare = inside - 1 if inside == len(weight.layers) else inside
+        for _ in range(spare if weight.gradient_bytes and weight.shape in shapes else 0):
+            shapes.remove(weight.shape)
+    return shapes
+
+
+def _stages_of(weight: SharedWeight, figures: Sequence[StageFigures]) -> list[int]:
+    if not weight.gradient_bytes:
+        return []
+    return [at for at, each in enumerate(figures) if any(each.first <= one <= each.last for one in weight.layers)]
+
+
+def _copies(config: RunConfig, schedule: Schedule, stage: int) -> int:
+    """The number of ranks that hold a stage."""
+    return config.parallelism.data * len(schedule.copies_of(stage))
