@@ -54,6 +54,27 @@ def test_each_direction_and_peer_is_a_link_of_its_own() -> None:
     assert all(0.14 <= seconds < 0.3 for seconds in run_ranks(3, rank))
 
 
+def test_sums_and_gatherings_take_their_rings_messages() -> None:
+    """400 bytes over 2 ranks at 4000 bytes a second: 0.1 s and two delays to sum, 0.1 s and one to gather, in turn."""
+
+    def rank(inner: ThreadTransport) -> tuple[float, float, bool, float]:
+        transport = DelayedTransport(inner, delay_seconds=0.05, bytes_per_second=4000)
+        value = torch.full((100,), float(transport.rank + 1))
+        start = time.perf_counter()
+        handle = transport.all_reduce(value, (0, 1))
+        gathering = transport.start_all_gather(torch.ones(100), (0, 1))
+        early = handle.is_completed()
+        handle.wait()
+        summed = time.perf_counter() - start
+        assert len(gathering.wait()) == 2
+        return summed, time.perf_counter() - start, early, float(value[0])
+
+    for summed, gathered, early, value in run_ranks(2, rank):
+        assert (early, value) == (False, 3.0)
+        assert summed >= 0.199
+        assert gathered >= 0.249
+
+
 def test_sends_hold_no_compute_up() -> None:
     """GPipe on two ranks that compute next to nothing: there and back once, however many gradients are under way."""
     delay = 0.2

@@ -5,21 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor
 
 from runner.engine.transport.background import BackgroundThread
-from runner.engine.transport.base import Channel, Handle, Transport, TransportAround
+from runner.engine.transport.base import Channel, Gathering, Handle, Transport, TransportAround
 
 __all__ = ["DelayedTransport"]
 
 
 class DelayedTransport(TransportAround):
-    """Wraps another transport so that messages take longer. Reductions and gathers are not delayed.
+    """Wraps another transport so that messages, sums and gatherings take longer; blocking gatherings are not delayed.
 
     Messages to one peer share a link: each occupies it, after earlier messages, for a time in proportion to its length,
-    and then takes the delay. A thread for each peer waits; the rank does not.
+    and then takes the delay. A thread for each peer waits; the rank does not. A sum or gathering occupies the link to
+    the group's next rank with all that a ring of R ranks sends, and takes the delay 2 (R - 1) or R - 1 times.
 
     Args:
         inner: the transport that sends the messages.
@@ -43,12 +45,55 @@ class DelayedTransport(TransportAround):
         self._links[peer].put(departure)
         return departure
 
+    def all_reduce(self, tensor: Tensor, group: Sequence[int]) -> Handle:
+        messages = 2 * (len(group) - 1)
+        due = self._around(group, messages * tensor.nbytes / len(group), messages)
+        return _Late(self._inner.all_reduce(tensor, group), due)
+
+    def start_all_gather(self, tensor: Tensor, group: Sequence[int]) -> Gathering:
+        messages = len(group) - 1
+        due = self._around(group, messages * tensor.nbytes, messages)
+        return _LateParts(self._inner.start_all_gather(tensor, group), due)
+
+    def _around(self, group: Sequence[int], num_bytes: float, messages: int) -> float:
+        """Occupy the link to the next rank of a ring; the moment at which its messages have all arrived."""
+        following = group[(group.index(self.rank) + 1) % len(group)]
+        length = num_bytes / self._speed if self._speed else 0.0
+        self._free_at[following] = max(self._free_at[following], time.perf_counter()) + length
+        return self._free_at[following] + messages * self._delay
+
     def _carry(self, peer: int, departure: _Departure) -> None:
         time.sleep(max(0.0, departure.due - time.perf_counter()))
         try:
             departure.left(self._inner.send(departure.tensor, peer, departure.channel))
         except Exception as error:  # ``wait`` raises it
             departure.failed(error)
+
+
+class _Late:
+    """A :class:`Handle` that has not completed before its moment."""
+
+    def __init__(self, handle: Handle, due: float) -> None:
+        self._handle, self._due = handle, due
+
+    def wait(self) -> None:
+        self._handle.wait()
+        time.sleep(max(0.0, self._due - time.perf_counter()))
+
+    def is_completed(self) -> bool:
+        return time.perf_counter() >= self._due and self._handle.is_completed()
+
+
+class _LateParts:
+    """A :class:`Gathering` that has not ended before its moment."""
+
+    def __init__(self, gathering: Gathering, due: float) -> None:
+        self._gathering, self._due = gathering, due
+
+    def wait(self) -> list[Tensor]:
+        parts = self._gathering.wait()
+        time.sleep(max(0.0, self._due - time.perf_counter()))
+        return parts
 
 
 class _Departure:
