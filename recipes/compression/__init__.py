@@ -1,0 +1,1 @@
+"""What compressors of gradients send, and what they cost in loss."""
