@@ -16,6 +16,7 @@ class Precision:
         autocast: format in which torch.autocast computes matrix products; None = the format of the weights.
         master_weights: whether the optimizer keeps fp32 weights and states and rounds the weights after each step.
         loss_scaling: whether the loss is scaled dynamically, because small gradients underflow in this format.
+        four_bits: whether linear maps compute with numbers of four bits, which are emulated.
         arithmetic: the key of ``hardware.flops`` whose peak the matrix products can reach.
     """
 
@@ -23,6 +24,7 @@ class Precision:
     autocast: str | None = None
     master_weights: bool = False
     loss_scaling: bool = False
+    four_bits: bool = False
     arithmetic: str = "fp32"
 
 
@@ -33,4 +35,5 @@ PRECISIONS: dict[str, Precision] = {
     "bf16_mixed": Precision("float32", autocast="bfloat16", arithmetic="bf16"),
     "fp16": Precision("float16", master_weights=True, loss_scaling=True, arithmetic="fp16"),
     "fp16_mixed": Precision("float32", autocast="float16", loss_scaling=True, arithmetic="fp16"),
+    "fp4_emulated": Precision("float32", four_bits=True),
 }

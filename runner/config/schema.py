@@ -19,6 +19,7 @@ __all__ = [
     "ActivationCheckpointConfig",
     "CallbackConfig",
     "CheckpointConfig",
+    "ApproximateBackwardConfig",
     "CompressionConfig",
     "CostConfig",
     "DataConfig",
@@ -207,6 +208,15 @@ class CompressionConfig:
     rank: int | None = None  # powersgd, gradzip: columns of a matrix's factors
     error_feedback: bool | None = None  # add what was not sent to the next gradients; null = usual for the compressor
     start_step: int = 0  # steps before this one are summed without compression
+
+
+@dataclass
+class ApproximateBackwardConfig:
+    """What layers keep less of for their backward, at the price of approximate gradients."""
+
+    name: str = "none"
+    bits: int | None = None  # fewbit: bits of each element that activation functions keep
+    ratio: float | None = None  # randomized_linear: share of the rows of their input that linear maps keep
 
 
 @dataclass
@@ -407,6 +417,7 @@ class RunConfig:
     zero: ZeroConfig = field(default_factory=ZeroConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     activation_checkpoint: ActivationCheckpointConfig = field(default_factory=ActivationCheckpointConfig)
+    approximate_backward: ApproximateBackwardConfig = field(default_factory=ApproximateBackwardConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     weight_prediction: WeightPredictionConfig = field(default_factory=WeightPredictionConfig)

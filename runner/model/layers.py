@@ -59,6 +59,7 @@ class LayerSource:
         spread: whether the layer is a whole model, which takes a tuple as positional and a dict as keyword arguments.
         step: if the layer is the model's only one: called with ``(input, target)`` instead of the module, returns the
             loss.
+        around: wraps the layer's function, or None.
     """
 
     index: int
@@ -68,9 +69,14 @@ class LayerSource:
     label: str = ""
     spread: bool = False
     step: Callable[[Any], Any] | None = None
+    around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None = None
 
     def calling(self, module: nn.Module) -> Callable[[Any], Any]:
         """The function from the layer's input to its output, for its built module."""
+        own = self._calling(module)
+        return own if self.around is None else self.around(own)
+
+    def _calling(self, module: nn.Module) -> Callable[[Any], Any]:
         if self.step is not None:
             return self.step
         return partial(call_whole, module) if self.spread else module
@@ -197,14 +203,14 @@ class StageModule(nn.Module):
         self.layer_names = tuple(source.name for source in sources)
         self.layers = nn.ModuleList(source.build() for source in sources)
         self._first_names = dict(first_names or {})
-        self._first_source = sources[0]
+        self._sources = tuple(sources)
         self._parts: tuple[Part, ...] = (Part(self.first_layer, self.last_layer),)
         self._whole: Around | None = None
 
     @property
     def takes_targets(self) -> bool:
         """Whether its input is ``(input, target)``."""
-        return self._first_source.step is not None
+        return self._sources[0].step is not None
 
     @property
     def last_layer(self) -> int:
@@ -249,8 +255,7 @@ class StageModule(nn.Module):
         for index, layer in enumerate(self.layers_between(first, last), first):
             if before_layer is not None:
                 before_layer(index)
-            call = self._first_source.calling(layer) if index == self.first_layer else layer
-            value = call(value)
+            value = self._sources[index - self.first_layer].calling(layer)(value)
         return value
 
     def global_name(self, local_name: str) -> str:

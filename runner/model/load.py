@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 from torch._guards import detect_fake_mode
 
+from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
+from runner.model.approximate.layers import Approximation
 from runner.model.boundary import map_tensors
 from runner.model.data import LossFunction, example_batch, load_loss
 from runner.model.layers import LayerSource, build_stage, layers_of, make_model
@@ -38,12 +40,14 @@ class LoadedModel:
         loss: applied to the last layer's output.
         module: the LightningModule from which they came, if any.
         step: the module's own training step, if that is the only layer.
+        approximation: what is approximated in the backward of the layers; None: nothing.
     """
 
     layers: list[LayerSource]
     loss: LossFunction
     module: Any | None = None
     step: OwnStep | None = None
+    approximation: Approximation | None = None
 
 
 def model_layers(config: RunConfig) -> list[LayerSource]:
@@ -63,7 +67,20 @@ def load_model(config: RunConfig, *, cut: bool = True) -> LoadedModel:
         RequestError: the model cannot be loaded or traced, or layers share what stages cannot share.
     """
     with seeded_with(config.seed):
-        return _load(config, cut=cut)
+        loaded = _load(config, cut=cut)
+    approximation = approximation_of(config)
+    if approximation is None:
+        return loaded
+    layers = [replace(layer, around=approximation.around) for layer in loaded.layers]
+    return replace(loaded, layers=layers, approximation=approximation)
+
+
+def approximation_of(config: RunConfig) -> Approximation | None:
+    """What the request approximates in the backward of layers, or None."""
+    asked, precision = config.approximate_backward, PRECISIONS[config.precision.name]
+    if asked.name == "none" and not precision.four_bits:
+        return None
+    return Approximation(asked.bits, asked.ratio, precision.four_bits)
 
 
 def _load(config: RunConfig, *, cut: bool) -> LoadedModel:

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -60,6 +61,7 @@ def _key(config: RunConfig) -> str:
         "own": _beside_its_own(config),
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
         "precision": config.precision.name,
+        "approximate_backward": asdict(config.approximate_backward),
         "optimizer": [
             config.optimizer.name,
             config.optimizer.momentum,

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from runner.config.approximations import APPROXIMATIONS
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
-from runner.errors import Problem, RequestError
+from runner.errors import Problem, RequestError, raise_problems
+from runner.model.approximate.layers import Approximation
 from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
@@ -170,6 +172,7 @@ def _on_fake_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
         profile = profile_layers(
             model.layers, fake_inputs, fake_targets, model.loss, dtype, autocast, states, _fill_profiler(config)
         )
+    raise_problems(_without_effect(config, model.approximation))
     return replace(profile, trace=trace_of(config, inputs, targets)) if predicts_reserved(config) else profile
 
 
@@ -187,7 +190,24 @@ def _on_real_tensors(config: RunConfig, inputs: Any, targets: Any) -> ModelProfi
     with refusing(config):
         states = _state_bytes(config, dtype)
         profiler = _fill_profiler(config)
-        return profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
+        profile = profile_layers(model.layers, inputs, targets, model.loss, dtype, autocast, states, profiler)
+    raise_problems(_without_effect(config, model.approximation))
+    return profile
+
+
+def _without_effect(config: RunConfig, approximation: Approximation | None) -> Iterator[Problem]:
+    """A problem if no layer has called what the request approximates."""
+    if approximation is None:
+        return
+    what = {"bits": "activation function of torch", "ratio": "linear map of torch", "four_bits": "linear map of torch"}
+    keys = dict.fromkeys(APPROXIMATIONS[config.approximate_backward.name], "approximate_backward")
+    if approximation.four_bits:
+        keys["four_bits"] = "precision"
+    for key, group in keys.items():
+        if key not in approximation.found:
+            rule, why = f"must find a differentiable {what[key]}", "The model calls none, so that nothing would change"
+            fix = "precision=fp32" if group == "precision" else "approximate_backward=none"
+            yield Problem(f"{group}.name", getattr(config, group).name, rule, why, fix)
 
 
 def profile_layers(

@@ -144,7 +144,7 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("+zzz=1", "zzz = 1: there is no such key. The help of a command lists the keys, e.g. runner train --help."),
         ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has name, stage, bucket_elements, config."),
         ("optimizer=adm", f"optimizer = adm: there is no such option. optimizer has {', '.join(sorted(OPTIMIZERS))}. Try optimizer=adam."),
-        ("precision=8", "precision = 8: there is no such option. precision has bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp32."),
+        ("precision=8", "precision = 8: there is no such option. precision has bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp32, fp4_emulated."),
         ("schedule.microbatches=4.5", "schedule.microbatches = 4.5: must be a whole number. It is a fraction."),
         ("schedule.microbatches=four", "schedule.microbatches = four: must be a whole number. It is text."),
         ("seed=null", "seed = null: must be a whole number. It is null."),

@@ -36,7 +36,8 @@ NEGATIVE = [
     "launcher.start_timeout_seconds", "launcher.exit_timeout_seconds",
     "launcher.grace_seconds", "checkpoint.timeout_seconds", "checkpoint.every_seconds",
     "trainer.max_epochs", "schedule.lr_rescheduling", "schedule.warmup_steps", "schedule.discrepancy_correction",
-    "weight_prediction.gap", "schedule.advance", "schedule.elasticity", "schedule.wave", "schedule.distance", "compression.start_step",
+    "weight_prediction.gap", "schedule.advance", "schedule.elasticity", "schedule.wave", "schedule.distance",
+    "compression.start_step",
 ]  # fmt: skip
 UNKNOWN = [
     "partition.name", "optimizer.name", "lr_scheduler.name", "precision.name", "activation_checkpoint.name",
@@ -90,6 +91,9 @@ COMBINED: list[dict[str, Any]] = [
         "compression.name": "halves", "compression.target": "halved_sums:STRICT", "compression.kwargs": {"kep": 1},
         "zero.stage": 1, "optimizer.name": "onebit_adam", "precision.name": "fp16", "trainer.threads": 2,
     },
+    {"approximate_backward.bits": 3, "approximate_backward.ratio": 0.5}, {"approximate_backward.name": "both"},
+    {"approximate_backward.name": "both", "approximate_backward.bits": 5, "approximate_backward.ratio": 1.0},
+    {"approximate_backward.name": "both", "compile": True, "optimizer.name": "kfac", "precision.name": "fp4_emulated"},
     {"compression.density": 0.1, "compression.levels": 1, "compression.rank": 1, "compression.error_feedback": True},
     {"compression.name": "topk", "compression.density": 0.0}, {"compression.name": "topk"},
     {"compression.name": "qsgd", "compression.levels": 0}, {"compression.name": "qsgd"},

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runner.engine.transport.wire import WireCount, sent_over_tcp, tcp_sockets
 from runner.engine.transport.counting import ring_bytes
+from runner.engine.transport.wire import WireCount, sent_over_tcp, tcp_sockets
 from runner.recipes.benchmarks.processes import run_ranks
 
 _BYTES = 4 << 20

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from runner.config.approximations import APPROXIMATIONS
 from runner.config.compose.groups import MAY_BE_NULL
 from runner.config.precision import PRECISIONS
 from runner.config.rules.launcher import LAUNCHERS
@@ -25,6 +26,7 @@ __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "partition": ("auto", "uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
+    "approximate_backward": tuple(APPROXIMATIONS),
     "compression": tuple(COMPRESSORS),
     "weight_prediction": tuple(PREDICTIONS),
     "lr_scheduler": ("constant", "linear", "cosine", "warmup_decay"),

@@ -5,6 +5,7 @@ Rules that need a schedule or a topology belong to the plan, see :mod:`runner.pl
 
 from __future__ import annotations
 
+from runner.config.rules.approximations import APPROXIMATION_TABLES
 from runner.config.rules.compression import COMPRESSION_TABLES
 from runner.config.rules.launcher import LAUNCHER_TABLES
 from runner.config.rules.learning_rate import LEARNING_RATE
@@ -28,6 +29,7 @@ CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     DEEPSPEED_FILE,
     *OPTIMIZER_TABLES,
     *COMPRESSION_TABLES,
+    *APPROXIMATION_TABLES,
     LEARNING_RATE,
     *PRECISION_TABLES,
     TRAINER,
