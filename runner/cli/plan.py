@@ -15,6 +15,7 @@ from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
 from runner.launch.run.directory import run_directory_problems, taken_directory
+from runner.launch.run.prepare import callable_problems
 from runner.launch.run.resume import AUTO, with_checkpoint
 from runner.plan.requested_schedule import resolve_request
 
@@ -142,7 +143,7 @@ def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
 
 def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:
     config = checked(overrides, arguments.problems if arguments is not None else ())
-    raise_problems([*_place_problems(config), *missing_for_plan(config).values()])
+    raise_problems([*_place_problems(config), *callable_problems(config), *missing_for_plan(config).values()])
     if config.resume is not None and (arguments is not None or config.resume != AUTO):  # jobs have own directories
         with_checkpoint(config)
     from runner.model.device import device_memory_bytes

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONFIG_FILE",
+    "callable_problems",
     "check_elsewhere",
     "compile_operators",
     "first_record",
@@ -62,7 +63,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     needs = [*compile_problems(config.compile, cuda=cuda), *zero_needs(config, cuda=cuda)]
     needs += [*missing_packages(config).values()]
     needs += [*_message_problems(config, cuda=cuda), *_device_problems(config, cuda=cuda)]
-    raise_problems([*rules(config), *place, *_callable_problems(config), *needs])
+    raise_problems([*rules(config), *place, *callable_problems(config), *needs])
     _check_epochs(config)
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
@@ -143,7 +144,7 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
     from runner.profiling.model import profile_model
 
     place = [] if place_is_made else check_run_directory(config)
-    raise_problems([*rules(config), *place, *_callable_problems(config), *missing_for_plan(config).values()])
+    raise_problems([*rules(config), *place, *callable_problems(config), *missing_for_plan(config).values()])
     plan = make_plan(config, profile_model(config), profile_of=profile_model)
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
@@ -170,7 +171,7 @@ def write_submitted(config: RunConfig, run_dir: Path, *, command: str) -> None:
     ).save(run_dir)
 
 
-def _callable_problems(config: RunConfig) -> list[Problem]:
+def callable_problems(config: RunConfig) -> list[Problem]:
     """Problems with functions that are first called late, or by one rank only, found before the start."""
     from runner.optim.catalogue.registry import target_problems
     from runner.targets import import_target
