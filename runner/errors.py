@@ -40,7 +40,7 @@ EXIT_DIFFERENT = 4
 EXIT_PREEMPTED = 75
 EXIT_INTERRUPTED = 130
 
-_FIRST_WORDS = {"a", "an", "it", "its", "no", "the", "there", "this"}
+_FIRST_WORDS = {"a", "an", "each", "every", "it", "its", "no", "the", "there", "they", "this"}
 
 
 @dataclass(frozen=True, slots=True)
