@@ -18,6 +18,7 @@ from runner.recipes.asynchronous.model import entropy
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
+_PICTURE = "![loss against the number of stages](loss_against_delay.svg)"
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def _write_readme(results: dict[str, dict[str, object]]) -> None:
         best = {name: [_best(runs, name, depth) for depth in delay.DEPTHS] for name in delay.OPTIMIZERS}
         header = ["optimizer", *(f"D = {depth}" for depth in delay.DEPTHS)]
         lines = [[name, *(_cell(loss, rate) for loss, rate in row)] for name, row in best.items()]
-        text = _between(text, "delay", _table(header, lines))
+        text = _between(text, "delay", f"{_table(header, lines)}\n\n{_PICTURE}")
         _draw(best)
     if "schedules" in results:
         made = [schedules.Result(**each) for each in results["schedules"]["runs"]]  # type: ignore[attr-defined]
