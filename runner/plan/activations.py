@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import Problem
 from runner.memory.solve.adjust import adjusted, host_bytes
-from runner.memory.solve.policies import policy_problems, solve, strategy_of
+from runner.memory.solve.policies import Choose, policy_problems, solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
+from runner.plan.choice_notes import choice_notes
 from runner.plan.values import MemoryPrediction
 from runner.profile import ModelProfile
 from runner.schedule.values import Schedule
 from runner.targets import with_environment
 
-__all__ = ["activation_notes", "activation_problems", "plan_activations", "program_problems", "stage_budgets"]
+__all__ = [
+    "activation_notes",
+    "activation_problems",
+    "lowered_budgets",
+    "plan_activations",
+    "program_problems",
+    "reads_budget",
+    "stage_budgets",
+]
 
 Partition = Sequence[tuple[int, int]]
+
+_SCALARS, _SCALARS_OF_MICROBATCH = 64, 16  # bytes
 
 
 def plan_activations(
@@ -28,7 +39,8 @@ def plan_activations(
     *,
     on_accelerator: bool,
     in_flight: Sequence[int] | None = None,
-    budgets: Callable[[], Sequence[int]] | None = None,
+    budgets: Sequence[int] | None = None,
+    choose: Choose | None = None,
 ) -> tuple[ActivationPlan, ModelProfile]:
     """Make the policies' plan for these stages, and the profile with the plan's costs.
 
@@ -41,11 +53,19 @@ def plan_activations(
         on_accelerator: whether the host's memory is separate from the device's.
         in_flight: for each stage, the number of micro-batches whose saved tensors are alive at once; None if it is
             not known.
-        budgets: see :func:`stage_budgets`; called if the policy reads them. None if they are not known.
+        budgets: see :func:`stage_budgets`; None if they are not known.
+        choose: chooses among the candidates of a policy.
     """
     to_host, options = config.offload.activations == "save_on_cpu", _options(config)
-    known = budgets() if budgets is not None and strategy_of(options).reads_budget else None
-    plan = solve(profile, partition, options, to_host=to_host, budgets=known, in_flight=in_flight)
+    plan = solve(
+        profile,
+        partition,
+        options,
+        to_host=to_host,
+        budgets=budgets,
+        in_flight=in_flight,
+        choose=choose,
+    )
     counted = plan if on_accelerator else ActivationPlan(plan.stages)
     return plan, adjusted(profile, counted)
 
@@ -55,8 +75,15 @@ def activation_problems(config: RunConfig, layer_names: Sequence[str]) -> list[P
     return policy_problems(_options(config), layer_names)
 
 
+def reads_budget(config: RunConfig) -> bool:
+    """Whether the policy's programs depend on the memory that is left to a stage."""
+    return strategy_of(_options(config)).reads_budget
+
+
 def stage_budgets(limit: int, schedule: Schedule, plain: MemoryPrediction) -> tuple[int, ...]:
     """The bytes that each stage's saved tensors and temporaries may take: the rest of its rank, in equal parts.
+
+    A few bytes stay free for losses, weights and totals of micro-batches, which predictions of tensors do not count.
 
     Args:
         limit: the memory limit of a rank, in bytes.
@@ -64,12 +91,35 @@ def stage_budgets(limit: int, schedule: Schedule, plain: MemoryPrediction) -> tu
         plain: the memory that ranks need if everything is kept.
     """
     left: dict[int, int] = {}
-    for rank, parts in enumerate(plain.parts):
+    for rank, (parts, states) in enumerate(zip(plain.parts, plain.states, strict=True)):
         stages = schedule.stages_of(rank)
+        others = states.weights + states.gradients + states.optimizer + parts.buffers
+        others += _SCALARS + _SCALARS_OF_MICROBATCH * schedule.microbatches
         for stage in stages:
-            share = max(0, limit - (parts.total - parts.activations)) // len(stages)
+            share = max(0, limit - others) // len(stages)
             left[stage] = min(share, left.get(stage, share))
     return tuple(left[stage] for stage in range(schedule.stages))
+
+
+def lowered_budgets(
+    budgets: Sequence[int], limit: int, schedule: Schedule, found: MemoryPrediction
+) -> tuple[int, ...] | None:
+    """The budgets less what ranks need above their limit; None if no rank does.
+
+    Args:
+        budgets: one per stage.
+        limit: the memory limit of a rank, in bytes.
+        schedule: tells which stages a rank has.
+        found: the memory that ranks need with these budgets.
+    """
+    over = [max(0, peak - limit) for peak in found.peak_bytes]
+    if not any(over):
+        return None
+    less = [
+        max(over[rank] for rank in range(schedule.ranks) if stage in schedule.stages_of(rank))
+        for stage in range(schedule.stages)
+    ]
+    return tuple(max(0, budget - by) for budget, by in zip(budgets, less, strict=True))
 
 
 def program_problems(config: RunConfig, plan: ActivationPlan) -> list[Problem]:
@@ -114,7 +164,7 @@ def activation_notes(
         notes.append(
             "offload.activations=save_on_cpu: the device is the CPU, so that nothing moves and no memory is saved"
         )
-    return tuple(notes)
+    return (*notes, *choice_notes(config.activation_checkpoint.name, plan.choices))
 
 
 def _options(config: RunConfig) -> PolicyOptions:

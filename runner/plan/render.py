@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from runner.config.units import format_bytes, format_count, format_rate, format_seconds
+from runner.plan.choice_notes import front_table, tightest
 from runner.plan.values import RunPlan
 
 __all__ = ["table_text", "to_table"]
@@ -24,7 +25,8 @@ def to_table(plan: RunPlan, *, width: int = 80) -> str:
         plan: the plan.
         width: the longest line; single words and numbers may be longer.
     """
-    lines = [*_wrapped(_headline(plan), width), "", _stages(plan, width), _memory(plan, width), *_closing(plan, width)]
+    tables = (_stages(plan, width), _memory(plan, width), *_choices(plan, width))
+    lines = [*_wrapped(_headline(plan), width), "", *tables, *_closing(plan, width)]
     return "\n".join(lines) + "\n"
 
 
@@ -101,6 +103,16 @@ def _memory(plan: RunPlan, width: int) -> str:
         rows.append([_ranks(plan, position), format_bytes(parts.total), share, *map(format_bytes, sizes)])
     title = f"memory by rank, limit {format_bytes(plan.memory_limit_bytes)}"
     return table_text(title, columns, rows, width)
+
+
+def _choices(plan: RunPlan, width: int) -> Iterator[str]:
+    """Yield the time of one stage under other budgets for its activations, if its program was chosen under one."""
+    choices = plan.activations.choices
+    if choices:
+        stage = tightest(choices)
+        columns, rows = front_table(choices[stage])
+        title = f"stage {stage}: time by bytes for activations, 1.00 if all are kept"
+        yield table_text(title, columns, rows, width)
 
 
 def _headline(plan: RunPlan) -> Iterator[str]:

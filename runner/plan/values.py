@@ -7,6 +7,7 @@ from typing import Any
 
 from runner.errors import Problem
 from runner.memory.solve.values import ActivationPlan
+from runner.plan.choice_notes import choice_document
 from runner.plan.cut.partition import Partition
 from runner.plan.layout.topology import Topology
 from runner.plan.memory.zero import StateBytes
@@ -245,6 +246,7 @@ class RunPlan:
             "advice": list(self.advice),
             "in_flight_microbatches": list(self.in_flight),
             "bytes_moved": {"weight_gradients": self.gradient_bytes_sent},
+            **({"activation_choices": choice_document(self.activations.choices)} if self.activations.choices else {}),
             **self._schedule_and_work(),
         }
 

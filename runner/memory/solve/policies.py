@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runner.errors import Problem, RequestError
 from runner.memory.solve.program import check_program
 from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.strategy import SECTION, Strategy
-from runner.memory.solve.values import ActivationPlan, ChainProgram, PolicyOptions, Segment, StageChain
+from runner.memory.solve.values import (
+    ActivationPlan,
+    ChainProgram,
+    PolicyOptions,
+    Segment,
+    StageChain,
+    StageChoice,
+)
 from runner.profile import ModelProfile
 from runner.targets import import_target
 
-__all__ = ["policy_problems", "solve", "strategy_of"]
+__all__ = ["Choose", "policy_problems", "solve", "strategy_of"]
+
+Choose = Callable[[StageChain, Strategy], tuple[ChainProgram, StageChoice]]
+"""A function that chooses a stage's program among the candidates of a strategy."""
 
 _TARGET = f"{SECTION}.target"
 
@@ -39,6 +49,7 @@ def solve(
     to_host: bool = False,
     budgets: Sequence[int | None] | None = None,
     in_flight: Sequence[int] | None = None,
+    choose: Choose | None = None,
 ) -> ActivationPlan:
     """The policy's program for every stage.
 
@@ -48,17 +59,29 @@ def solve(
         options: the policy; :func:`policy_problems` must find nothing wrong with it.
         to_host: see :class:`ActivationPlan`.
         budgets, in_flight: one value per stage, see :class:`StageChain`; by default None and 1.
+        choose: chooses among a strategy's candidates where the budget is known; needed for a strategy that chooses.
 
     Raises:
         RequestError: a user's own strategy raises, or does not return a program of the stage.
     """
     strategy = strategy_of(options)
     budgets, in_flight = budgets or [None] * len(partition), in_flight or [1] * len(partition)
-    programs = []
+    solved = []
     for (first, last), budget, count in zip(partition, budgets, in_flight, strict=True):
         chain = StageChain(profile, first, last, options.values, budget, count)
-        programs.append(_solve_users(strategy, chain, options.target) if options.target else strategy(chain))
-    return ActivationPlan(tuple(programs), to_host)
+        if options.target is None:
+            solved.append(_solved(strategy, chain, choose))
+        else:
+            solved.append(_solve_users(strategy, chain, choose, options.target))
+    choices = tuple(choice for _, choice in solved if choice is not None)
+    return ActivationPlan(tuple(program for program, _ in solved), to_host, choices)
+
+
+def _solved(strategy: Strategy, chain: StageChain, choose: Choose | None) -> tuple[ChainProgram, StageChoice | None]:
+    """The program of a stage, and how it was chosen if the strategy chooses and the budget is known."""
+    if strategy.chooses and choose is not None and chain.budget_bytes is not None:
+        return choose(chain, strategy)
+    return strategy(chain), None
 
 
 def policy_problems(options: PolicyOptions, layer_names: Sequence[str]) -> list[Problem]:
@@ -72,10 +95,12 @@ def policy_problems(options: PolicyOptions, layer_names: Sequence[str]) -> list[
     return problems or strategy.model_problems(options.values, layer_names)
 
 
-def _solve_users(strategy: Strategy, chain: StageChain, target: str) -> ChainProgram:
+def _solve_users(
+    strategy: Strategy, chain: StageChain, choose: Choose | None, target: str
+) -> tuple[ChainProgram, StageChoice | None]:
     """The program that a user's strategy returns, checked before it is used."""
     try:
-        program = strategy(chain)
+        program, choice = _solved(strategy, chain, choose)
         segments = all(isinstance(each, Segment) for each in program)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
@@ -84,4 +109,4 @@ def _solve_users(strategy: Strategy, chain: StageChain, target: str) -> ChainPro
     if wrong is not None:
         rule = f"must return segments that are the layers {chain.first} .. {chain.last} in order"
         raise RequestError([Problem(_TARGET, target, rule, wrong[0].upper() + wrong[1:])])
-    return program
+    return program, choice

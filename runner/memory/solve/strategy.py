@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.errors import Problem
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
 
-__all__ = ["Option", "SECTION", "Solver", "Strategy", "shown"]
+__all__ = ["Candidate", "Option", "SECTION", "Solver", "Strategy", "shown"]
 
 SECTION = "activation_checkpoint"
 """The section of a request that chooses a strategy."""
 
 Solver = Callable[[StageChain], Sequence[Segment]]
 """A function from the chain of a stage to its program."""
+
+
+class Candidate(NamedTuple):
+    """A program that may be chosen under a budget.
+
+    Args:
+        name: the strategy that makes it, with its options, as for a reader.
+        program: the program.
+    """
+
+    name: str
+    program: ChainProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +83,10 @@ class Strategy:
         picks_operators: whether it keeps the outputs of single operators inside layers.
         reads_budget: whether its programs depend on :attr:`StageChain.budget_bytes`, which needs a prediction.
         any_options: whether its options are unknown, as for a plain function; then every key is passed to it.
+        candidates: makes the programs that it offers to a choice under a budget; they must not depend on the budget, so
+            that a smaller one never leads to more memory. None: it offers none. See :mod:`.choose`.
+        chooses: whether a stage gets the fastest of the candidates that fits; ``reads_budget`` must be set, too, and
+            ``solve`` serves only as long as the budget is not known.
     """
 
     name: str
@@ -82,6 +98,8 @@ class Strategy:
     picks_operators: bool = False
     reads_budget: bool = False
     any_options: bool = False
+    candidates: Callable[[StageChain], Iterable[Candidate]] | None = None
+    chooses: bool = False
 
     def __call__(self, chain: StageChain) -> ChainProgram:
         """The program of one stage."""

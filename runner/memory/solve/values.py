@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.profile import LayerProfile, ModelProfile
 
-__all__ = ["ActivationPlan", "PolicyOptions", "ChainProgram", "Segment", "StageChain"]
+__all__ = ["ActivationPlan", "ChainProgram", "Offer", "PolicyOptions", "Segment", "StageChain", "StageChoice"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -95,6 +95,35 @@ ChainProgram = tuple[Segment, ...]
 """Segments in order; together they are the layers of a stage, or of the segment that contains them."""
 
 
+class Offer(NamedTuple):
+    """A program that could have been chosen for a stage, with its predicted cost.
+
+    Args:
+        name: the strategy that made it, with its options.
+        peak_bytes: the most that saved tensors and temporaries of the stage take, of all micro-batches in flight.
+        seconds: the forward and the backward of one micro-batch.
+    """
+
+    name: str
+    peak_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """The choice of a stage's program under a budget.
+
+    Args:
+        chosen: the program that was chosen.
+        budget_bytes: the budget.
+        offers: all programs that there were, from the fastest to the slowest.
+    """
+
+    chosen: Offer
+    budget_bytes: int
+    offers: tuple[Offer, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ActivationPlan:
     """Says what happens to every saved tensor.
@@ -102,7 +131,9 @@ class ActivationPlan:
     Args:
         stages: the program of each stage.
         to_host: whether saved tensors of the stages' layers leave the device between forward and backward.
+        choices: how each stage's program was chosen, if a strategy chooses under a budget; otherwise empty.
     """
 
     stages: tuple[ChainProgram, ...]
     to_host: bool = False
+    choices: tuple[StageChoice, ...] = ()

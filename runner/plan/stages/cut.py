@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from runner.errors import Problem, raise_problems
 from runner.memory.solve.values import ActivationPlan
-from runner.plan.activations import plan_activations, program_problems, stage_budgets
+from runner.plan.activations import lowered_budgets, plan_activations, program_problems, reads_budget, stage_budgets
+from runner.plan.choices import ProgramChoice
 from runner.plan.cut.partition import NothingFitsError, Partition, partition
 from runner.plan.draft import Draft
 from runner.plan.memory.of_draft import memory_of
@@ -21,6 +22,7 @@ from runner.schedule.lowering.program import lower
 __all__ = ["Stages", "cut"]
 
 _BY_MEMORY = ("profile", "memory")  # policies that read what ranks need
+_ATTEMPTS = 4  # plans of a policy that reads budgets; the first is right unless ranks hold more beside its tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +62,43 @@ def cut(draft: Draft, policy: str, *, as_fast_as: Partition | None = None) -> St
     layers, notes = _partition(draft, rough, policy, as_fast_as)
     raise_problems(_crossing_weights(draft, layers))
 
-    def budgets() -> Sequence[int]:
-        plain = memory_of(draft, lower(draft.schedule), stage_figures(profile, layers))
-        return stage_budgets(draft.limit_bytes, draft.schedule, plain)
-
-    in_flight = in_flight_microbatches(draft.schedule)
-    activations, costs = plan_activations(
-        draft.config, profile, layers, on_accelerator=accelerated, in_flight=in_flight, budgets=budgets
-    )
+    activations, costs = _planned_activations(draft, layers)
     raise_problems(program_problems(draft.config, activations))
     return Stages(layers, activations, stage_figures(costs, layers), notes)
+
+
+def _planned_activations(draft: Draft, layers: Partition) -> tuple[ActivationPlan, ModelProfile]:
+    """What the policies keep of each stage, and the profile with their costs.
+
+    A policy that reads budgets plans again with less, as long as a rank needs more than its limit.
+    """
+    program, profile, choose = lower(draft.schedule), draft.profile, ProgramChoice(to_host=_moves_to_host(draft))
+    plan = partial(
+        plan_activations,
+        draft.config,
+        profile,
+        layers,
+        on_accelerator=draft.needs.accelerated,
+        in_flight=in_flight_microbatches(draft.schedule),
+        choose=choose,
+    )
+    if not reads_budget(draft.config):
+        return plan()
+    budgets = stage_budgets(
+        draft.limit_bytes, draft.schedule, memory_of(draft, program, stage_figures(profile, layers))
+    )
+    for _ in range(_ATTEMPTS):
+        planned = plan(budgets=budgets)
+        needed = memory_of(draft, program, stage_figures(planned[1], layers))
+        less = lowered_budgets(budgets, draft.limit_bytes, draft.schedule, needed)
+        if less is None or less == budgets:
+            break
+        budgets = less
+    return planned
+
+
+def _moves_to_host(draft: Draft) -> bool:
+    return draft.needs.accelerated and draft.config.offload.activations == "save_on_cpu"
 
 
 def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:

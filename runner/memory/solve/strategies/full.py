@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.memory.solve.strategy import Strategy
+from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
 
 __all__ = ["STRATEGY"]
@@ -17,4 +17,5 @@ STRATEGY = Strategy(
     _solve,
     source="Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, with segments of one layer",
     about="every layer keeps its input alone and is run forward again in its backward",
+    candidates=lambda chain: [Candidate("full", _solve(chain))],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.memory.solve.strategy import Strategy
+from runner.memory.solve.strategy import Candidate, Strategy
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
 
 __all__ = ["STRATEGY"]
@@ -12,4 +12,9 @@ def _solve(chain: StageChain) -> ChainProgram:
     return (Segment(chain.first, chain.last),)
 
 
-STRATEGY = Strategy("none", _solve, about="every activation is kept for its backward")
+STRATEGY = Strategy(
+    "none",
+    _solve,
+    about="every activation is kept for its backward",
+    candidates=lambda chain: [Candidate("none", _solve(chain))],
+)

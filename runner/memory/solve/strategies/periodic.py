@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from runner.memory.solve.strategy import Option, Strategy
+from collections.abc import Iterator
+from math import isqrt
+
+from runner.memory.solve.strategy import Candidate, Option, Strategy
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
 
 __all__ = ["STRATEGY"]
@@ -10,9 +13,19 @@ __all__ = ["STRATEGY"]
 
 def _solve(chain: StageChain) -> ChainProgram:
     """Keep the input of every k-th layer, counted from the first layer of the stage."""
-    every = chain.options["every"]
+    return _of_period(chain, chain.options["every"])
+
+
+def _of_period(chain: StageChain, every: int) -> ChainProgram:
     starts = range(chain.first, chain.last + 1, every)
     return tuple(Segment(start, min(start + every - 1, chain.last), recompute=True) for start in starts)
+
+
+def _candidates(chain: StageChain) -> Iterator[Candidate]:
+    """Every number of segments up to twice the square root of the layers; more segments are nearly ``full``."""
+    count = len(chain.layers)
+    periods = dict.fromkeys(-(-count // segments) for segments in range(1, 2 * isqrt(count) + 1))
+    yield from (Candidate(f"periodic every={every}", _of_period(chain, every)) for every in periods)
 
 
 STRATEGY = Strategy(
@@ -31,4 +44,5 @@ STRATEGY = Strategy(
             fix="1",
         ),
     ),
+    candidates=_candidates,
 )

@@ -8,36 +8,41 @@ take t(l, s) = r l - beta(s + 1, r - 1) forwards, and l more that keep a graph.
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Iterator
+from itertools import count as counted
 from math import comb
 
-from runner.memory.solve.strategy import Option, Strategy
-from runner.memory.solve.values import ChainProgram, Segment, StageChain
+from runner.memory.solve.build import Cut, Keep, program_of
+from runner.memory.solve.strategy import Candidate, Option, Strategy
+from runner.memory.solve.values import ChainProgram, StageChain
 
 __all__ = ["STRATEGY"]
 
 
 def _solve(chain: StageChain) -> ChainProgram:
-    return _reverse(chain.first, len(chain.layers), chain.options["slots"])
+    return program_of(chain.first, chain.last, chain.options["slots"], _decide)
 
 
-def _reverse(first: int, num_layers: int, slots: int) -> ChainProgram:
+def _candidates(chain: StageChain) -> Iterator[Candidate]:
+    """Every number of slots up to the logarithm of the layers, and powers of two."""
+    count = len(chain.layers)
+    for slots in sorted({*range(1, count.bit_length() + 1), *(2**power for power in range(count.bit_length()))}):
+        yield Candidate(f"revolve slots={slots}", program_of(chain.first, chain.last, slots, _decide))
+
+
+def _decide(first: int, last: int, slots: int) -> Cut[int] | Keep[int]:
     """Cut off the left part, which is run again with all slots; the right part has one less, which holds its input.
 
     Each right part is cut again, until it is one layer, which keeps its graph.
     """
-    program = []
-    while num_layers > 1:
-        left = _split(num_layers, slots)
-        inside = _reverse(first, left, slots) if left > 1 else ()
-        program.append(Segment(first, first + left - 1, recompute=True, inside=inside))
-        first, num_layers, slots = first + left, num_layers - left, slots - 1
-    return (*program, Segment(first, first))
+    if first == last:
+        return Keep(last, slots)
+    return Cut(first + _split(last - first + 1, slots) - 1, inside=slots, rest=slots - 1)
 
 
 def _split(num_layers: int, slots: int) -> int:
     """Number of layers of the left part: the smallest for which neither part needs more repetitions than the whole."""
-    repetitions = next(r for r in count(1) if _reversible(slots, r) >= num_layers)
+    repetitions = next(r for r in counted(1) if _reversible(slots, r) >= num_layers)
     return max(1, _reversible(slots, repetitions - 2), num_layers - _reversible(slots - 1, repetitions))
 
 
@@ -62,4 +67,5 @@ STRATEGY = Strategy(
             fix="1",
         ),
     ),
+    candidates=_candidates,
 )

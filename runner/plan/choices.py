@@ -1,0 +1,70 @@
+"""Chooses a stage's program among the candidates of a strategy, by their predicted bytes and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from runner.memory.solve.adjust import adjusted
+from runner.memory.solve.choose import Priced, fastest_that_fits, priced
+from runner.memory.solve.strategy import Strategy
+from runner.memory.solve.values import ActivationPlan, ChainProgram, StageChain, StageChoice
+from runner.plan.stages.figures import StageFigures, stage_figures
+
+__all__ = ["ProgramChoice", "program_cost", "stage_peak"]
+
+
+class ProgramChoice:
+    """Chooses the programs of a model's stages. It prices the candidates of a stage once, whatever the budget.
+
+    Args:
+        to_host: whether saved tensors move to a host's memory that is not the device's.
+    """
+
+    def __init__(self, *, to_host: bool = False) -> None:
+        self._to_host = to_host
+        self._priced: dict[tuple[str, int, int, int], tuple[Priced, ...]] = {}
+
+    def __call__(self, chain: StageChain, strategy: Strategy) -> tuple[ChainProgram, StageChoice]:
+        """The fastest program of a strategy that fits into the stage's budget, or the smallest if none does.
+
+        Args:
+            chain: a stage of one and the same profile, with its budget.
+            strategy: a strategy that has candidates.
+        """
+        assert chain.budget_bytes is not None  # nothing is chosen before it is known
+        key = strategy.name, chain.first, chain.last, chain.in_flight
+        if key not in self._priced:
+            self._priced[key] = self._price(chain, strategy)
+        return fastest_that_fits(self._priced[key], chain.budget_bytes)
+
+    def _price(self, chain: StageChain, strategy: Strategy) -> tuple[Priced, ...]:
+        assert strategy.candidates is not None  # a strategy that chooses has some
+
+        return priced(strategy.candidates(chain), partial(program_cost, chain, to_host=self._to_host))
+
+
+def program_cost(chain: StageChain, program: ChainProgram, *, to_host: bool = False) -> tuple[int, float]:
+    """The most bytes of a stage's saved tensors and temporaries, and the seconds of one micro-batch.
+
+    Args:
+        chain: the stage; the bytes are those of all its micro-batches in flight.
+        program: its program.
+        to_host: whether saved tensors move to a host's memory that is not the device's.
+    """
+    figures = _figures(chain, program, to_host=to_host)
+    return stage_peak(figures, chain.in_flight), figures.seconds
+
+
+def stage_peak(figures: StageFigures, in_flight: int) -> int:
+    """The most bytes of a stage's saved tensors and temporaries, of all its micro-batches in flight."""
+    forward = (in_flight - 1) * figures.saved_bytes + figures.forward_peak_bytes
+    return max(forward, in_flight * figures.saved_bytes + figures.backward_peak_bytes)
+
+
+def _figures(chain: StageChain, program: ChainProgram, *, to_host: bool) -> StageFigures:
+    """The figures of one stage under a program, from rows of this stage alone."""
+    made = adjusted(chain.profile, ActivationPlan((program,), to_host))
+    behind = chain.profile.layers[chain.last + 1 : chain.last + 2]  # so that the loss is only the last stage's
+    (figures,) = stage_figures(replace(made, layers=(*made.layers, *behind)), [(0, len(made.layers) - 1)])
+    return figures

@@ -1,0 +1,196 @@
+"""Programs that are chosen under a memory limit: what they cost, what is told, and that the limit is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from itertools import pairwise
+
+import pytest
+import torch
+from layouts import train_in_threads
+from plan_profiles import layer, model
+from programs import make_blocks, measured_and_predicted, points
+from test_memory_engine import CASES, COUNT
+from torch import nn
+
+from runner.config.compose.resolve import resolve
+from runner.config.rules.sections import rules
+from runner.config.units import format_bytes
+from runner.memory.apply.install import install
+from runner.memory.solve.program import check_program
+from runner.memory.solve.strategies import STRATEGIES
+from runner.memory.solve.values import ChainProgram, Segment, StageChain
+from runner.model.layers import StageModule, layers_of
+from runner.plan.choice_notes import front
+from runner.plan.make import make_plan
+from runner.plan.render import to_table
+from runner.plan.values import RunPlan
+from runner.profile import ModelProfile
+from runner.profiling.model import profile_layers
+
+SAMPLES = 1024
+SCALARS = 64  # bytes of losses and totals, which no prediction counts
+KEPT = {"saves_output": False, "unsaved_forward_bytes": 14}
+
+
+@cache
+def blocks() -> ModelProfile:
+    """Ten blocks with dropout, of which each next one takes longer."""
+    inputs, targets = (value[: SAMPLES // 4] for value in points(SAMPLES))
+    made = profile_layers(layers_of(make_blocks(), 0), inputs, targets, nn.functional.mse_loss, torch.float32)
+    rows = (
+        replace(row, forward_seconds=1.0 + at / 10, backward_seconds=2.0 + at / 5) for at, row in enumerate(made.layers)
+    )
+    return replace(made, layers=tuple(rows), optimizer_bytes_per_gradient_byte=2.0)
+
+
+@cache
+def planned(policy: str, pipeline: int, limit: int | None, schedule: str = "1f1b") -> RunPlan:
+    words = ["model=mlp", f"data.batch_size={SAMPLES}", f"schedule={schedule}", "schedule.microbatches=4"]
+    words += [f"parallelism.pipeline={pipeline}", "partition=uniform", f"activation_checkpoint={policy}"]
+    return make_plan(resolve([*words, *([f"memory_limit={limit}"] if limit else [])]), blocks())
+
+
+@cache
+def measured(programs: tuple[ChainProgram, ...], schedule: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    found, told = measured_and_predicted(make_blocks, nn.functional.mse_loss, points(SAMPLES), programs, schedule)
+    return tuple(found), told
+
+
+def grid(pipeline: int, count: int, schedule: str) -> list[int]:
+    """Limits from a tenth above the plain peak down to below what is possible."""
+    most = max(planned("none", pipeline, None, schedule).memory.peak_bytes)
+    least = max(planned("full", pipeline, None, schedule).memory.peak_bytes)
+    top, bottom = int(1.1 * most), int(0.6 * least)
+    return [top - (top - bottom) * number // (count - 1) for number in range(count)]
+
+
+def limits_are_kept(policy: str, pipeline: int, count: int, schedule: str = "1f1b") -> None:
+    plans = [planned(policy, pipeline, limit, schedule) for limit in grid(pipeline, count, schedule)]
+    feasible = [plan for plan in plans if plan.fits]
+    assert plans[: len(feasible)] == feasible  # what fits is never below what does not
+    assert 1 < len(feasible) < len(plans)
+    runs = [measured(plan.activations.stages, schedule) for plan in feasible]
+    for plan, (found, told) in zip(feasible, runs, strict=True):
+        assert plan.memory.peak_bytes == told
+        assert max(found) <= plan.memory_limit_bytes
+        assert all(0.99 * expected <= each <= expected + SCALARS for each, expected in zip(found, told, strict=True))
+    for (more, _), (less, _) in pairwise(runs):
+        assert max(less) <= max(more)
+    seconds = [plan.time.step_seconds for plan in feasible]
+    assert seconds == sorted(seconds)
+    assert feasible[0].activations.stages == planned("none", pipeline, None, schedule).activations.stages
+
+
+@pytest.mark.parametrize(("policy", "pipeline"), [("rotor", 1), ("auto", 2)])
+def test_the_limit_is_kept_and_less_memory_never_takes_more(policy: str, pipeline: int) -> None:
+    limits_are_kept(policy, pipeline, 5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("pipeline", [1, 2, 4])
+@pytest.mark.parametrize("policy", ["rotor", "auto"])
+def test_the_limit_is_kept_at_twenty_limits(policy: str, pipeline: int, schedule: str) -> None:
+    limits_are_kept(policy, pipeline, 20, schedule)
+
+
+def test_auto_is_as_fast_as_every_strategy_that_fits() -> None:
+    for limit in grid(2, 5, "1f1b"):
+        best = planned("auto", 2, limit)
+        for other in ("none", "full", "rotor"):
+            plan = planned(other, 2, limit)
+            assert not plan.fits or plan.time.step_seconds >= best.time.step_seconds
+
+
+def test_early_stages_which_hold_more_microbatches_run_more_again() -> None:
+    large = {"saved_bytes": 30_000, "output_bytes": 10_000, "unsaved_forward_bytes": 14_000, "saves_output": False}
+    profile = model([layer(**large)] * 8)
+    words = ["model=mlp", "parallelism.pipeline=4", "schedule=1f1b", "schedule.microbatches=8", "data.batch_size=8"]
+    plain = make_plan(resolve(words), profile)
+    limit = round(0.75 * max(plain.memory.peak_bytes))
+    plan = make_plan(resolve([*words, "activation_checkpoint=auto", f"memory_limit={limit}"]), profile)
+    assert plan.fits
+    again = [figures.backward_seconds for figures in plan.figures]
+    assert again == sorted(again, reverse=True)
+    assert again[0] > again[-1]
+    assert plan.activations.stages[-1] == (Segment(6, 7),)
+
+
+def test_it_is_explained_in_three_lines() -> None:
+    top, *_, low, _ = grid(1, 6, "1f1b")
+    plan = planned("auto", 1, low)
+    lines = [line for line in plan.advice if "stage" in line]
+    (choice,) = plan.activations.choices
+    least = min(choice.offers, key=lambda offer: offer.peak_bytes)
+    assert len(lines) == 3
+    assert lines[0].startswith(f"activation_checkpoint=auto takes for stage 0 {choice.chosen.name} (")
+    assert lines[1].startswith("faster for stage 0 is ")
+    assert lines[2].startswith(f"stage 0 can do with {format_bytes(least.peak_bytes)} at least, by {least.name} in ")
+    assert any("nothing is faster" in line for line in planned("auto", 1, top).advice)
+    shown = " ".join(to_table(plan).split())  # titles and cells may be folded
+    assert "stage 0: time by bytes for activations, 1.00 if all are kept" in shown
+    (told,) = plan.to_json()["activation_choices"]
+    assert told["chosen"] == choice.chosen._asdict()
+    assert [offer["seconds"] for offer in told["front"]] == sorted(offer["seconds"] for offer in told["front"])
+
+
+def test_the_front_has_no_offer_that_another_one_beats() -> None:
+    (choice,) = planned("auto", 1, grid(1, 6, "1f1b")[2]).activations.choices
+    best = front(choice.offers)
+    for offer in choice.offers:
+        assert any(each.seconds <= offer.seconds and each.peak_bytes <= offer.peak_bytes for each in best)
+    assert all(a.seconds <= b.seconds and a.peak_bytes > b.peak_bytes for a, b in pairwise(best))
+
+
+def test_a_limit_that_nothing_keeps_is_told_with_the_least_that_is_possible() -> None:
+    plan = planned("auto", 1, grid(1, 6, "1f1b")[-1])
+    assert not plan.fits
+    (problem,) = plan.problems
+    assert problem.path == "memory_limit"
+    (choice,) = plan.activations.choices
+    assert choice.chosen.peak_bytes == min(offer.peak_bytes for offer in choice.offers)
+
+
+def test_a_resolution_that_is_too_coarse_is_refused() -> None:
+    (problem,) = rules(resolve(["model=mlp", "activation_checkpoint=rotor", "activation_checkpoint.resolution=1"]))
+    assert problem.line().startswith("activation_checkpoint.resolution = 1: must be from 10 to 5000.")
+
+
+@pytest.mark.parametrize("name", [name for name, each in STRATEGIES.items() if each.candidates is not None])
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_candidates_are_programs_and_do_not_depend_on_the_budget(name: str, in_flight: int) -> None:
+    make = STRATEGIES[name].candidates
+    assert make is not None
+    chain = StageChain(model([layer(**KEPT)] * 9), 1, 7, in_flight=in_flight)
+    candidates = list(make(chain))
+    assert candidates == list(make(replace(chain, budget_bytes=50)))
+    for each in candidates:
+        assert check_program(each.program, 1, 7) is None
+        assert each.name.startswith(name) or name == "auto"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_weights_and_statistics_are_the_same_bits(case: str) -> None:
+    make, loss, batches = CASES[case]
+    count = len(layers_of(make(), 0))
+    chain = StageChain(model([layer(**KEPT)] * count), 0, count - 1)
+    programs = [each.program for each in STRATEGIES["rotor"].candidates(chain)]  # type: ignore[misc]
+
+    def train(program: ChainProgram | None) -> tuple[object, dict[str, torch.Tensor]]:
+        def prepare(stage: StageModule, number: int) -> None:
+            if program is not None:
+                install(stage, program)
+
+        sgd = partial(torch.optim.SGD, lr=0.1)
+        return train_in_threads(
+            make, loss, batches, pipeline=1, data=1, schedule="1f1b", count=COUNT, optimizer=sgd, prepare=prepare
+        )
+
+    expected_losses, expected = train(None)
+    assert len(programs) > 3
+    for program in (programs[1], programs[len(programs) // 2], programs[-1]):
+        losses, state = train(program)
+        assert losses == expected_losses
+        assert [key for key in expected if not torch.equal(state[key], expected[key])] == []
