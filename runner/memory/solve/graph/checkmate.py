@@ -1,0 +1,193 @@
+"""The cheapest order within a budget, as a mixed integer program, and its rounded relaxation.
+
+There is a stage for each value, which computes it for the first time. R[t, i] says whether stage t computes value i,
+S[t, i] whether value i is kept from stage t - 1 to stage t, FREE[t, i, k] whether value i is dropped in stage t after
+value k, and U[t, k] is the memory in bytes after value k.
+
+Source: Jain et al. 2020, Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. FREE must be whole
+numbers: otherwise the orders exceed the budget. It has the term of a value that is dropped right after it was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runner.memory.solve.graph.values import Graph, Order, replayed
+
+__all__ = ["cheapest_order", "order_of_kept", "rounded_order"]
+
+_Key = tuple[str, int, int, int]
+_Terms = Iterable[tuple[float, _Key]]
+
+
+def cheapest_order(graph: Graph, budget: int, *, seconds: float = 60.0, gap: float = 0.0) -> Order | None:
+    """The order with the least seconds of computation within a budget; None if none was found.
+
+    Args:
+        graph: the graph.
+        budget: the most bytes of values that are alive at once.
+        seconds: time limit of the solver.
+        gap: how far the result may be from the optimum, relative to it.
+    """
+    model = _Model(graph, budget)
+    found = model.solved(whole_numbers=True, seconds=seconds, gap=gap)
+    if found is None:
+        return None
+    order = order_of_kept(graph, model.kept(found, 0.5))
+    return order if replayed(graph, order).peak_bytes <= budget else None
+
+
+def rounded_order(
+    graph: Graph, budget: int, *, seconds: float = 60.0, slacks: Sequence[float] = (0.0, 0.1, 0.2, 0.3)
+) -> Order | None:
+    """The cheapest order within a budget among those that follow from the relaxed program; None if there is none.
+
+    What is kept is rounded by a threshold from 0.1 to 0.9, and what must be computed for that follows.
+
+    Args:
+        graph: the graph.
+        budget: the most bytes of values that are alive at once.
+        seconds: time limit of each relaxed program.
+        slacks: shares of the budget that are left free in the relaxed program.
+    """
+    orders = []
+    for slack in slacks:
+        model = _Model(graph, int(budget * (1 - slack)))
+        found = model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
+        if found is not None:
+            orders += [order_of_kept(graph, model.kept(found, tenths / 10)) for tenths in range(1, 10)]
+    costs = [(replayed(graph, order), order) for order in orders]
+    fitting = [(cost.seconds, order) for cost, order in costs if cost.peak_bytes <= budget]
+    return min(fitting)[1] if fitting else None
+
+
+def order_of_kept(graph: Graph, kept: Callable[[int, int], bool]) -> Order:
+    """The order in which each stage computes only what it must, if it is known what is kept.
+
+    Args:
+        graph: the graph.
+        kept: whether a value, the second argument, is kept from the stage before to a stage, the first argument.
+    """
+    count = len(graph.values)
+    order: list[int] = []
+    for stage in range(count):
+        computed = {stage}
+        if stage + 1 < count:
+            computed |= {i for i in range(stage) if kept(stage + 1, i) and not kept(stage, i)}
+        for index in range(stage, -1, -1):
+            if index in computed:
+                computed |= {need for need in graph.values[index].needs if not kept(stage, need)}
+        order += sorted(computed)
+    return tuple(order)
+
+
+@dataclass
+class _Rows:
+    """Rows of a sparse matrix: low <= sum of coefficients by variables <= high."""
+
+    columns: dict[_Key, int]
+    entries: list[tuple[int, int, float]] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+    def add(self, terms: _Terms, low: float, high: float) -> None:
+        """Add a row."""
+        row = len(self.low)
+        self.entries += [(row, self.columns[key], factor) for factor, key in terms]
+        self.low.append(low)
+        self.high.append(high)
+
+
+class _Model:
+    """The program of a graph and a budget. Memory is counted in budgets, so that numbers are near one."""
+
+    def __init__(self, graph: Graph, budget: int) -> None:
+        self._graph = graph
+        self._size = [value.num_bytes / max(1, budget) for value in graph.values]
+        self._columns: dict[_Key, int] = {}
+        for stage in range(len(graph.values)):
+            self._declare(stage)
+        self._rows = _Rows(self._columns)
+        for stage in range(len(graph.values)):
+            self._follow(stage)
+            self._drop(stage)
+            self._count(stage)
+
+    def solved(self, *, whole_numbers: bool, seconds: float, gap: float) -> np.ndarray | None:
+        """The values of the variables, or None if none were found."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
+        count, rows = len(self._columns), self._rows
+        at, columns, factors = zip(*rows.entries, strict=True)
+        matrix = csr_array((factors, (at, columns)), shape=(len(rows.low), count))
+        cost, low, whole = np.zeros(count), np.zeros(count), np.zeros(count)
+        for (kind, stage, index, _), column in self._columns.items():
+            whole[column] = whole_numbers and kind != "U"
+            if kind == "R":
+                cost[column] = self._graph.values[index].seconds
+                low[column] = index == stage
+        limits = {"time_limit": seconds, "mip_rel_gap": gap}
+        found = milp(
+            cost,
+            integrality=whole,
+            bounds=Bounds(low, np.ones(count)),
+            constraints=LinearConstraint(matrix, rows.low, rows.high),
+            options=limits,
+        )
+        return None if found.x is None else np.asarray(found.x)
+
+    def kept(self, found: np.ndarray, threshold: float) -> Callable[[int, int], bool]:
+        """Whether a value is kept for a stage, by a solution."""
+        return lambda stage, index: bool(found[self._columns["S", stage, index, 0]] >= threshold)
+
+    def _declare(self, stage: int) -> None:
+        keys: list[_Key] = [("R", stage, index, 0) for index in range(stage + 1)]
+        keys += [("S", stage, index, 0) for index in range(stage)]
+        keys += [("U", stage, index, 0) for index in range(stage + 1)]
+        keys += [("FREE", stage, need, index) for index in range(stage + 1) for need in self._near(index)]
+        for key in keys:
+            self._columns[key] = len(self._columns)
+
+    def _near(self, index: int) -> tuple[int, ...]:
+        """The values that may be dropped after a value: those from which it is computed, and itself."""
+        return (*self._graph.values[index].needs, index)
+
+    def _follow(self, stage: int) -> None:
+        """What is computed needs what is computed or kept; what is kept was computed or kept before."""
+        for index in range(stage + 1):
+            for need in self._graph.values[index].needs:
+                terms = [(1.0, ("R", stage, index, 0)), (-1.0, ("R", stage, need, 0)), (-1.0, ("S", stage, need, 0))]
+                self._rows.add(terms, -np.inf, 0.0)
+            if stage + 1 < len(self._size):
+                before = [(-1.0, ("R", stage, index, 0)), *([(-1.0, ("S", stage, index, 0))] if index < stage else [])]
+                self._rows.add([(1.0, ("S", stage + 1, index, 0)), *before], -np.inf, 0.0)
+
+    def _drop(self, stage: int) -> None:
+        """A value is dropped after another one exactly if that one is computed, and nothing needs it afterwards.
+
+        The number of reasons to keep it is (1 - R[t, k]) + S[t + 1, i] + the later users of i that stage t computes.
+        """
+        for index in range(stage + 1):
+            for each in self._near(index):
+                later = [user for user in self._graph.users[each] if index < user <= stage]
+                reasons: list[tuple[float, _Key]] = [(1.0, ("R", stage, user, 0)) for user in later]
+                if stage + 1 < len(self._size):
+                    reasons.append((1.0, ("S", stage + 1, each, 0)))
+                free, computed = ("FREE", stage, each, index), (-1.0, ("R", stage, index, 0))
+                most = 1.0 + len(reasons)
+                self._rows.add([(1.0, free), computed, *reasons], 0.0, np.inf)
+                self._rows.add([(most, free), computed, *reasons], -np.inf, most - 1.0)
+
+    def _count(self, stage: int) -> None:
+        """The memory after each value of a stage."""
+        first: list[tuple[float, _Key]] = [(1.0, ("U", stage, 0, 0)), (-self._size[0], ("R", stage, 0, 0))]
+        self._rows.add([*first, *((-self._size[i], ("S", stage, i, 0)) for i in range(stage))], 0.0, 0.0)
+        for index in range(stage):
+            dropped = [(self._size[each], ("FREE", stage, each, index)) for each in self._near(index)]
+            now, next_ = (-1.0, ("U", stage, index, 0)), (1.0, ("U", stage, index + 1, 0))
+            made = (-self._size[index + 1], ("R", stage, index + 1, 0))
+            self._rows.add([next_, now, made, *dropped], 0.0, 0.0)

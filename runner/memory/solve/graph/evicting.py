@@ -1,0 +1,133 @@
+"""An order that follows from running a graph in given memory and evicting values when it is full.
+
+Before each computation, values that were evicted and are needed are computed again, and those with the least score are
+evicted until there is room. It needs no solver, and of what comes it knows only which values are never used again.
+
+Source: Kirisame et al. 2021, Dynamic Tensor Rematerialization, and the scores of the authors' simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from runner.memory.solve.graph.values import Graph, Order
+
+__all__ = ["SCORES", "evicting_order"]
+
+
+def evicting_order(graph: Graph, budget: int, *, score: str = "full") -> Order | None:
+    """The order in which values are computed in so much memory; None if there is no room for one of them.
+
+    Args:
+        graph: the graph.
+        budget: the most bytes of values that are alive at once.
+        score: a key of :data:`SCORES`.
+    """
+    run = _Run(graph, budget, SCORES[score])
+    try:
+        for index in graph.once:
+            run.compute(index)
+            run.forget(index)
+    except _NoRoomError:
+        return None
+    return tuple(run.order)
+
+
+class _NoRoomError(Exception):
+    """Everything that is alive is needed for the computation that has no room."""
+
+
+class _Run:
+    """The state of a run: what is alive, what was evicted, and a clock that counts seconds of computation."""
+
+    def __init__(self, graph: Graph, budget: int, score: Callable[[_Run, int], float]) -> None:
+        self.graph, self._budget, self._score = graph, budget, score
+        self.order: list[int] = []
+        self.evicted: set[int] = set()
+        self.clock = 0.0
+        self.last_use: dict[int, float] = {}
+        self._alive: set[int] = set()
+        self._locked: dict[int, int] = {}  # value -> computations under way that need it
+        self._left = {index: len(users) for index, users in enumerate(graph.users)}  # users that have not run yet
+        self._again_limit = 1000 * len(graph.values)
+
+    def compute(self, index: int) -> None:
+        """Compute a value, and before it those of its inputs that were evicted."""
+        if len(self.order) > self._again_limit:
+            raise _NoRoomError  # it evicts what it has just computed, for ever
+        value = self.graph.values[index]
+        for need in value.needs:
+            self._locked[need] = self._locked.get(need, 0) + 1
+        try:
+            for need in value.needs:
+                if need not in self._alive:
+                    self.compute(need)
+            self._make_room(value.num_bytes)
+        finally:
+            for need in value.needs:
+                self._locked[need] -= 1
+        self.clock += value.seconds
+        self._alive.add(index)
+        self.evicted.discard(index)
+        self.last_use |= dict.fromkeys((index, *value.needs), self.clock)
+        self.order.append(index)
+
+    def forget(self, index: int) -> None:
+        """Evict what no value that is still to come uses, after the first computation of a value."""
+        for need in set(self.graph.values[index].needs):
+            self._left[need] -= 1
+        for each in {index, *self.graph.values[index].needs}:
+            if not self._left[each] and each in self._alive:
+                self._evict(each)
+
+    def _make_room(self, num_bytes: int) -> None:
+        while sum(self.graph.values[each].num_bytes for each in self._alive) + num_bytes > self._budget:
+            free = [each for each in self._alive if not self._locked.get(each)]
+            if not free:
+                raise _NoRoomError
+            self._evict(min(free, key=lambda each: (self._score(self, each), each)))
+
+    def _evict(self, index: int) -> None:
+        self._alive.discard(index)
+        self.evicted.add(index)
+
+    def staleness(self, index: int) -> float:
+        """Seconds of computation since a value was used."""
+        return max(self.clock - self.last_use[index], 1e-9)
+
+    def neighbourhood(self, index: int) -> float:
+        """Seconds of the evicted values that must be computed again before this one or, without it, for others."""
+        before = self._reached(index, lambda each: self.graph.values[each].needs)
+        behind = self._reached(index, lambda each: self.graph.users[each])
+        return sum(self.graph.values[each].seconds for each in before | behind)
+
+    def _reached(self, index: int, near: Callable[[int], Iterable[int]]) -> set[int]:
+        found: set[int] = set()
+        waiting = [index]
+        while waiting:
+            for each in near(waiting.pop()):
+                if each in self.evicted and each not in found:
+                    found.add(each)
+                    waiting.append(each)
+        return found
+
+
+def _full(run: _Run, index: int) -> float:
+    value = run.graph.values[index]
+    return (value.seconds + run.neighbourhood(index)) / (max(1, value.num_bytes) * run.staleness(index))
+
+
+def _local(run: _Run, index: int) -> float:
+    value = run.graph.values[index]
+    return value.seconds / (max(1, value.num_bytes) * run.staleness(index))
+
+
+SCORES: dict[str, Callable[[_Run, int], float]] = {
+    "full": _full,
+    "local": _local,
+    "lru": lambda run, index: 1.0 / run.staleness(index),
+    "size": lambda run, index: 1.0 / max(1, run.graph.values[index].num_bytes),
+}
+"""Scores by name; the value with the least is evicted. ``full``: seconds of the value and of its evicted neighbourhood,
+by its bytes and the time since its last use; ``local``: its own seconds alone; ``lru``: the time since its last use;
+``size``: its bytes."""

@@ -1,0 +1,172 @@
+"""Keeps the boundaries of an increasing sequence of lower sets of the forward graph, and runs the rest again.
+
+A lower set has with each value all from which it is computed; its boundary are the values that are used outside. Let
+L_1 < ... < L_k be a sequence that ends with all values. The forward keeps the boundaries. The backward goes through the
+parts L_i - L_{i-1} from the last to the first: it computes what was dropped of the part, and then the part's gradients.
+The part of the last step is not dropped. A dynamic program over pairs of lower sets finds the sequence that computes
+least again within a budget.
+
+Source: Kusumoto, Inoue, Watanabe, Akiba, Koyama 2019, A Graph Theoretic Framework of Recomputation Algorithms for
+Memory-Efficient Backpropagation. The bound of a part's peak is adapted to backwards that push gradients to several
+values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from runner.memory.solve.graph.values import Graph, Order, Value
+
+__all__ = ["least_recomputation", "lower_sets", "order_of", "prefix_closures"]
+
+_MOST_LOWER_SETS = 20_000
+
+Members = int
+"""A set of values, as the bits of a number."""
+
+
+def lower_sets(forward: Sequence[Value]) -> list[Members]:
+    """All lower sets but the empty one, from the smallest to the largest.
+
+    Raises:
+        ValueError: there are more than 20,000 of them.
+    """
+    needs = [sum(1 << need for need in value.needs) for value in forward]
+    found, newest = {0}, {0}
+    while newest:
+        newest = {
+            members | 1 << index
+            for members in newest
+            for index in range(len(forward))
+            if not members >> index & 1 and needs[index] & ~members == 0
+        } - found
+        found |= newest
+        if len(found) > _MOST_LOWER_SETS:
+            raise ValueError(f"the graph has more than {_MOST_LOWER_SETS} lower sets: use those of its values alone")
+    return sorted(found - {0}, key=int.bit_count)
+
+
+def prefix_closures(forward: Sequence[Value]) -> list[Members]:
+    """For each value the lower set of all from which it follows, and the set of all values: the approximate variant."""
+    closures: list[Members] = []
+    for index, value in enumerate(forward):
+        closures.append(1 << index | _union(closures[need] for need in value.needs))
+    return sorted({*closures, (1 << len(forward)) - 1}, key=int.bit_count)
+
+
+def least_recomputation(graph: Graph, count: int, sets: Sequence[Members], budget: int) -> Order | None:
+    """The order of the sequence of lower sets that computes least again and whose parts stay within a budget.
+
+    Args:
+        graph: a training graph.
+        count: the number of its forward values, which are its first.
+        sets: the lower sets that may be used, from the smallest to the largest; the last has all values.
+        budget: bytes.
+
+    Returns:
+        the order, or None if every sequence needs more.
+    """
+    sizes = _Sizes(graph, count)
+    labels: dict[Members, list[_Label]] = {0: [_Label(0.0, 0, ())]}
+    for members in sets:
+        found = [
+            label
+            for smaller, before in labels.items()
+            if smaller != members and smaller & ~members == 0
+            for one in before
+            if (label := sizes.extended(one, smaller, members, budget)) is not None
+        ]
+        labels[members] = _undominated(found)
+    whole = labels.get((1 << count) - 1, [])
+    return order_of(graph, count, min(whole).sequence) if whole else None
+
+
+def order_of(graph: Graph, count: int, sequence: Sequence[Members]) -> Order:
+    """The computations of a sequence of lower sets, of which the last has all values."""
+    parts, smaller = [], 0
+    for members in sequence:
+        kept = _boundary(graph, count, members)
+        part = [index for index in range(count) if (members & ~smaller) >> index & 1]
+        parts.append((part, [index for index in part if not kept >> index & 1]))
+        smaller = members
+    order = [index for part, _ in parts for index in part]
+    for number, (part, dropped) in reversed(list(enumerate(parts))):
+        order += dropped if number < len(parts) - 1 else []
+        order += [2 * count - 1 - index for index in reversed(part)]
+    return tuple(order)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Label:
+    """A sequence of lower sets: the seconds that it computes again, and the bytes that it keeps."""
+
+    seconds: float
+    kept: int
+    sequence: tuple[Members, ...]
+
+
+class _Sizes:
+    """Bytes and seconds of the forward values, and of their gradients."""
+
+    def __init__(self, graph: Graph, count: int) -> None:
+        self._graph, self._count = graph, count
+        self._forward = graph.values[:count]
+        self._gradients = [graph.values[2 * count - 1 - index].num_bytes for index in range(count)]
+
+    def extended(self, label: _Label, smaller: Members, members: Members, budget: int) -> _Label | None:
+        """The sequence with one more lower set; None if the new part needs more than the budget.
+
+        While a part runs backward, what is alive are the kept boundaries, the part itself, its gradients, and the
+        gradients that later parts have left to values up to it.
+        """
+        part = members & ~smaller
+        kept = _boundary(self._graph, self._count, members)
+        is_last = members == (1 << self._count) - 1
+        peak = label.kept + sum(self._forward[index].num_bytes for index in _indices(part))
+        peak += sum(self._gradients[index] for index in _indices(part)) + self._left_gradients(members)
+        if peak > budget:
+            return None
+        again = 0.0 if is_last else sum(self._forward[index].seconds for index in _indices(part & ~kept))
+        more = sum(self._forward[index].num_bytes for index in _indices(kept & part))
+        return _Label(label.seconds + again, label.kept + more, (*label.sequence, members))
+
+    def _left_gradients(self, members: Members) -> int:
+        """Bytes of the gradients of values outside that were computed from values inside."""
+        return sum(
+            self._gradients[index]
+            for index in range(self._count)
+            if not members >> index & 1 and any(members >> need & 1 for need in self._forward[index].needs)
+        )
+
+
+def _boundary(graph: Graph, count: int, members: Members) -> Members:
+    """The values of a lower set that forward values outside use."""
+    return sum(
+        1 << index
+        for index in _indices(members)
+        if any(user < count and not members >> user & 1 for user in graph.users[index])
+    )
+
+
+def _undominated(labels: list[_Label]) -> list[_Label]:
+    """The labels for which no other one takes as little time and keeps as little."""
+    found: list[_Label] = []
+    for label in sorted(labels):
+        if not found or label.kept < found[-1].kept:
+            found.append(label)
+    return found
+
+
+def _indices(members: Members) -> Iterator[int]:
+    while members:
+        lowest = members & -members
+        yield lowest.bit_length() - 1
+        members ^= lowest
+
+
+def _union(sets: Iterator[Members]) -> Members:
+    union = 0
+    for members in sets:
+        union |= members
+    return union

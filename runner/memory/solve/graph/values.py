@@ -1,0 +1,125 @@
+"""A training step as a graph of values, and an order of computations with its cost.
+
+An order may compute a value several times. A value is kept from its computation to its last use before it is computed
+again, and dropped then. So an order says all: what is kept, what is dropped, and what is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+__all__ = ["Cost", "Graph", "Order", "Value", "replayed", "training_graph"]
+
+Order = tuple[int, ...]
+"""The values of a graph, by index, in the order in which they are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The result of one operation.
+
+    Args:
+        seconds: the time to compute it.
+        num_bytes: the bytes that it takes.
+        needs: indices of the values from which it is computed, all of them smaller than its own.
+    """
+
+    seconds: float
+    num_bytes: int
+    needs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Values in topological order. Each of them must be computed at least once."""
+
+    values: tuple[Value, ...]
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each value, the indices of those that are computed from it."""
+        found: list[list[int]] = [[] for _ in self.values]
+        for index, value in enumerate(self.values):
+            for need in value.needs:
+                found[need].append(index)
+        return tuple(map(tuple, found))
+
+    @property
+    def once(self) -> Order:
+        """The order that computes every value once."""
+        return tuple(range(len(self.values)))
+
+
+class Cost(NamedTuple):
+    """The cost of an order.
+
+    Args:
+        seconds: the sum of all computations.
+        peak_bytes: the most that is alive; a value and those from which it is computed are alive together.
+    """
+
+    seconds: float
+    peak_bytes: int
+
+
+def replayed(graph: Graph, order: Sequence[int]) -> Cost:
+    """Compute the cost of an order.
+
+    Raises:
+        ValueError: a value is used before it is computed, or never computed.
+    """
+    if len(set(order)) < len(graph.values):
+        raise ValueError(f"values {sorted(set(range(len(graph.values))) - set(order))} are never computed")
+    last_use = _last_uses(graph, order)
+    alive: dict[int, int] = {}  # value -> the position of its last use before it is computed again
+    seconds, held, peak = 0.0, 0, 0
+    for position, index in enumerate(order):
+        value = graph.values[index]
+        seconds += value.seconds
+        if index not in alive:
+            held += value.num_bytes
+        alive[index] = last_use[position]
+        peak = max(peak, held)
+        for each in {index, *value.needs}:
+            if each not in alive:
+                raise ValueError(f"value {index} needs {each}, which is not there")
+            if alive[each] <= position:
+                held -= graph.values[each].num_bytes
+                del alive[each]
+    return Cost(seconds, peak)
+
+
+def _last_uses(graph: Graph, order: Sequence[int]) -> list[int]:
+    """For each computation, the position at which its result is used last before it is computed again, or its own."""
+    latest: dict[int, int] = {}
+    found = [0] * len(order)
+    for position in range(len(order) - 1, -1, -1):
+        index = order[position]
+        found[position] = latest.pop(index, position)
+        for need in graph.values[index].needs:
+            latest.setdefault(need, position)
+    return found
+
+
+def training_graph(forward: Sequence[Value], *, backward_factor: float = 2.0) -> Graph:
+    """The graph of a forward and its backward.
+
+    The backward of a value is computed from the value, from those of which it was computed, and from the backwards of
+    its users. Its result is the gradients of the values of which it was computed, or its own if there are none.
+
+    Args:
+        forward: the values of the forward, in topological order.
+        backward_factor: seconds of a backward by those of its forward.
+    """
+    plain = Graph(tuple(forward))
+    count = len(forward)
+    gradients = []
+    for index in range(count - 1, -1, -1):
+        value = forward[index]
+        behind = sorted(2 * count - 1 - user for user in plain.users[index])
+        size = sum(forward[need].num_bytes for need in value.needs) or value.num_bytes
+        gradients.append(Value(backward_factor * value.seconds, size, (*value.needs, index, *behind)))
+    return Graph((*forward, *gradients))
