@@ -97,6 +97,7 @@ def _memory_row(row: Row, microbatches: int, held: list[dict[str, int]] | None) 
         "label": row.label,
         "printed_activations": row.printed[1] if row.printed else "",
         "ticks": row.ticks,
+        "undecided": row.undecided,
         "formula_activations": known.formula_activations,
         "simulated_activations": known.simulated_activations,
         **memory.predict(row, _MEMORY_RANKS, microbatches),

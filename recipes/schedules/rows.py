@@ -30,6 +30,7 @@ class Row:
         variant: ``schedule.variant``.
         ticks: where the survey's table sees extra memory (besides activations), computation, communication; None
             where it has no such row.
+        undecided: the ticks on which these measurements say nothing: ``weights``, ``flops`` or ``sent``.
     """
 
     schedule: str
@@ -38,6 +39,7 @@ class Row:
     condition: str = ""
     variant: str | None = None
     ticks: tuple[bool, bool, bool] | None = None
+    undecided: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -85,8 +87,11 @@ ROWS = (
         1,
         ("~0 %", "(2D-1) Ma"),
         f"The printed 0 needs {_SPLIT}, T >= 2D-1 and no barrier before the optimizer step (the columns of steps in a "
-        "row); with a barrier it takes zb_h1's time with almost twice its memory. Activations exact on rank 0.",
+        "row); with a barrier it takes zb_h1's time with almost twice its memory. Activations exact on rank 0. "
+        "The computation that the survey ticks is that of steps which are taken back; no step of this run is, and an "
+        "optimizer's update is no matrix product, so that the counted products neither confirm nor contradict it.",
         ticks=(False, True, False),
+        undecided=("flops",),
     ),
     Row("zb_auto", 1, (), "Found by search under a limit of D micro-batches per rank: no closed form."),
     Row("zb_v", 2, (), f"{_SPLIT}, B = I + W and T >= 2D-1; no idle time between a rank's first and last action."),

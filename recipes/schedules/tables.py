@@ -91,7 +91,7 @@ def _extra(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> st
         cells = []
         for key, tick in zip(("weights", "flops", "sent"), row["ticks"] or (None,) * 3, strict=True):
             ratio = _total(row.get("measured"), key) / _total(first, key) if first and row.get("measured") else None
-            cells += [_ratio(ratio), _verdict(tick, ratio)]
+            cells += [_ratio(ratio), _verdict(tick, ratio, decides=key not in row["undecided"])]
         lines.append((row["label"], *cells))
     return f"{title}\n\n{_table(header, lines)}"
 
@@ -100,11 +100,13 @@ def _total(ranks: Sequence[Mapping[str, Any]] | None, key: str) -> float:
     return float(sum(rank[key] for rank in ranks or ()))
 
 
-def _verdict(tick: bool | None, ratio: float | None) -> str:
+def _verdict(tick: bool | None, ratio: float | None, *, decides: bool) -> str:
     """The survey's tick (yes or no), and what the count says of it."""
     if tick is None:
         return _MISSING
     said = "yes" if tick else "no"
+    if not decides:
+        return f"{said}: not decided here"
     return said if ratio is None else f"{said}: {'confirmed' if tick == (ratio > _MORE) else 'contradicted'}"
 
 

@@ -97,15 +97,25 @@ def test_each_tick_of_the_survey_has_its_verdict(tmp_path: Path) -> None:
     text = markdown(content)
     assert "| gpipe | 1.000 | no: confirmed | 1.000 | no: confirmed | 1.000 | no: confirmed |" in text
     assert "| gems | 2.000 | yes: confirmed | 1.000 | no: confirmed | 1.300 | yes: confirmed |" in text
-    assert "| zb_h2 | 1.000 | no: confirmed | 1.000 | yes: contradicted | 1.000 | no: confirmed |" in text
+    assert "| zb_h2 | 1.000 | no: confirmed | 1.000 | yes: not decided here | 1.000 | no: confirmed |" in text
     assert "| zb_h1 | 1.000 |  | 1.000 |  | 1.000 |  |" in text
     assert {line["label"] for line in content["memory"] if line["ticks"]} == {row.label for row in ROWS if row.ticks}
 
 
 def test_figures_show_their_schedules(tmp_path: Path) -> None:
-    for path, names in zip(draw(tmp_path), FIGURES.values(), strict=True):
+    for path, panels in zip(draw(tmp_path), FIGURES.values(), strict=True):
         texts = {text.text or "" for text in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")}
-        assert all(any(text.startswith(name) for text in texts) for name in names)
+        assert all(any(text.startswith(panel.schedule) for text in texts) for panel in panels)
+
+
+def test_the_surveys_figures_have_its_sizes() -> None:
+    """Guan et al. 2024: naive on three ranks, GPipe on four with four micro-batches, PipeDream."""
+    found = {name: [(one.schedule, one.ranks, one.microbatches) for one in FIGURES[name]] for name in list(FIGURES)[:3]}
+    assert found == {
+        "survey-1": [("naive", 3, 1)],
+        "survey-2": [("gpipe", 4, 4)],
+        "survey-3": [("pipedream", 4, 4)],
+    }
 
 
 def test_a_block_of_the_readme_is_replaced_and_nothing_else(tmp_path: Path) -> None:

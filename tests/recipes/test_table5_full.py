@@ -15,7 +15,7 @@ from runner.plan.memory.reserved import predict_reserved
 from runner.profiling.model import trace_of
 from runner.recipes.rudalle.table5 import PUBLISHED
 from runner.recipes.rudalle.table5_claims import ordering_rows
-from runner.recipes.rudalle.table5_full import errors, plan_report
+from runner.recipes.rudalle.table5_full import errors, plan_report, skill
 
 
 def cell(optimizer: Any, stage: Any) -> Any:
@@ -80,3 +80,28 @@ def test_the_report_says_of_each_cell_how_far_it_is_off() -> None:
     assert made["rows"] == [("Adam", "0", "60.0", "66.2", "69.7", "-5.0%", "0.47", "0.95", "-50.0%")]
     assert "reserved memory: 1 cells, median error 5.0%, worst 5.0%" in made["notes"]
     assert made["notes"][-1] == "1-bit Adam, ZeRO 1: zero.stage = 1: no"
+
+
+def test_skill_is_over_the_mean_of_the_papers_cells() -> None:
+    """The mean has none, the cells themselves have all; a constant may have small errors and no skill."""
+    paper = {key: cell[0] for key, cell in PUBLISHED.items()}
+    mean = sum(paper.values()) / len(paper)
+    assert skill(paper, 0, 1.0) == pytest.approx(1.0)
+    assert skill(dict.fromkeys(paper, mean), 0, 1.0) == pytest.approx(0.0)
+    constant = dict.fromkeys(paper, 60.0)
+    assert median(map(abs, errors(constant, 0, 1.0).values())) < 0.027
+    assert -0.01 < (skill(constant, 0, 1.0) or 0.0) <= 0.0
+    assert skill({("adam", 0): 1.0}, 0, 1.0) is None
+
+
+def test_the_report_tells_skill_and_what_each_stage_changes() -> None:
+    plan: dict[str, Any] = {"peak_memory_bytes": [60e9], "step_seconds": 0.475}
+    cells = {"0": 67.3e9, "1": 55.1e9}
+    found = plan_report(
+        [
+            {"overrides": ["optimizer=adam", f"zero.stage={s}"], **plan, "reserved_memory_bytes": b}
+            for s, b in cells.items()
+        ]
+    )
+    assert "Adam, ZeRO 0 to 1: -12.2 GB, paper -8.1" in found["notes"]
+    assert any(note.startswith("reserved memory: skill over the paper's mean") for note in found["notes"])
