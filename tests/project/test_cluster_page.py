@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from readme import ROOT
 
 from runner.config.compose.resolve import resolve, resolve_sweep
@@ -39,6 +40,7 @@ def num_ranks(config: RunConfig) -> int:
 
 def test_every_example_is_looked_at_here() -> None:
     told = ["launcher=slurm", "srun", "hydra/launcher=submitit_slurm", "hydra/sweeper=optuna", "4", "--host"]
+    told += ["--standalone", "--nnodes=2"]
     assert [next(word for word in told if word in line) for line in TRAINED] == told
 
 
@@ -71,3 +73,46 @@ def test_as_many_ranks_are_started_as_are_asked_for() -> None:
         config = resolve(request(line))
         assert num_ranks(config) == started
         check_elsewhere(config)
+
+
+def started_by_torchrun(line: list[str]) -> tuple[int, list[str]]:
+    """The ranks that a line starts, by torchrun's own parser, and what follows ``-m runner train``."""
+    from torch.distributed.run import config_from_args, get_args_parser
+
+    options = get_args_parser().parse_args(line[1:])
+    assert (options.module, options.training_script) == (True, "runner")
+    launch, _, words = config_from_args(options)
+    assert words[-len(options.training_script_args) :] == options.training_script_args
+    assert options.training_script_args[0] == "train"
+    assert launch.min_nodes == launch.max_nodes
+    return launch.max_nodes * launch.nproc_per_node, options.training_script_args[1:]
+
+
+def test_torchrun_starts_as_many_ranks_as_are_asked_for() -> None:
+    for word, ranks in (("--standalone", 2), ("--nnodes=2", 8)):
+        (line,) = [words for words in LINES if words[:1] == ["torchrun"] and word in words]
+        started, words = started_by_torchrun(line)
+        assert started == num_ranks(resolve(words)) == ranks
+
+
+def test_the_pods_of_a_job_find_one_another_and_start_the_ranks() -> None:
+    """Names and numbers of the Service, the Job, torchrun and the request agree."""
+    (text,) = re.findall(r"^```yaml kubernetes.yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    service, job = yaml.safe_load(text)["items"]
+    name, spec = job["metadata"]["name"], job["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert service["metadata"]["name"] == pod["subdomain"]
+    assert spec["completions"] == spec["parallelism"]
+    assert spec["completionMode"] == "Indexed"
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    command = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in container["command"]]
+    assert f"--master-addr={name}-0.{pod['subdomain']}" in command
+    started, words = started_by_torchrun(command)
+    config = resolve(words)
+    assert started == num_ranks(config) == spec["completions"] * container["resources"]["limits"]["nvidia.com/gpu"]
+    assert config.resume == "auto"
+    shared = next(mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "shared")
+    assert str(config.run_dir).startswith(shared)
+    check_elsewhere(resolve([word for word in words if not word.startswith(("run_dir=", "resume="))]))
