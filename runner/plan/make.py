@@ -11,6 +11,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import raise_problems
 from runner.plan.activations import activation_notes
+from runner.plan.core_notes import core_notes
 from runner.plan.cut.chosen import FIXED, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
@@ -256,6 +257,7 @@ def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], *, measured: 
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, draft.profile, stages.layers),
         *_link_notes(draft, measured=measured),
+        *([] if measured else core_notes(draft, stages.figures)),
     )
 
 

@@ -87,6 +87,9 @@ class StageSeconds:
         step: the optimizer step of the stage.
         message: from the time when a boundary tensor is ready on one rank to the time when the next can use it.
         reduce: gradient all-reduce of the stage; empty if there is one replica.
+        window: from the end of one rehearsed window, which has no update, to the end of the next; None if it was not
+            measured. It also holds what the parts do not: the engine's time for each action, wake-ups of messages, and
+            the waits of ranks that share cores.
     """
 
     forward: tuple[float, ...]
@@ -96,6 +99,7 @@ class StageSeconds:
     reduce: tuple[float, ...] = ()
     input_gradient: tuple[float, ...] = ()
     weight_gradient: tuple[float, ...] = ()
+    window: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

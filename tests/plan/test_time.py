@@ -66,6 +66,15 @@ def test_measured_stages_win_over_layers() -> None:
     assert time.source == "measured"
 
 
+def test_a_rehearsed_window_says_what_its_parts_do_not() -> None:
+    """The played window takes 1 + 2 + 4 + 3 s; one that took 12 s adds 2 s to the step, a shorter one adds nothing."""
+    for window, more in ((12.0, 2.0), (9.0, 0.0), (None, 0.0)):
+        seconds = StageSeconds(forward=(1.0, 2.0), backward=(3.0, 4.0), step=(0.5, 0.25), window=window)
+        time = predicted("gpipe", 2, 1, model([layer()] * 2), stage_seconds=seconds)
+        assert time.step_seconds == pytest.approx(10.5 + more)
+        assert time.bubble_ratio == pytest.approx(0.5)
+
+
 def test_measured_parts_of_a_split_backward_win_over_halves() -> None:
     seconds = StageSeconds(
         forward=(1.0, 2.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from runner.engine.measure.timeline import Timeline
 from runner.engine.transport.base import Channel, Transport
 
-__all__ = ["message_seconds", "seconds_per_action", "update_seconds"]
+__all__ = ["message_seconds", "seconds_per_action", "update_seconds", "window_seconds"]
 
 _ROUND_TRIPS = 7
 
@@ -21,6 +22,12 @@ def seconds_per_action(measured: Timeline, op: str, stage: int) -> float:
     windows = [events for _, events in measured.events]
     found = [e.end - e.start for events in windows[1:] or windows for e in events if (e.op, e.stage) == (op, stage)]
     return median(found) if found else 0.0
+
+
+def window_seconds(measured: Timeline) -> float:
+    """Median seconds from the end of one window to the end of the next; 0 if there was one window only."""
+    ends = [times.end for times in measured.steps]
+    return median(after - before for before, after in pairwise(ends)) if len(ends) > 1 else 0.0
 
 
 def message_seconds(transport: Transport, pipeline: Sequence[int], num_bytes: int) -> float:

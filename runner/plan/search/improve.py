@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
+from runner.plan.core_notes import num_cores
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, spelled, tried
 from runner.plan.values import RunPlan
@@ -97,6 +97,5 @@ def _of_pipelines(config: RunConfig) -> Iterator[Overrides]:
 
 def _threads_for_each(config: RunConfig) -> int:
     """Cores of this machine for each rank, if all ranks are on it."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     degrees = config.parallelism
-    return cores // (degrees.pipeline * degrees.data * degrees.tensor)
+    return num_cores() // (degrees.pipeline * degrees.data * degrees.tensor)

@@ -39,7 +39,8 @@ def predict_time(
         mean_samples: mean samples of the step's micro-batches.
         data: replicas that reduce gradients, besides the twins of several pipelines.
         link: between two ranks; without one, messages and reductions cost nothing.
-        stage_seconds: whole stages measured in place, which win over the profile's layers.
+        stage_seconds: whole stages measured in place, which win over the profile's layers. If a whole window was
+            measured, too, what it takes beyond the played one is added to the step.
         post_validation: whether ranks begin a step while others end the one before; the time is that of one of many.
         adjusted: changes the costs that follow from layers and link by what else is known.
     """
@@ -60,6 +61,8 @@ def predict_time(
     windows = schedule.windows
     flushed = not (post_validation or schedule.is_asynchronous)
     step, span, pipeline = (_of_one_step if flushed else _between_steps)(program, costs)
+    if stage_seconds is not None and stage_seconds.window is not None and flushed and windows == 1:
+        step += max(0.0, stage_seconds.window - span)
     busy = tuple(each / windows for each in pipeline.computing)
     fills = tuple(each / windows for each in pipeline.filling) if schedule.filling is not None else ()
     return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, fills)

@@ -11,7 +11,7 @@ from torch import Tensor
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.engine.engine import Engine
-from runner.engine.measure.probe import message_seconds, seconds_per_action, update_seconds
+from runner.engine.measure.probe import message_seconds, seconds_per_action, update_seconds, window_seconds
 from runner.engine.transport.base import Handle
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.update import Update
@@ -62,6 +62,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
             }
             for stage in engine.stages
         },
+        "window": window_seconds(measured),
         "message": message_seconds(engine.transport, strategy.view.pipeline, crossing),
         "reduce": {stage: _reduce_seconds(strategy, engine, stage) for stage in sorted(engine.stages)},
     }
@@ -92,6 +93,7 @@ def _combine(ranks: list[dict[str, Any]], num_stages: int) -> StageSeconds:
         weight_gradient=slowest("W"),
         step=slowest("step"),
         message=max(float(rank["message"]) for rank in ranks),
+        window=max(float(rank["window"]) for rank in ranks),
         reduce=tuple(max(rank["reduce"][stage] for rank in ranks if stage in rank["reduce"]) for stage in stages),
     )
 

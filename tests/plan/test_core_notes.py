@@ -1,0 +1,29 @@
+"""A plan for this machine says when its ranks share cores, and how long a step then takes at least."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runner.config.compose.resolve import resolve
+from runner.plan import core_notes
+from runner.plan.make import make_plan
+from runner.profiling.model import profile_model
+
+
+@pytest.mark.parametrize(
+    ("cores", "told"), [(2, "4 ranks share 2 cores: a step takes at least "), (4, ""), (1, "1 core:")]
+)
+def test_ranks_that_share_cores_are_told(cores: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_notes, "num_cores", lambda: cores)
+    config = resolve(["model=mlp", "parallelism.pipeline=4", "schedule.microbatches=8", "device=cpu"])
+    profile = profile_model(config)
+    layers = [replace(layer, forward_seconds=0.01, backward_seconds=0.02) for layer in profile.layers]
+    profile = replace(profile, layers=tuple(layers), seconds_source="measured")
+    notes = [note for note in make_plan(config, profile).advice if " share " in note]
+    assert len(notes) == bool(told)
+    assert all(told in note for note in notes)
+    if cores == 2:
+        least = len(layers) * 0.03 * 8 / 2
+        assert f"{least * 1000:.0f} ms" in notes[0] or f"{least:.2f} s" in notes[0]
