@@ -33,7 +33,7 @@ class _FewBits(torch.autograd.Function):
         return function(value)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
         numbers = unpack(packed, ctx.table.bits, gradient.numel())

@@ -63,7 +63,7 @@ def four_bit_linear(value: Tensor, weight: Tensor, bias: Tensor | None, *, seed:
 
     Args:
         value: the input.
-        weight, bias: of the layer.
+        weight, bias: the layer's weight and bias.
         seed: the seed of the rounding in the backward.
     """
     return _FourBits.apply(value, weight, bias, seed)  # type: ignore[no-any-return, no-untyped-call]
@@ -78,7 +78,7 @@ class _FourBits(torch.autograd.Function):
         return functional.linear(few, few_weights, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         value, weight = ctx.saved_tensors
         generator = torch.Generator(gradient.device).manual_seed(ctx.seed)

@@ -26,7 +26,7 @@ def randomized_linear(value: Tensor, weight: Tensor, bias: Tensor | None, *, rat
 
     Args:
         value: the input.
-        weight, bias: of the layer.
+        weight, bias: the layer's weight and bias.
         ratio: the share of the rows that is kept, above 0 and below 1.
         seed: the seed of the choice.
     """
@@ -48,7 +48,7 @@ class _RandomizedLinear(torch.autograd.Function):
         return functional.linear(value, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kept, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.shape[-1])

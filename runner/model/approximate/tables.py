@@ -110,7 +110,8 @@ def steps_of(values: Values, weights: Values, count: int) -> tuple[Sequence[int]
     def cost(end: int) -> Values:
         """The error of one level from each i < end to end."""
         mass, first, second = (each[end] - each[:end] for each in sums)
-        return np.maximum(second - first * first / mass, 0.0)
+        error: Values = np.maximum(second - first * first / mass, 0.0)
+        return error
 
     best = np.concatenate([[0.0], np.full(n, np.inf)])  # by the number of points that are covered
     costs = [cost(end) for end in range(1, n + 1)]
