@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def write(place: Path, *further: str) -> Path:
     for number, accuracy in enumerate(ACCURACIES):
         run_dir = place / str(number)
         run_dir.mkdir()
-        metrics = {} if accuracy is None else {"val_accuracy": [[1, 0.875], [2, accuracy]]}
+        metrics: dict[str, Any] = {} if accuracy is None else {"val_accuracy": [[1, 0.875], [2, accuracy]]}
         metrics |= {name: [[2, 1.0]] for name in further}
         extras = {"overrides": [f"seed={number}"], **metrics}
         RunRecord(status="ok", steps=2, loss=[2.0, 1.0], val_loss=[[2, 1.0]], extras=extras).save(run_dir)
