@@ -23,7 +23,7 @@ _TRAIN = Command(
         ("runner train", "the default recipe: a ruDALL-E-style model on emoji in two stages"),
         ("runner train model=gpt parallelism.pipeline=2 schedule.microbatches=4", "a small GPT in a pipeline"),
         ("runner train run_dir=outputs/long checkpoint.every=100 resume=auto", "continues when it is started again"),
-        ("runner train model.target=mine:build data.target=mine:data loss.target=mine:loss", "your own functions"),
+        ("runner train model.target=mine:net data.target=mine:data loss.target=mine:loss", "your own functions"),
         ("runner train -m model=gpt parallelism.pipeline=1,2 schedule=gpipe,1f1b", "a sweep of four jobs"),
     ),
     flags=(_SWEEP, _CFG),
