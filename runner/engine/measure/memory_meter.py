@@ -44,6 +44,7 @@ class MemoryMeter:
             self._to_track = min(_MOST_TRACKED_STEPS, engine.interval + 1)
         self._to_track += 2 * engine.overlap  # until the pipeline is full and all versions of the weights exist
         self._static = _static_bytes(engine, held)
+        self.watch(tensor for store in engine.stores.values() for tensor in store.held)
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
 
