@@ -20,6 +20,9 @@ from runner.schedule.values import Schedule
 __all__ = ["Draft", "Layout", "Machine", "MemoryNeeds", "draft_of"]
 
 
+_AVERAGING = 2  # temporary tensors of the size of a weight with which averaging moves weights
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Facts about the machine that are not in the request.
@@ -129,6 +132,8 @@ def _memory_needs(
 ) -> MemoryNeeds:
     data = config.parallelism.data
     temporaries = optimizer_of(config.optimizer).temporaries
+    if schedule.own_weights:
+        temporaries = max(temporaries, _AVERAGING)
     by_itself = shares_by_itself(config, schedule)
     return MemoryNeeds(
         batch_samples=batches.split_sizes(config.data.batch_size, data)[0],

@@ -86,10 +86,11 @@ def reference(
         with torch.no_grad():
             for name, mean in average.items():
                 if form == "updates":
-                    now, then = (torch.stack([each[name] for each in side]).mean(0) for side in (owned, before))
-                    mean += now - then
+                    for sign, side in ((-1.0, before), (1.0, owned)):
+                        for each in side:
+                            mean.add_(each[name], alpha=sign / pipes)
                     for own in owned:
-                        own[name].mul_(1 - share).add_(share * mean)
+                        own[name].mul_(1 - share).add_(mean, alpha=share)
         losses.append(float(total / len(inputs)))
     return losses, average, [{name: value.detach() for name, value in own.items()} for own in owned]
 

@@ -74,9 +74,10 @@ class ElasticAverage(Optimizer):
             self._attract()
             self._inner.step()
         else:
-            before = {average: _mean(weights) for average, weights in self._copies.items()}
+            self._add_means(-1.0)
             self._inner.step()
-            self._follow(before)
+            self._add_means(1.0)
+            self._follow()
         self._publish()
         return result
 
@@ -86,18 +87,23 @@ class ElasticAverage(Optimizer):
         for average, weights in self._copies.items() if share else ():
             moved = torch.zeros_like(average)
             for weight in weights:
-                move = share * (weight - average)
+                move = (weight - average).mul_(share)
                 weight.sub_(move)
                 moved.add_(move)
             average.add_(moved)
 
-    def _follow(self, before: Mapping[Tensor, Tensor]) -> None:
-        """Move each average by the mean of the updates, and each weight towards its average."""
+    def _add_means(self, sign: float) -> None:
+        """Add the mean of the pipelines' weights to each average, or take it away, without another copy of them."""
+        for average, weights in self._copies.items():
+            for weight in weights:
+                average.add_(weight, alpha=sign / len(weights))
+
+    def _follow(self) -> None:
+        """Move each weight towards its average."""
         share = self._averaging.elasticity
         for average, weights in self._copies.items():
-            average.add_(_mean(weights) - before[average])
             for weight in weights:
-                weight.mul_(1 - share).add_(share * average)
+                weight.mul_(1 - share).add_(average, alpha=share)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -136,7 +142,3 @@ def _of_pipe(entries: Mapping[str, Any], pipe: int) -> dict[str, Any]:
     if any(key.startswith("pipeline") for key in entries):
         return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
-
-
-def _mean(weights: Sequence[Tensor]) -> Tensor:
-    return torch.stack([weight.detach() for weight in weights]).mean(dim=0)
