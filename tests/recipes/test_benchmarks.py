@@ -165,6 +165,21 @@ def test_a_run_predicts_the_step_of_stages_that_sleep() -> None:
     assert min(found["measured"]) >= least
 
 
+def test_twelve_requests_are_predicted_and_judged() -> None:
+    requests = prediction.twelve(steps=4)
+    assert len(requests) == 12
+    for words in requests.values():
+        assert [problem.line() for problem in rules(resolve([*words, "device=cpu", "run_dir=run"]))] == []
+    run = {"predicted": 0.095, "measured": [0.1, 0.1, 0.2], "memory": {"predicted": [100, 50], "measured": [99, 52]}}
+    short = {"predicted": 0.012, "measured": [0.01], "memory": {"predicted": [100, 100], "measured": [90, 95]}}
+    judged = {one.name: one for one in prediction.all_figures({"a": run, "b": short})}
+    assert judged["a: |predicted / median step - 1|"].verdict == "met"
+    assert judged["b: |predicted / median step - 1|"].target == 0.25
+    assert judged["a: memory above its prediction"].median == pytest.approx(0.04)
+    assert judged["a: memory above its prediction"].verdict == "missed"
+    assert judged["b: memory below its prediction"].verdict == "missed"
+
+
 @pytest.mark.full
 def test_zero_takes_turns_with_a_hand_written_loop(tmp_path: Path) -> None:
     run = partial(zero.measure, SMALL, str(tmp_path), stage=2, samples=8, microbatches=2, rounds=2, turn=2)
