@@ -87,8 +87,8 @@ def reference(
             for name, mean in average.items():
                 if form == "updates":
                     for sign, side in ((-1.0, before), (1.0, owned)):
-                        for each in side:
-                            mean.add_(each[name], alpha=sign / pipes)
+                        for weights in side:
+                            mean.add_(weights[name], alpha=sign / pipes)
                     for own in owned:
                         own[name].mul_(1 - share).add_(mean, alpha=share)
         losses.append(float(total / len(inputs)))
