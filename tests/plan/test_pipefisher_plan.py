@@ -50,7 +50,7 @@ def test_the_example_of_four_ranks() -> None:
     assert document["refresh_interval"] == 2
     assert document["utilisation"] == {"with_curvature": pytest.approx(31 / 42), "without": pytest.approx(12 / 21)}
     said = " ".join(to_table(plan).split())
-    assert "schedule pipefisher, 4 micro-batches of up to 1 sample\n" in said
+    assert "schedule pipefisher, 4 micro-batches of up to 1 sample 40 parameters" in said
     assert "new inverses every 2 steps; ranks are busy 73.8% of the time with K-FAC's work, 57.1% without" in said
     assert "refresh_interval" not in planned(profile(), **ASKED | {"schedule__name": "1f1b"}).to_json()
 
