@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["make_directories", "new_file_beside", "sync_directory", "write_atomically"]
+__all__ = ["make_directories", "new_file_beside", "remove_unfinished", "sync_directory", "write_atomically"]
+
+_UNFINISHED = re.compile(r"\.\d+-\d+-(.+)")
+"""What :func:`new_file_beside` makes."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -39,6 +44,14 @@ def new_file_beside(path: Path, prefix: str = ".") -> tuple[int, Path]:
             return os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
         except FileExistsError:  # of a writer that was killed, or of another machine's
             attempt += 1
+
+
+def remove_unfinished(directory: Path, names: Collection[str]) -> None:
+    """Delete what killed writers of the files ``names`` left in a directory; call it only while nobody writes them."""
+    for path in directory.iterdir():
+        found = _UNFINISHED.fullmatch(path.name)
+        if found is not None and found[1] in names:
+            path.unlink(missing_ok=True)
 
 
 def make_directories(path: Path) -> None:

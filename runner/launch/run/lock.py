@@ -1,10 +1,10 @@
 """Keeps a run's directory for one command at a time, by a lock that works on shared file systems, too.
 
 Two commands in one directory would delete each other's checkpoints. The lock is the file ``run.lock``. Only one process
-can create it (O_EXCL); it names its owner, who touches it every few seconds while it lives. A process on the same
-machine asks the kernel whether the owner lives. On another machine nobody can know that, so a lock is taken over there
-when it has not been touched for a while. An owner that finds its lock taken over, for example because its machine was
-suspended, ends at once and writes nothing more.
+can create it, as a link to a file that is complete; it names its owner, who touches it every few seconds while it
+lives. A process on the same machine asks the kernel whether the owner lives. On another machine nobody can know that,
+so a lock is taken over there when it has not been touched for a while. An owner that finds its lock taken over, for
+example because its machine was suspended, ends at once and writes nothing more.
 
 The ranks that a command starts belong to it and take no lock, so that restarts (``launcher.max_restarts``) keep it.
 Under torchrun, srun and mpirun the owner is rank 0. A job that SLURM queues again takes over the lock of its own
@@ -14,6 +14,7 @@ earlier start without waiting, because SLURM has ended that one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from runner.config.schema import RunConfig
 from runner.errors import EXIT_FAILED, Problem, RequestError, RunFailedError
-from runner.files import new_file_beside
+from runner.files import new_file_beside, remove_unfinished
 from runner.launch.run.directory import create_run_directory
 from runner.launch.run.resume import AUTO, with_checkpoint
 
@@ -41,6 +42,7 @@ LOCK_FILE = "run.lock"
 HEARTBEAT_SECONDS = 5.0
 SILENT_SECONDS = 60.0  # an owner on another machine that is silent for so long is dead
 SURE_SECONDS = 2 * HEARTBEAT_SECONDS  # how long a lock that looks old is watched, because clocks may differ
+_WITHOUT_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 SETTLE_SECONDS = 0.2  # after a lock was taken over: time for another process that does the same to be seen
 
 
@@ -160,6 +162,7 @@ def alone_in(run_dir: Path, command: str, incarnation: Incarnation | None = None
     path, own = run_dir / LOCK_FILE, Owner.this_process(command, incarnation)
     try:
         _take(path, own)
+        remove_unfinished(run_dir, [LOCK_FILE])
     except OSError as error:
         raise RunFailedError(f"{path} cannot be written: {error.strerror or error}") from error
     done = threading.Event()
@@ -201,16 +204,44 @@ def _take(path: Path, own: Owner) -> None:
 
 
 def _create(path: Path, own: Owner) -> bool:
-    """Create the lock; False if there is one."""
+    """Create the lock, complete at once, so that the death of this process leaves none without a name; False if there
+    is one.
+    """
+    with _written_beside(path, own) as temporary:
+        try:
+            os.link(temporary, path)
+        except (FileExistsError, FileNotFoundError):  # somebody has it, and has perhaps removed what was beside it
+            return False
+        except OSError as error:
+            if error.errno not in _WITHOUT_LINKS:
+                raise
+            return _create_in_place(path, own)
+    return True
+
+
+def _create_in_place(path: Path, own: Owner) -> bool:
+    """As :func:`_create`, on a file system that has no hard links."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return False
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(own.to_text())
-        file.flush()
-        os.fsync(file.fileno())
     return True
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, own: Owner) -> Iterator[Path]:
+    """A file beside the lock that names the owner; it is removed if it is there still."""
+    handle, temporary = new_file_beside(path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(own.to_text())
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _take_over(path: Path, text: str, own: Owner) -> bool:
@@ -218,13 +249,13 @@ def _take_over(path: Path, text: str, own: Owner) -> bool:
 
     Several may do this at once. The last one to replace it has it, and the others see that.
     """
-    handle, temporary = new_file_beside(path)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(own.to_text())
-    if _text(path) != text:
-        temporary.unlink()
-        return False
-    os.replace(temporary, path)
+    with _written_beside(path, own) as temporary:
+        if _text(path) != text:
+            return False
+        try:
+            os.replace(temporary, path)
+        except FileNotFoundError:  # somebody has the lock by now, and has removed what was beside it
+            return False
     time.sleep(SETTLE_SECONDS)
     return _text(path) == own.to_text()
 

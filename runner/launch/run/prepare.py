@@ -11,6 +11,7 @@ from runner.config.compose.resolve import fingerprint, save, to_container
 from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
+from runner.files import remove_unfinished
 from runner.launch.needs.packages import missing_for_plan, missing_packages
 from runner.launch.needs.zero import zero_needs
 from runner.launch.run.directory import check_run_directory
@@ -18,7 +19,7 @@ from runner.launch.run.resume import continue_record
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.profile import PROFILE_FILE
-from runner.record import RunRecord, environment, step_seconds, write_atomically
+from runner.record import RECORD_FILE, STEPS_FILE, RunRecord, environment, step_seconds, write_atomically
 
 if TYPE_CHECKING:
     from runner.plan.values import RunPlan
@@ -217,6 +218,7 @@ def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: s
     from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json
 
     (run_dir / "logs").mkdir(exist_ok=True)
+    remove_unfinished(run_dir, [PROFILE_FILE, CHOSEN_FILE, PARTITION_FILE, CONFIG_FILE, RECORD_FILE, STEPS_FILE])
     write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
     if is_chosen_by_plan(config):
         write_atomically(run_dir / CHOSEN_FILE, chosen_to_json(plan.schedule))
