@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -118,6 +119,35 @@ def test_a_collective_that_is_wrong_or_fails_is_told(tmp_path: Path, monkeypatch
     monkeypatch.setattr(collectives, "start_together", lambda lines, seconds: [(1, "", "a\nRuntimeError: no route")])
     with pytest.raises(RuntimeError, match="no route"):
         collectives.measure_collectives(2, "cpu")
+    assert not links_file().exists()
+
+
+# Installed in every rank: the second one changes a number of what it has gathered.
+CORRUPTING = """
+import torch.distributed as dist
+gather = dist.all_gather
+def corrupt(parts, own, *args, **kwargs):
+    made = gather(parts, own, *args, **kwargs)
+    if dist.get_rank() == 1:
+        parts[0][3] += 1
+    return made
+dist.all_gather = corrupt
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_gets_wrong_numbers_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real rank, whose numbers are wrong in one collective only; no link is kept for plans."""
+    (tmp_path / "sitecustomize.py").write_text(CORRUPTING, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor, "examine", lambda outputs: [])
+    assert main(["doctor", "--collectives", "--json"]) == 1
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+    assert rows["all_gather"]["found"] == "wrong values"
+    assert {name for name, row in rows.items() if row["status"] != "ok"} == {"all_gather"}
     assert not links_file().exists()
 
 

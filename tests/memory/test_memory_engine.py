@@ -125,6 +125,20 @@ def train(
     )
 
 
+class Copies(torch.autograd.graph.saved_tensors_hooks):
+    """Like torch's ``save_on_cpu`` on a GPU: autograd keeps copies, and the backward gets copies of these."""
+
+    made = 0
+
+    def __init__(self, pin_memory: bool = False) -> None:
+        super().__init__(Copies.copy, Copies.copy)
+
+    @staticmethod
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        Copies.made += 1
+        return tensor.detach().clone()
+
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any]] = {
     "gpt": (make_gpt, token_loss, tokens(7)),
     "convolutions": (make_convolutions, nn.functional.cross_entropy, pictures()),
@@ -135,13 +149,19 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any]] = {
 @pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("case", CASES)
-def test_losses_weights_and_buffers_are_the_same_bits(case: str, policy: str, pipeline: int, to_host: bool) -> None:
+def test_losses_weights_and_buffers_are_the_same_bits(
+    case: str, policy: str, pipeline: int, to_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU torch moves nothing to the host; copies take the place of its moves there."""
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", Copies)
+    Copies.made = 0
     model, loss, batches = CASES[case]
     expected_losses, expected = train(model, loss, batches, pipeline)
     losses, state = train(model, loss, batches, pipeline, installer(model, pipeline, POLICIES[policy], to_host=to_host))
     assert losses == expected_losses
     assert state.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(state[name], expected[name])] == []
+    assert (Copies.made > 0) == to_host
 
 
 def test_running_statistics_are_updated_once_per_microbatch() -> None:
