@@ -1,0 +1,111 @@
+"""Judges how a command ended: its status, what it told, and from where it had gone on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.recipes.faults.kinds import KINDS, Kind
+from runner.recipes.faults.layouts import MAX_STEPS
+from runner.recipes.faults.places import PLACES, Part
+from runner.recipes.faults.values import Fault
+
+__all__ = ["Ended", "complaints"]
+
+_STATUS = {0: "ok", 1: "failed", 75: "preempted", 130: "interrupted"}
+_CONTINUES = re.compile(r"continuing after step (\d+) of")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended.
+
+    Args:
+        status: its exit status, negative for a signal; None if it had to be killed after its limit of time.
+        said: its output and errors.
+        record: what the run's record says.
+        acknowledged: the newest step that was reported as saved before the command began.
+        restarts: whether the command starts failed ranks again itself.
+    """
+
+    status: int | None
+    said: str
+    record: dict[str, Any]
+    acknowledged: int
+    restarts: bool
+
+
+def complaints(ended: Ended, faults: Sequence[Fault]) -> Iterator[str]:
+    """A line for everything that is not as it must be.
+
+    Args:
+        faults: those that were injected while the command ran; the last one decides its end.
+    """
+    if ended.status is None:
+        yield "it did not end in time"
+        return
+    if "Traceback (most recent call last)" in ended.said:
+        yield "a traceback is shown"
+    yield from _lost_steps(ended)
+    for fault in faults[:-1]:
+        kind = KINDS[fault.kind]
+        if not _may_go_on(kind, ended):
+            yield f"it went on after {fault}"
+        elif not kind.may_go_on and kind.answer is not None and not _is_told(kind, ended.said):
+            yield f"nothing names the cause of {fault}, after which the ranks were started again"
+    last = faults[-1] if faults else None
+    yield from _of_success(ended, last) if ended.status == 0 else _of_failure(ended, last)
+
+
+def _lost_steps(ended: Ended) -> Iterator[str]:
+    """Steps that were reported as saved must be there."""
+    found = _CONTINUES.search(ended.said)
+    step = int(found[1]) if found is not None else 0
+    if step < ended.acknowledged and (found is not None or ended.status == 0):
+        yield f"it went on from step {step}, though step {ended.acknowledged} was reported as saved"
+
+
+def _may_go_on(kind: Kind, ended: Ended) -> bool:
+    return kind.answer is None or kind.may_go_on or (ended.restarts and kind.is_restarted)
+
+
+def _is_told(kind: Kind, text: str) -> bool:
+    words = kind.answer.told if kind.answer is not None else ()
+    return not words or any(word in text for word in words)
+
+
+def _of_success(ended: Ended, last: Fault | None) -> Iterator[str]:
+    if last is not None and not _may_go_on(KINDS[last.kind], ended):
+        yield f"status 0 after {last}"
+    if ended.record.get("status") != "ok" or ended.record.get("steps") != MAX_STEPS:
+        yield f"status 0, but the record says {ended.record.get('status')} after {ended.record.get('steps')} steps"
+
+
+def _of_failure(ended: Ended, last: Fault | None) -> Iterator[str]:
+    if last is None:
+        yield f"status {ended.status} without a fault: {_last_line(ended.said)}"
+        return
+    answer = KINDS[last.kind].answer
+    if answer is None:
+        yield f"status {ended.status} after {last}, which should harm nothing: {_last_line(ended.said)}"
+        return
+    if ended.status not in answer.exits:
+        yield f"status {ended.status} after {last}, not {answer.exits[0]}: {_last_line(ended.said)}"
+    if not _is_told(KINDS[last.kind], f"{ended.said}{ended.record.get('reason')}"):
+        yield f"nothing names the cause of {last}: {_last_line(ended.said)}"
+    expected = _STATUS.get(ended.status or 0)
+    if expected is not None and _has_record(last) and ended.record.get("status") != expected:
+        yield f"the record says {ended.record.get('status')} and not {expected} after {last}"
+
+
+def _has_record(fault: Fault) -> bool:
+    """Whether the fault came when the record was the present command's, and could be written."""
+    place = PLACES[fault.place]
+    return not (place.role == "command" and place.part is Part.START) and fault.kind != "disk stays full"
+
+
+def _last_line(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "(no output)"
