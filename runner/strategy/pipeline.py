@@ -39,7 +39,7 @@ from runner.engine.update.sharding import Sharding
 from runner.engine.window import StepBatch
 from runner.engine.works.watch import watch_of
 from runner.engine.works.work import Filler
-from runner.errors import raise_problems
+from runner.errors import Problem, RequestError, raise_problems
 from runner.memory.apply.install import install
 from runner.model.compiled import compile_layers
 from runner.model.device import backend_of, device_of
@@ -197,6 +197,8 @@ class EngineStrategy(NamedCheckpointStrategy):
             if self.plan.prediction is not None:
                 foresight = Forecast(self.plan.prediction.kind, optimizer, self._rates.get)
             copies = optimizer.copies if isinstance(optimizer, ElasticAverage) else None
+            if copies is None and self.plan.schedule.own_weights:
+                raise RequestError([_one_copy(self.plan.schedule.name)])
             self.engine.attach_optimizer(self._apply_update, master_of, backup, begin, filler, foresight, copies)
             crossing = [tie.name for tie in crossing_ties(module.ties, self.plan.partition)]
             self.exchange = attach_compression(optimizer, self.engine, crossing)
@@ -456,6 +458,12 @@ class EngineStrategy(NamedCheckpointStrategy):
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         # Step counters, which have no axis, are not counted in a new run either.
         self.meter.watch(tensor for tensor in tensors if tensor.dim())
+
+
+def _one_copy(schedule: str) -> Problem:
+    rule = f"must be named with schedule={schedule}"
+    why = "The optimizer of configure_optimizers would update one copy of the weights, not those of every pipeline"
+    return Problem("optimizer.name", "auto", rule, why, "optimizer=adamw")
 
 
 def _tell_loss(closure: Callable[[], Any], loss: float) -> None:

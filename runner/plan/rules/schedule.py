@@ -86,10 +86,6 @@ ASYNCHRONOUS: Table[OrderFacts] = Table(
 )
 
 
-def _is_of_the_module_or_whole(facts: OrderFacts) -> bool:
-    return facts.config.optimizer.name == "auto" or _steps_as_a_whole(facts)
-
-
 AVERAGED: Table[OrderFacts] = Table(
     "Schedules whose pipelines train weights of their own",
     (
@@ -122,7 +118,7 @@ AVERAGED: Table[OrderFacts] = Table(
         ),
         Row(
             "optimizer",
-            _is_of_the_module_or_whole,
+            _steps_as_a_whole,
             "must be another with schedule={order.name}",
             "It must be made over the weights of all pipelines, and update each of them from its own gradient",
             fix="optimizer=adamw",
