@@ -43,10 +43,10 @@ class Calls:
         self._syncs_directories = syncs_directories
         self._open, self._os_open, self._fsync = io.open, os.open, os.fsync
         self._replace, self._rename, self._rmtree = os.replace, os.rename, shutil.rmtree
-        self._serialize = safetensors.torch.serialize_file
+        self._serialize: Any = vars(safetensors.torch)["serialize_file"]
 
     def install(self) -> None:
-        own = {
+        own: dict[Any, dict[str, Any]] = {
             builtins: {"open": self.open},
             io: {"open": self.open},
             os: {"open": self.os_open, "fsync": self.fsync, "replace": self.replace, "rename": self.rename},

@@ -220,7 +220,7 @@ def _create(path: Path, own: Owner) -> bool:
 
 
 def _create_in_place(path: Path, own: Owner) -> bool:
-    """As :func:`_create`, on a file system that has no hard links."""
+    """Do what :func:`_create` does, on a file system that has no hard links."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
