@@ -544,8 +544,10 @@ class Engine:
             self._close_ended()
             self._since = self._step
         self._settle_step()
-        for exchange in self.waves.values():
+        for stage, exchange in self.waves.items():
             exchange.close()
+            if (store := self.stores.get(stage)) is not None:  # each worker has older weights of its own
+                store.start_at(store.newest)
         if self._filler is not None:
             self._filler.settle()
 

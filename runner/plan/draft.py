@@ -133,7 +133,8 @@ def _memory_needs(
     data = config.parallelism.data
     temporaries = optimizer_of(config.optimizer).temporaries
     if schedule.own_weights:
-        temporaries = max(temporaries, _AVERAGING)
+        # The copies of a weight are updated one after the other: one's last temporary is there when the next are made.
+        temporaries = max(temporaries + bool(temporaries), _AVERAGING)
     by_itself = shares_by_itself(config, schedule)
     return MemoryNeeds(
         batch_samples=batches.split_sizes(config.data.batch_size, data)[0],

@@ -70,14 +70,17 @@ class PipelineWeights(StageWeights):
         return [leaves[average] for leaves in self._leaves]
 
     def share(self, copies: Mapping[Tensor, Sequence[Parameter]]) -> None:
-        """Let an optimizer's own parameters have the memory and the gradients of the pipelines' weights.
+        """Let the pipelines' weights and an optimizer's own parameters share their memory and gradients.
+
+        The memory is the optimizer's, because its states show these weights, too.
 
         Args:
             copies: for each average, the optimizer's parameter of each pipeline.
         """
         for average in self._trained:
             for leaf, parameter in zip(self.copies_of(average), copies[average], strict=True):
-                parameter.data, parameter.grad = leaf.data, leaf.grad
+                parameter.data.copy_(leaf.data)
+                leaf.data, parameter.grad = parameter.data, leaf.grad
 
 
 class PipelineGradients(StageGradients):

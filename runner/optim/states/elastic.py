@@ -90,7 +90,9 @@ class ElasticAverage(Optimizer):
                 move = (weight - average).mul_(share)
                 weight.sub_(move)
                 moved.add_(move)
+                del move  # before the next one is made: the plan counts two
             average.add_(moved)
+            del moved
 
     def _add_means(self, sign: float) -> None:
         """Add the mean of the pipelines' weights to each average, or take it away, without another copy of them."""
