@@ -105,8 +105,8 @@ def untied_weight(config: RunConfig, run_dir: Path) -> None:
 
     right = StageGradients.reduce
 
-    def reduce(self: StageGradients, transport: Any) -> list[Any]:
-        return [] if self.tag is not None and self.tag.spans_stages else right(self, transport)
+    def reduce(self: StageGradients, transport: Any, *of_step: Any) -> list[Any]:
+        return [] if self.tag is not None and self.tag.spans_stages else right(self, transport, *of_step)
 
     with patch.object(StageGradients, "reduce", reduce):
         run_recording_rank(config, run_dir)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import csv
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from resume_runs import train
+import warm
+from resume_runs import command
+from resume_zoo import OVERRIDES
 
 TWO = ("parallelism.pipeline=2", "partition=uniform", "checkpoint.every=2")
+
+
+def train(run_dir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """``runner train`` with the zoo's overrides, but with a logger."""
+    usual = [word for word in OVERRIDES if word != "logger=none"]
+    line, environment = command("train", *usual, f"run_dir={run_dir}", *overrides)
+    return warm.run(line, env=environment, cwd=run_dir.parent, timeout=280)
 
 
 @pytest.mark.slow
