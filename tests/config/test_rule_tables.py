@@ -44,6 +44,7 @@ UNKNOWN = [
     "launcher.name", "logger.name", "profiler.name", "device", "sweep_retry", "sweep_on_failure", "memory_limit",
     "report", "sweep_report", "plan_report", "model.target", "data.target", "loss.target", "data.collate",
     "offload.activations", "trainer.on_nonfinite", "compression.name", "weight_prediction.name",
+    "approximate_backward.name",
     "schedule.asynchronous",
 ]  # fmt: skip
 OF_SLURM = {
