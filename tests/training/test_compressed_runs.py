@@ -12,42 +12,36 @@ import warm
 from user_project import assert_same_weights, environment, make_directory, result
 
 from runner.config.compose.resolve import resolve
-from runner.config.rules.sections import rules
 from runner.plan.make import make_plan
+from runner.plan.values import RunPlan
 from runner.profiling.model import profile_model
 
 LAYOUT = ("parallelism.data=2", "parallelism.pipeline=2", "schedule.microbatches=2")
 SMALL = ("model=mlp", "model.kwargs.width=48", "model.kwargs.layers=4", "data.batch_size=16", "device=cpu")
 
 
-def sent_by_plan(*overrides: str) -> float:
+def planned(*overrides: str) -> RunPlan:
     config = resolve([*SMALL, *overrides])
-    assert rules(config) == []
-    made = make_plan(config, profile_model(config), device_memory_bytes=None)
-    sent = made.to_json()["bytes_moved"]["weight_gradients"]
-    assert isinstance(sent, float)
-    return sent
+    return make_plan(config, profile_model(config))
 
 
 def test_a_plan_predicts_what_is_sent_kept_and_how_long_it_takes() -> None:
-    slow = (*SMALL, *LAYOUT, "hardware.link_bytes_per_second=1e6")
-    configs = [resolve([*slow, *more]) for more in ((), ("compression=topk", "compression.density=0.05"))]
-    plain, sparse = (make_plan(config, profile_model(config), device_memory_bytes=None) for config in configs)
+    slow = (*LAYOUT, "hardware.link_bytes_per_second=1e6")
+    plain, sparse = planned(*slow), planned(*slow, "compression=topk", "compression.density=0.05")
     elements = plain.profile.num_parameters
     assert plain.gradient_bytes_sent == 2 * elements * 4  # each of two replicas sends all of its gradients
     assert sparse.gradient_bytes_sent == pytest.approx(2 * 8 * 0.05 * elements, rel=0.03)  # k is rounded up
     assert sparse.time.step_seconds < plain.time.step_seconds - 0.5 * 4 * elements / 2 / 1e6  # of the larger stage
-    kept = [part.optimizer for part in sparse.memory.parts]
-    assert sum(kept) == sum(part.optimizer for part in plain.memory.parts) + 4 * elements
+    kept, without = (sum(each["optimizer"] for each in plan.state_bytes) for plan in (sparse, plain))
+    assert kept == without + 2 * 4 * elements  # both replicas keep what they have not sent
+    assert max(sparse.peak_memory_bytes) > max(plain.peak_memory_bytes)
 
 
 def test_twins_and_one_replica_are_predicted_too() -> None:
     layout = ("parallelism.pipeline=2", "schedule.microbatches=4")
-    assert sent_by_plan(*layout, "schedule=1f1b") == 0
-    twins = sent_by_plan(*layout, "schedule=chimera")
-    assert twins == 2 * 4 * make_plan(
-        config := resolve([*SMALL]), profile_model(config), device_memory_bytes=None
-    ).profile.num_parameters  # fmt: skip
+    assert planned(*layout, "schedule=1f1b").gradient_bytes_sent == 0
+    twins = planned(*layout, "schedule=chimera")
+    assert twins.to_json()["bytes_moved"]["weight_gradients"] == 2 * 4 * twins.profile.num_parameters
 
 
 @pytest.mark.slow
