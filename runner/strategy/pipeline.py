@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, cast
 
@@ -30,7 +30,6 @@ from runner.engine.context import RankView
 from runner.engine.engine import Engine, EngineOptions, FinishedStep
 from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.transport.processes import destroy_process_groups
-from runner.engine.transport.wire import WireCount
 from runner.engine.update.copies import running_statistics_problems
 from runner.engine.update.gradients import StageGradients
 from runner.engine.update.reducer import Reducer
@@ -102,7 +101,6 @@ class EngineStrategy(NamedCheckpointStrategy):
         self._batch: StepBatch | None = None
         self._finished: list[FinishedStep] = []  # and not yet asked for
         self._rates: dict[int, list[float]] = {}  # learning rates of the steps under way
-        self._wire = WireCount()
 
     # Where this rank stands
 
@@ -128,12 +126,6 @@ class EngineStrategy(NamedCheckpointStrategy):
     @property
     def num_replicas(self) -> int:
         return self.plan.topology.num_replicas
-
-    @property
-    def _only_sums(self) -> bool:
-        """Whether all that a step sends over TCP are plain sums of gradients (and of the loss, some bytes)."""
-        alone = len(self.view.pipeline) == 1 and self.num_replicas > 1
-        return alone and self.reducer is None and self.exchange is None and self.root_device.type == "cpu"
 
     # Setting up
 
@@ -301,7 +293,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         batch, self._batch = self._batch, None
         assert self.meter is not None
         self._rates[self.engine.step] = [group["lr"] for group in self.optimizers[0].param_groups]
-        with self.meter.step(batch), self._wire.counting() if self._only_sums else nullcontext():
+        with self.meter.step(batch):
             finished = self.engine.submit(batch)
         self._finished += finished
         self.last_step = finished[-1] if finished else None
@@ -403,13 +395,10 @@ class EngineStrategy(NamedCheckpointStrategy):
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
         """Bytes that this rank sent to other holders of its stages in a mean step, by kind.
 
-        Gradients are counted where they are sent: once a 1-bit optimizer sends its momentum, almost none. Where
-        nothing else is sent in a step, they are what the kernel has counted.
+        Gradients are counted where they are sent: once a 1-bit optimizer sends its momentum, almost none.
         """
         assert self.engine is not None
         reduced = sum(gradients.sent.num_bytes for gradients in self.engine.all_gradients)
-        if self._only_sums and self._wire.sent:
-            reduced = self._wire.sent
         momentum = self.exchange.bytes_sent if self.exchange is not None else 0
         return {
             "weights": sum(exchange.bytes_sent for exchange in self.engine.waves.values()) / steps,

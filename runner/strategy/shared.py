@@ -44,11 +44,6 @@ class SharedStatesStrategy(EngineStrategy):
     def _step_optimizer(self) -> None:
         self._shared.step()
 
-    @property
-    @override
-    def _only_sums(self) -> bool:
-        return False  # weights are gathered, too
-
     @override
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
         return super().bytes_to_replicas(steps) | {"weights": float(self._shared.gathered_bytes)}

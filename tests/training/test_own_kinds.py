@@ -180,7 +180,7 @@ def test_a_users_compressor_trains_on_two_replicas_and_goes_on(project: Path) ->
     plain_record, unlike = result(project, *common, "optimizer=sgd", "optimizer.lr=0.125", run="plain")
     assert any(not torch.equal(whole[name], unlike[name]) for name in whole)
     halved, full = (each["bytes_moved"]["weight_gradients"] for each in (found, plain_record))
-    assert halved == pytest.approx(full / 2, rel=0.05)  # counted, and measured with headers of Gloo
+    assert halved == full / 2 + 8  # and from both replicas whether their gradients are finite
     (saved,) = (project / "whole" / "checkpoints").glob("*2*")
     _, weights = result(project, *asked, f"resume={saved}", run="resumed")
     assert_same_weights(weights, whole)

@@ -130,11 +130,6 @@ class ZeroEngineStrategy(EngineStrategy):
         with self._traffic.step(settled=self.meter.will_track):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
-    @property
-    @override
-    def _only_sums(self) -> bool:
-        return False  # DeepSpeed's own messages are counted where they begin
-
     @override
     def bytes_to_replicas(self, steps: int) -> dict[str, float]:
         momentum = self.exchange.bytes_sent if self.exchange is not None else 0  # sent by the runner, not by DeepSpeed
