@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections import defaultdict
@@ -98,6 +99,7 @@ def _drawn(drawn: random.Random, kind: str, layout: str) -> Row:
     return Row(Fault(kind, rank, place.name, drawn.randint(1, most)), layout, form)
 
 
+@functools.cache
 def _places(kind: str, layout: str) -> list[Place]:
     return [place for place in places_of(LAYOUTS[layout]) if KINDS[kind].where(place)]
 

@@ -7,11 +7,15 @@ fsync, and makes of them the directory that a machine would find after power has
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import random
 import shutil
 import stat
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = ["Shadow"]
@@ -34,11 +38,12 @@ class Shadow:
 
     def synced(self, descriptor: int) -> None:
         """A file or a directory is on the disk."""
-        status = os.fstat(descriptor)
+        status, path = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")
         if stat.S_ISDIR(status.st_mode):
-            self._note_names(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+            with self._alone():  # an older list of names must not replace a newer one of another process
+                self._note_names(Path(path))
             return
-        self._hold(f"/proc/self/fd/{descriptor}", status.st_ino)
+        self._hold(path, status.st_ino)
         with open(f"/proc/self/fd/{descriptor}", "rb") as file:
             self._put(self._contents / str(status.st_ino), file.read())
 
@@ -97,6 +102,16 @@ class Shadow:
         whole = path.read_bytes()
         return whole[: chance.randint(0, len(whole))]
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold a lock that the death of this process frees."""
+        handle = os.open(self._names, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
     def _note_names(self, directory: Path) -> None:
         names = _names_in(directory)
         for name, number in names.items():
@@ -106,18 +121,18 @@ class Shadow:
 
     def _notes(self, directory: Path) -> Path:
         relative = os.path.relpath(directory, self._root)
-        return self._names / relative.replace("/", "|")
+        return self._names / f"in {relative.replace('/', '|')}"
 
     def _hold(self, path: str, number: int) -> None:
         """Keep a file from being freed, so that its number stays its own."""
         try:
-            os.link(path, self._held / str(number), follow_symlinks=True)
+            os.link(path, self._held / str(number))
         except (FileExistsError, FileNotFoundError):  # it is held, or was deleted meanwhile
             return
 
     def _put(self, path: Path, content: bytes) -> None:
         """Write a note so that the death of this process leaves the earlier or the new one."""
-        own = path.with_name(f".{os.getpid()}-{path.name}")
+        own = path.with_name(f".{os.getpid()}-{threading.get_ident()}-{path.name}")
         own.write_bytes(content)
         os.rename(own, path)
 
