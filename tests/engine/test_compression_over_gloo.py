@@ -28,7 +28,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "none": {}, "fp16": {}, "bf16": {}, "topk": {"density": 0.02}, "randomk": {"density": 0.02}, "qsgd": {"levels": 7},
     "signsgd": {}, "powersgd": {"rank": 8}, "gradzip": {"rank": 8},
 }  # fmt: skip
-TCP_BYTES_SENT = 200  # where Linux's struct tcp_info has them
+TCP_BYTES_SENT = 200  # where Linux's struct tcp_info has them, and after them those that were sent once more
 SAID_TOO = 20_000  # bytes of Gloo's own headers, at most
 
 
@@ -94,7 +94,8 @@ def kernel_bytes() -> int:
         with socket.socket(fileno=os.dup(int(entry.name))) as each:
             if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
                 info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
-                total += int(struct.unpack_from("Q", info, TCP_BYTES_SENT)[0])
+                sent, again = struct.unpack_from("QQ", info, TCP_BYTES_SENT)
+                total += int(sent - again)
     return total
 
 

@@ -167,7 +167,8 @@ def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path: Path) -> None:
         assert_close(found[name], *plain_onebit(), most=1e-5)
         sent = found[name].record["bytes_moved"]
         half = found[name].record["state_bytes"]["measured"][0]["gradients"]  # a step's all-reduce of one rank of two
-        assert sent["weight_gradients"] == half  # of two ranks, in two of four steps
+        # In two of four steps; in the others two ranks tell each other at most whether their gradients are finite.
+        assert sent["weight_gradients"] == pytest.approx(half, abs=4)
         assert 0 < sent["optimizer_states"] < half / 2 / 15
     plain = plain_result(zero_model.model, replicas=2, count=2, by_replica=True, optimizer=adam8bit)
     assert_close(found["blocks"], *plain, most=1e-6)
