@@ -170,10 +170,8 @@ class Checkpoints(Callback):
         step = trainer.global_step
         if step in self._files:
             return
-        path, strategy = self._directory / checkpoint_name(step), _strategy(trainer)
-        with strategy.patient(self._config.timeout_seconds):
-            if strategy.engine is not None:
-                strategy.engine.compare_copies()  # one of them is saved, and a wrong one would be loaded by all ranks
+        path = self._directory / checkpoint_name(step)
+        with _strategy(trainer).patient(self._config.timeout_seconds):
             self._save_as(trainer, path, step)
         self._saved_at, self._is_asked = time.monotonic(), False
         self._saved()
