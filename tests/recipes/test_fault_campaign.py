@@ -196,10 +196,12 @@ def _campaign(out: Path, *words: str, seconds: float) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
 
 
+@pytest.mark.full
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_few_faults(tmp_path: Path) -> None:
     kinds = ("SIGKILL of a rank", "SIGKILL of the command", "TERM to the command", "power", "checkpoint")
-    done = _campaign(tmp_path, "--faults", "4", "--layouts", "1f1b", "--kinds", *kinds, seconds=250)
+    done = _campaign(tmp_path, "--faults", "4", "--layouts", "1f1b", "--kinds", *kinds, seconds=550)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "table.md").exists()
     assert list((tmp_path / "chains").iterdir()) == [], "chains without findings are removed"
