@@ -37,6 +37,30 @@ def _default(path: str, needed: object, why: str, fix: str = "") -> Row[OrderFac
     return Row(path, breaks, f"must be {shown} with schedule={{order.name}}", why, fix=fix or f"{path}={shown}")
 
 
+def _no_prediction(why: str) -> Row[OrderFacts]:
+    """The rule that weights are not predicted."""
+    return Row(
+        "weight_prediction",
+        lambda f: kind_asked(f.config, f.order.name) is not None,
+        "must be none with schedule={order.name}",
+        why,
+        fix="weight_prediction=none",
+        value=lambda f: f.config.weight_prediction.name,
+    )
+
+
+def _no_masters(why: str) -> Row[OrderFacts]:
+    """The rule that weights are kept in fp32, not as rounded copies of fp32 masters."""
+    return Row(
+        "precision",
+        lambda f: PRECISIONS[f.config.precision.name].master_weights,
+        "must keep weights in fp32 with schedule={order.name}",
+        why,
+        fix="precision=bf16_mixed",
+        value=lambda f: f.config.precision.name,
+    )
+
+
 _BY_ITSELF = "Each stage is updated by itself, at a moment when the other stages are at other steps"
 
 
@@ -100,22 +124,8 @@ AVERAGED: Table[OrderFacts] = Table(
         _default("schedule.post_validation", False, "A step would be taken back with its average"),
         _default("offload.delay_from", None, "The average would be of other steps than the weights"),
         _default("compression.name", "none", "A compressor keeps one error for each weight, not one per pipeline"),
-        Row(
-            "weight_prediction",
-            lambda f: kind_asked(f.config, f.order.name) is not None,
-            "must be none with schedule={order.name}",
-            "The optimizer's states are those of several pipelines, which lead to several predictions",
-            fix="weight_prediction=none",
-            value=lambda f: f.config.weight_prediction.name,
-        ),
-        Row(
-            "precision",
-            lambda f: PRECISIONS[f.config.precision.name].master_weights,
-            "must keep weights in fp32 with schedule={order.name}",
-            "The weights that are averaged would be rounded copies of fp32 masters",
-            fix="precision=bf16_mixed",
-            value=lambda f: f.config.precision.name,
-        ),
+        _no_prediction("The optimizer's states are those of several pipelines, which lead to several predictions"),
+        _no_masters("The weights that are averaged would be rounded copies of fp32 masters"),
         Row(
             "optimizer",
             _steps_as_a_whole,
@@ -134,22 +144,8 @@ WAVES: Table[OrderFacts] = Table(
     (
         _default("compression.name", "none", "Replicas exchange changes of weights, and no gradients"),
         _default("offload.delay_from", None, "A step's changes would be those of the step before"),
-        Row(
-            "weight_prediction",
-            lambda f: kind_asked(f.config, f.order.name) is not None,
-            "must be none with schedule={order.name}",
-            "The optimizer's states do not say how the other workers will move a weight",
-            fix="weight_prediction=none",
-            value=lambda f: f.config.weight_prediction.name,
-        ),
-        Row(
-            "precision",
-            lambda f: PRECISIONS[f.config.precision.name].master_weights,
-            "must keep weights in fp32 with schedule={order.name}",
-            "Small changes are lost when weights are rounded to 16 bits, and their fp32 masters are not exchanged",
-            fix="precision=bf16_mixed",
-            value=lambda f: f.config.precision.name,
-        ),
+        _no_prediction("The optimizer's states do not say how the other workers will move a weight"),
+        _no_masters("Small changes are lost when weights are rounded to 16 bits, and fp32 masters are not exchanged"),
     ),
     applies=lambda f: f.order.exchanges_waves,
 )
