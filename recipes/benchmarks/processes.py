@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from runner.launch.local.allocator import KEEP_FREED_MEMORY
+from runner.launch.rank import leave
 
 __all__ = ["run_ranks"]
 
@@ -44,3 +45,4 @@ def _rank(rank: int, world_size: int, folder: Path, function: Callable[..., Any]
         (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
+    leave(0)

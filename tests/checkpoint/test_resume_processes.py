@@ -52,14 +52,9 @@ def test_every_layout_goes_on_in_new_processes(layout: str, tmp_path: Path) -> N
     goes_on(layout, tmp_path, CUTS[1:4:2] if layout == "1f1b" else (9,))
 
 
-KNOWN = pytest.mark.xfail(reason="a resume of K-FAC in bubbles gives other losses from the next step on", strict=True)
-
-
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "layout", [pytest.param(layout, marks=[KNOWN] if layout == "pipefisher" else []) for layout in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_goes_on_from_five_cuts(layout: str, tmp_path: Path) -> None:
     goes_on(layout, tmp_path, CUTS)
 

@@ -43,6 +43,15 @@ def test_plain_values_are_the_same_afterwards(value: object) -> None:
     assert repr(unpacked(packed(value))) == repr(value)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 0, 2), (2, 1, 0)])
+def test_a_tensor_lies_in_memory_as_before(order: tuple[int, ...]) -> None:
+    """A product of matrices is rounded by it: a resumed run's must be the unbroken run's."""
+    stored = torch.randn(2, 3, 4).permute(order)
+    got = unpacked(packed([stored]))[0]
+    assert torch.equal(got, stored)
+    assert got.stride() == stored.stride()
+
+
 @pytest.mark.parametrize(
     "tensor",
     [

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 NO_PACKAGE_HELPS = (
+    "no CUDA device",
     "this is no git checkout",
     "no file system can be mounted here",
     "needs root, for the nodes' namespaces",

@@ -26,7 +26,7 @@ def packed(value: Any) -> Tensor:
 
     Args:
         value: tensors, and containers of tensors and of plain values. Each tensor is sent without the rest of its
-            storage.
+            storage; the order of its axes in memory stays, because products of matrices are rounded by it.
 
     Raises:
         TypeError: it holds something else.
@@ -36,7 +36,10 @@ def packed(value: Any) -> Tensor:
     except TypeError as error:
         said = str(error).replace("between layers", "between ranks").replace("string keys", "keys of text or numbers")
         raise TypeError(said) from None
-    kinds = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in tensors]
+    orders = [_axes_in_memory(tensor) for tensor in tensors]
+    tensors = [tensor.permute(order) for tensor, order in zip(tensors, orders, strict=True)]
+    names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    kinds = [(name, list(each.shape), order) for name, each, order in zip(names, tensors, orders, strict=True)]
     head = json.dumps([kinds, structure]).encode()
     parts = [len(head).to_bytes(_LENGTH_BYTES, "little") + head]
     plain = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts]
@@ -49,10 +52,11 @@ def unpacked(data: Tensor) -> Any:
     at = _LENGTH_BYTES + length
     kinds, structure = json.loads(data[_LENGTH_BYTES:at].numpy().tobytes())
     tensors = []
-    for name, shape in kinds:
+    for name, shape, order in kinds:
         dtype: torch.dtype = getattr(torch, name)
         count = math.prod(shape) * dtype.itemsize
-        tensors.append(data[at : at + count].clone().view(dtype).view(shape))
+        stored = data[at : at + count].clone().view(dtype).view(shape)
+        tensors.append(stored.permute(sorted(range(len(order)), key=order.__getitem__)))
         at += count
     return unflatten(tensors, structure)
 
@@ -93,6 +97,11 @@ def _padded(value: Any) -> tuple[Tensor, list[int]]:
     dist.all_gather(lengths, _on_device(torch.tensor([data.numel()])))
     counts = [int(length) for length in lengths]
     return _on_device(torch.nn.functional.pad(data, (0, max(counts) - data.numel()))), counts
+
+
+def _axes_in_memory(tensor: Tensor) -> list[int]:
+    """The axes of a tensor from that with the longest stride to that with the shortest one."""
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

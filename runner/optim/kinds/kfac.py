@@ -244,9 +244,13 @@ class Factor:
         self.rows += len(values)
 
     def inverse(self, damping: float) -> Tensor:
-        """The inverse of the damped mean, which overwrites the sum."""
+        """The inverse of the damped mean, which overwrites the sum.
+
+        LAPACK's is stored by columns. A product with it would be rounded in another way than with one from a
+        checkpoint, which is stored by rows.
+        """
         self.total.div_(self.rows).diagonal().add_(damping**0.5)
-        return torch.cholesky_inverse(torch.linalg.cholesky(self.total))
+        return torch.cholesky_inverse(torch.linalg.cholesky(self.total)).contiguous()
 
 
 class Factors:
