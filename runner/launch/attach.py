@@ -37,6 +37,7 @@ from runner.launch.run.lock import Incarnation, InUseError, alone_in, take_direc
 from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import compile_operators, prepare, write_request
 from runner.launch.run.restart import failures_before, go_on, has_begun
+from runner.launch.run.same_stages import with_stages_before
 from runner.launch.slurm.requeue import requeue
 from runner.launch.slurm.step import Step
 from runner.record import RunRecord, Status, finish_failed
@@ -218,6 +219,7 @@ class _Beginning:
             return go_on(config, Path(config.run_dir), command=self.command)[0]
         plan = prepare(config, place_is_made=self.place_is_made)
         config = take_directory(config, self.command, self.held, incarnation)
+        plan = with_stages_before(config, plan)
         write_request(config, plan, Path(str(config.run_dir)), command=self.command)
         return config
 

@@ -23,6 +23,7 @@ from runner.launch.run.lock import InUseError, alone_in
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, prepare
 from runner.launch.run.restart import from_newest, go_on, has_begun
 from runner.launch.run.resume import with_checkpoint
+from runner.launch.run.same_stages import with_stages_before
 from runner.launch.run.start import run_in
 from runner.noise import hide_noise
 from runner.record import RunRecord, finish_failed
@@ -55,6 +56,7 @@ def _run(job_dir: Path, record: RunRecord, entry: str, ended: contextlib.ExitSta
         else:
             plan = prepare(config, place_is_made=True)
             config = with_checkpoint(config)
+            plan = with_stages_before(config, plan)
     except InUseError as error:  # the record belongs to the command that works there
         logger.error("%s", error)
         return error.exit_status

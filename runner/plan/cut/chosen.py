@@ -9,7 +9,15 @@ from pathlib import Path
 from runner.config.schema import PartitionConfig, RunConfig
 from runner.plan.cut.partition import Partition
 
-__all__ = ["AUTO", "FIXED", "PARTITION_FILE", "partition_to_json", "with_chosen_partition", "with_partition"]
+__all__ = [
+    "AUTO",
+    "FIXED",
+    "PARTITION_FILE",
+    "partition_to_json",
+    "read_partition",
+    "with_chosen_partition",
+    "with_partition",
+]
 
 AUTO = "auto"
 FIXED = ("uniform", "manual")
@@ -31,8 +39,13 @@ def with_chosen_partition(config: RunConfig, run_dir: Path) -> RunConfig:
     """The request with the boundaries that were written when the run was planned."""
     if config.partition.name in FIXED:
         return config
+    return with_partition(config, read_partition(run_dir))
+
+
+def read_partition(run_dir: Path) -> Partition:
+    """The partition that a run's plan chose. Raises FileNotFoundError if the request itself says it."""
     stored = json.loads((run_dir / PARTITION_FILE).read_text(encoding="utf-8"))
-    return with_partition(config, tuple((first, last) for first, last in stored))
+    return tuple((first, last) for first, last in stored)
 
 
 def partition_to_json(layers: Partition) -> str:
