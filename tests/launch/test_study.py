@@ -159,7 +159,7 @@ def test_the_words_of_a_pruner() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_pruned_trial_is_a_job_that_ended_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real runs: one trial's rate is far too large, and its job ends at its first validation if it is the last."""
     monkeypatch.chdir(tmp_path)

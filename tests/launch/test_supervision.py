@@ -146,6 +146,7 @@ def _group(pid: int, number: signal.Signals) -> None:
         os.kill(int(each), number)
 
 
+@pytest.mark.full
 def test_a_suspended_machine_that_goes_on_ends_no_run() -> None:
     """All processes stop for longer than a step may take, and continue."""
     root = str(Path(supervision.__file__).parents[3])

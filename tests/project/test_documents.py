@@ -23,7 +23,6 @@ from runner.plan.requested_schedule import resolve_request
 ALL = [block for page in PAGES for block in blocks(page)]
 SHORT = {
     ("docs/lightning.md", "The pipeline from your own script"),
-    ("docs/configuration.md", "Options and recipes of your own"),
 }
 STORIES = [
     pytest.param(page, section, marks=[pytest.mark.slow, *([] if (page, section) in SHORT else [pytest.mark.full])])

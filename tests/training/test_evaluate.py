@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import user_code
 import user_lightning
 import user_metrics
 import warm
+from covering import sampled
 from safetensors.torch import load_file
 from user_project import environment, make_directory, record, train
 
@@ -65,7 +67,19 @@ LAYOUTS = {
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    made = make_directory(tmp_path)
+    return _made(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a run, to be copied."""
+    made = _made(tmp_path_factory.mktemp("trained"))
+    trained(made)
+    return made
+
+
+def _made(place: Path) -> Path:
+    made = make_directory(place)
     for name, module in (("figures", user_metrics), ("own", user_lightning)):
         (made / f"{name}.py").write_text(Path(str(module.__file__)).read_text(encoding="utf-8"), encoding="utf-8")
     (made / "sets.py").write_text(SETS, encoding="utf-8")
@@ -111,7 +125,7 @@ def plain(weights: dict[str, torch.Tensor], chosen: slice) -> tuple[torch.Tensor
         return model.eval()(inputs), targets
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, "both", "interleaved"))
 def test_predictions_are_a_plain_forward_of_the_exported_weights(directory: Path, layout: str) -> None:
     trained(directory, "parallelism.pipeline=2")
     done = command(directory, "export", "run", "model.safetensors")
@@ -204,8 +218,8 @@ def test_a_lightning_module_is_evaluated_by_its_own_steps_or_its_layers(director
         (("evaluate", "run", "metrics.wrong=figures:raising"), "metrics.wrong = figures:raising: must run on"),
     ],
 )
-def test_what_cannot_be_is_one_line(directory: Path, words: tuple[str, ...], told: str) -> None:
-    trained(directory)
+def test_what_cannot_be_is_one_line(trained_once: Path, tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    directory = Path(shutil.copytree(trained_once, tmp_path / "copy"))
     (directory / "mine.safetensors").write_text("none")
     done = command(directory, *words)
     assert done.returncode == 2, done.stderr

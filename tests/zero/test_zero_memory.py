@@ -82,7 +82,7 @@ def test_a_host_without_room_for_what_is_offloaded_is_refused() -> None:
     assert problem.path == "hardware.host_memory_bytes"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_live_and_moved_bytes_are_the_predicted_ones(tmp_path: Path) -> None:
     trained = train_all(tmp_path, {name: [*WIDE, *overrides] for name, overrides in RUNS.items()})
