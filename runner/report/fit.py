@@ -38,9 +38,10 @@ def fitted(
     rigid: Sequence[str],
     spare: Sequence[str],
 ) -> Fitted:
-    """The table for a terminal of ``width`` columns; it stays as it is if it has room there.
+    """The table for a terminal of ``width`` columns: overrides have short names; all else stays if it has room.
 
-    Else text is broken at words, then overrides get short names, then spare columns are left out, until it has room.
+    If not, text is broken at words, then spare columns are left out, until it has room. The names do not depend on the
+    room, because a table that changes in place would change them while its columns become wider.
 
     Args:
         header, rows: the whole table.
@@ -49,13 +50,10 @@ def fitted(
         spare: columns that may be left out, the last one first.
     """
     is_free = tuple(name not in rigid for name in header)
-    whole = [tuple(row) for row in rows]
-    if _needed(header, whole, [False] * len(header)) <= width:
-        return Fitted(tuple(header), tuple(whole), is_free)
-    folded = [name if free else name.replace(" ", "\n") for name, free in zip(header, is_free, strict=True)]
-    if _needed(folded, whole, is_free) <= width:
-        return Fitted(tuple(folded), tuple(whole), is_free)
     short = [_shortened(row, is_free, names) for row, names in zip(rows, _names(rows, is_free), strict=True)]
+    if _needed(header, short, [False] * len(header)) <= width:
+        return Fitted(tuple(header), tuple(short), is_free)
+    folded = [name if free else name.replace(" ", "\n") for name, free in zip(header, is_free, strict=True)]
     columns, left_out = dict(enumerate(folded)), list[str]()
     for name in reversed(spare):
         if _needed([*columns.values()], _of(short, columns), [is_free[at] for at in columns]) <= width:

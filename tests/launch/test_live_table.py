@@ -52,9 +52,21 @@ def test_only_log_lines_and_the_last_table_stay(count: int, tmp_path: Path, log:
             write_jobs(tmp_path, number, count)
             log.info("job %d begins", number)
             console.print(end="")  # draws the table, as its timer does
-            assert any("optimizer.lr=" in line for line in terminal.lines())
+            assert any(" lr=" in line for line in terminal.lines())
     log.info("ended")
     assert [line for line in terminal.lines() if line] == [*(f"job {number} begins" for number in range(3)), "ended"]
+
+
+def test_names_stay_as_they_are_while_columns_become_wider(tmp_path: Path) -> None:
+    write_jobs(tmp_path, 0, 3)
+    shown = []
+    for metrics in ({}, {f"val_a_long_name_{number}": [[1, 0.5]] for number in range(3)}):
+        extras = {"overrides": ["optimizer.lr=0"], **metrics}
+        RunRecord(status="ok", loss=[1.0], extras=extras).save(tmp_path / "0")
+        terminal = Terminal(HEIGHT)
+        Console(file=terminal, width=80).print(part_of_table(read_report(tmp_path), HEIGHT))
+        shown.append([word for line in terminal.lines() for word in line.split() if "lr=" in word])
+    assert shown == [["lr=0", "lr=1", "lr=2"]] * 2
 
 
 def test_where_the_log_is_a_file_it_stays_one(tmp_path: Path, log: logging.Logger) -> None:
@@ -84,7 +96,7 @@ def test_the_end_says_what_can_be_done_next(tmp_path: Path, monkeypatch: pytest.
     terminal = Terminal(HEIGHT)
     show_table(tmp_path / "rates", Console(file=terminal, width=80))
     shown = terminal.lines()
-    assert any(line.split()[:3] == ["3", "*", "optimizer.lr=3"] for line in shown)
+    assert any(line.split()[:3] == ["3", "*", "lr=3"] for line in shown)
     assert "* lowest loss of the complete runs" in shown
     assert "report        runner report rates --sort loss" in shown
     assert "best weights  runner export rates best.safetensors --best loss" in shown

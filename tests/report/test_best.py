@@ -89,7 +89,7 @@ def test_values_go_with_their_runs(tmp_path: Path) -> None:
 def test_the_command_sorts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = write(tmp_path / "s")
     assert main(["report", str(place), "--sort", "val_loss"]) == 0
-    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "optimizer.lr=" in line]
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " lr=" in line]
     assert shown == ["4", "3", "1", "0", "2"]
 
 

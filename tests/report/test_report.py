@@ -194,7 +194,7 @@ def test_the_terminal_shows_narrow_tables_and_whole_reasons(sweep: Path) -> None
         console.print(runs_table(read_report(sweep)))
     text = shown.get()
     assert "1: rank 1 (stage 1, layers 4..7) died: SIGKILL" in text
-    assert any(line.split()[:3] == ["0", "optimizer.lr=0.1", "ok"] for line in text.splitlines())
+    assert any(line.split()[:3] == ["0", "lr=0.1", "ok"] for line in text.splitlines())
 
 
 def test_reading_a_report_imports_neither_torch_nor_matplotlib(sweep: Path) -> None:
