@@ -15,7 +15,7 @@ from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
 from runner.launch.run.directory import run_directory_problems, taken_directory
-from runner.launch.run.prepare import callable_problems
+from runner.launch.run.prepare import PLANNING, callable_problems
 from runner.launch.run.resume import AUTO, with_checkpoint
 from runner.plan.requested_schedule import resolve_request
 
@@ -42,13 +42,22 @@ def run(arguments: Arguments) -> int:
     if arguments.switch("multirun"):
         return _run_sweep(jobs_of(arguments), as_json=as_json, why=why)
     try:
-        plan = _plan(arguments.words, arguments)
+        plan = _shown_under_way(arguments)
     except RequestError as error:
         if as_json:
             print(json.dumps(_refused(error), indent=2))
         raise
     print(json.dumps(_document(plan, arguments.words, why), indent=2) if as_json else _text(plan, arguments.words, why))
     return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _shown_under_way(arguments: Arguments) -> RunPlan:
+    """The plan of one request; a terminal says meanwhile that it is being made."""
+    screen.under_way(PLANNING)
+    try:
+        return _plan(arguments.words, arguments)
+    finally:
+        screen.under_way("")
 
 
 def _print_rules(arguments: Arguments, *, as_json: bool) -> int:
