@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,21 +97,27 @@ def _load(config: RunConfig, *, cut: bool) -> LoadedModel:
 
 
 def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of the whole model's parameters and buffers by global name, found without allocating memory.
+    """Shapes of the whole model's parameters and buffers by global name.
 
-    None for a model whose code cannot run on fake tensors.
+    They are found without allocating memory. Only a model whose constructor cannot run on fake tensors (one that calls
+    ``item()``, for example) is made for a moment, as profiling does, too.
+
+    Returns:
+        the shapes, or None if the model cannot be made here at all.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            sources = load_model(config, cut=False).layers
-            state = build_stage(sources, 0, len(sources) - 1).global_state()
-            return {name: tuple(tensor.shape) for name, tensor in state.items()}
-    except RequestError:
-        raise
-    except Exception:  # a user's code may do anything that fake tensors cannot
-        return None
+    for mode in (FakeTensorMode(allow_non_fake_inputs=True), nullcontext()):
+        try:
+            with mode:
+                sources = load_model(config, cut=False).layers
+                state = build_stage(sources, 0, len(sources) - 1).global_state()
+                return {name: tuple(tensor.shape) for name, tensor in state.items()}
+        except RequestError:
+            raise
+        except Exception:  # a user's code may do anything that fake tensors cannot
+            continue
+    return None
 
 
 def _layers(made: Any, config: RunConfig, cut: bool) -> list[LayerSource]:

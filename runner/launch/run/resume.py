@@ -53,7 +53,7 @@ def with_checkpoint(config: RunConfig) -> RunConfig:
     path: Path | None = None
     try:
         with admitted(config.checkpoint.allow_pickle):
-            path = _newest(config) if config.resume == AUTO else _given(Path(config.resume))
+            path = _newest(config) if config.resume == AUTO else _given(Path(config.resume), config)
             if path is None:
                 return replace(config, resume=None)
             progress, weights = read_progress(path)
@@ -125,30 +125,44 @@ def _newest(config: RunConfig) -> Path | None:
     return path.absolute() if path is not None else None
 
 
-def _given(path: Path) -> Path:
+def _given(path: Path, config: RunConfig) -> Path:
     from runner.checkpoint.file import checkpoint_files, damage_of
     from runner.checkpoint.parts import has_parts
 
     if path.is_dir() and not has_parts(path):
-        fix = _newest_of([*checkpoint_files(path).values(), *checkpoint_files(path / CHECKPOINTS).values()])
-        why = "This is a directory" if fix else "This is a directory without a good checkpoint of a run"
-        raise_problems([Problem("resume", path, "must be auto or a checkpoint's file", why, fix)])
+        newest = _newest_of([*checkpoint_files(path).values(), *checkpoint_files(path / CHECKPOINTS).values()])
+        why = "This is a directory" if newest else "This is a directory without a good checkpoint of a run"
+        raise_problems([_refused(config, path, "must be auto or a checkpoint's file", why, newest)])
     damage = damage_of(path)
     if damage is not None:
-        fix = _newest_of([other for other in checkpoint_files(path.parent).values() if other != path])
-        raise_problems([Problem("resume", path, "must be auto or a good checkpoint's file", damage, fix)])
+        newest = _newest_of([other for other in checkpoint_files(path.parent).values() if other != path])
+        raise_problems([_refused(config, path, "must be auto or a good checkpoint's file", damage, newest)])
     return path.absolute()
 
 
-def _newest_of(paths: Sequence[Path]) -> str:
-    """The override that continues from the last good one of some checkpoints; empty if there is none."""
+def _refused(config: RunConfig, path: Path, rule: str, why: str, instead: Path | None) -> Problem:
+    """The refusal of ``path``, which advises the checkpoint ``instead`` where that is of this model."""
+    if instead is None:
+        return Problem("resume", path, rule, why)
+    from runner.training.resume import read_progress
+
+    misfits = _model_problems(config, read_progress(instead)[1], instead)
+    if misfits:
+        return Problem("resume", path, rule, f"{why}; {instead} is of another model: {misfits[0].why}")
+    return Problem("resume", path, rule, why, f"resume={instead}")
+
+
+def _newest_of(paths: Sequence[Path]) -> Path | None:
+    """The last good one of some checkpoints, or None."""
     from runner.checkpoint.file import CheckpointError, damage_of
+    from runner.training.resume import read_progress
 
     for path in reversed(paths):
-        with suppress(CheckpointError):  # one that calls what is not admitted
+        with suppress(CheckpointError):  # one that calls what is not admitted, or is no run's
             if damage_of(path) is None:
-                return f"resume={path}"
-    return ""
+                read_progress(path)
+                return path
+    return None
 
 
 def _fixed_problems(config: RunConfig, progress: Progress) -> Iterator[Problem]:
