@@ -37,6 +37,7 @@ from runner.training.callbacks import (
 from runner.training.checkpoints import Checkpoints
 from runner.training.data.loading import (
     close_loader,
+    few_samples_note,
     first_batch,
     resume_at,
     samples_of_step,
@@ -93,6 +94,8 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     seed_process(config.seed)
     parts = load_parts(config, run_dir, rank, validate=validate)
     config, strategy, module, loaders = parts.config, parts.strategy, parts.module, parts.loaders
+    if rank == 0 and (few := few_samples_note(loaders[0], config.data.batch_size)) is not None:
+        logger.warning("%s", few)
     resumed = _resumed(config, loaders[0])
     before = resumed.history if resumed is not None else History()
     module.val_losses = [list(pair) for pair in before.val_loss]

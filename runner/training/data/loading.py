@@ -32,6 +32,7 @@ __all__ = [
     "StepNumbers",
     "StepSampler",
     "close_loader",
+    "few_samples_note",
     "first_batch",
     "make_loader",
     "resume_at",
@@ -273,6 +274,14 @@ def steps_per_epoch(loader: DataLoader[Any]) -> int | None:
 def samples_per_epoch(loader: DataLoader[Any]) -> int | None:
     """Samples of the training dataset, or None if they have not been counted because it is iterable."""
     return loader.batch_sampler.length if isinstance(loader.batch_sampler, StepSampler) else None
+
+
+def few_samples_note(loader: DataLoader[Any], batch_size: int) -> str | None:
+    """A line if the training dataset has fewer samples than a step asks for, so that no step has as many."""
+    samples = samples_per_epoch(loader)
+    if samples is None or samples >= batch_size:
+        return None
+    return f"a step takes {samples} samples, because the training set has no more: data.batch_size is {batch_size}"
 
 
 def samples_of_step(loader: DataLoader[Any], batch_size: int, batch: int) -> int:

@@ -1,0 +1,20 @@
+"""A training set that is smaller than a step is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from runner.training.data.loading import StepSampler, few_samples_note
+
+
+@pytest.mark.parametrize(("samples", "told"), [(7, "a step takes 7 samples"), (8, None), (9, None)])
+def test_a_step_of_more_samples_than_there_are_is_told(samples: int, told: str | None) -> None:
+    sampler = StepSampler(samples, 8, data=1, replica=0, shuffle=False, seed=0)
+    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(samples)), batch_sampler=sampler)
+    note = few_samples_note(loader, 8)
+    assert (note is None) == (told is None)
+    assert told is None or told in str(note)
