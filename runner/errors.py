@@ -138,20 +138,21 @@ def raise_problems(problems: Iterable[Problem]) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """The known name of which ``name`` is a slip of the keyboard; None if there is none, or more than one.
 
-    A slip leaves out, adds or changes a letter, or exchanges two neighbours; one is admitted for every four letters.
+    A slip leaves out, adds or changes a letter, or exchanges two neighbours; one is admitted for every four letters of
+    the longer name.
     Names that merely look alike (``max_epochs`` and ``max_steps``) mean different things, and so do short names of
     which one letter differs (``gpu`` and ``cpu``), and so do ``min`` and ``max``. Case and dashes do not count.
     """
-    most = max(1, len(name) // _LETTERS_PER_SLIP)
-    change = 1 if len(name) >= _LETTERS_PER_SLIP else most + 1
+    change = 1 if len(name) >= _LETTERS_PER_SLIP else len(name) + 1
     opposite = {"min": "max", "max": "min"}
     meant = _plain(name)
     other = "_".join(opposite.get(word, word) for word in meant.split("_"))
-    like = [each for each in known if abs(len(each) - len(name)) <= most and (_plain(each) != other or other == meant)]
+    like = [each for each in known if _plain(each) != other or other == meant]
     slips = {each: _slips(_plain(name), _plain(each), change) for each in like}
-    fewest = min(slips.values(), default=most + 1)
-    near = [each for each, count in slips.items() if count == fewest]
-    return near[0] if fewest <= most and len(near) == 1 else None
+    most = {each: max(1, max(len(name), len(each)) // _LETTERS_PER_SLIP) for each in like}
+    near = {each: count for each, count in slips.items() if count <= most[each]}
+    nearest = [each for each, count in near.items() if count == min(near.values())]
+    return nearest[0] if len(nearest) == 1 else None
 
 
 def _plain(name: str) -> str:

@@ -38,8 +38,8 @@ def import_named(path: str, target: str, *, what: str = "function", fits: Callab
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         why = f"Importing {module_name} raised {type(error).__name__}: {error}"
-        file = module_name.removesuffix(".py")
-        fix = f"{path}={file}:{name}" if file != module_name and (Path.cwd() / f"{file}.py").is_file() else ""
+        meant = _meant_module(module_name, error)
+        fix = f"{path}={meant}:{name}" if meant is not None else ""
         raise RequestError([Problem(path, target, "must name a module that imports", why, fix)]) from error
     found = getattr(module, name, None)
     if not fits(found):
@@ -48,6 +48,17 @@ def import_named(path: str, target: str, *, what: str = "function", fits: Callab
         why = f"{module_name} has no {what} {name}"
         raise RequestError([Problem(path, target, f"must name a {what} of that module", why, fix)])
     return found
+
+
+def _meant_module(name: str, error: BaseException) -> str | None:
+    """The module of the working directory that was meant by ``name``, of which there is none."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    file = name.removesuffix(".py")
+    if file != name and Path(f"{file}.py").is_file():
+        return file
+    is_missing = error.name == name  # and not a module that this one imports
+    return did_you_mean(name, (path.stem for path in Path.cwd().glob("*.py"))) if is_missing else None
 
 
 def call_named(path: str, target: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

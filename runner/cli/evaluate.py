@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.arguments import Arguments
-from runner.errors import EXIT_OK, Problem, raise_problems
+from runner.errors import EXIT_OK, Problem, did_you_mean, raise_problems
 
 if TYPE_CHECKING:
     from runner.launch.evaluate import Evaluation, Found
@@ -84,8 +84,9 @@ def asked_for(arguments: Arguments, *, num_files: int, most_sets: int, usage: st
     named = arguments.value("set")
     sets = tuple(named.split(",")) if named else ()
     if [each for each in sets if each not in SETS] or len(sets) > most_sets:
-        count = "" if most_sets > 1 else "one "
-        problems.append(Problem("--set", named, f"must be {count}of {', '.join(SETS)}", fix="--set validation"))
+        rule = f"must be {'one or several' if most_sets > 1 else 'one'} of {', '.join(SETS)}"
+        meant = [each if each in SETS else did_you_mean(each, SETS) or SETS[0] for each in sets]
+        problems.append(Problem("--set", named, rule, fix=f"--set {','.join(meant[:most_sets])}"))
     raise_problems(problems)
     file = arguments.value("weights")
     which = chosen[0] if chosen and chosen[0] != "weights" else None

@@ -84,6 +84,7 @@ def test_what_means_another_thing_is_no_hint(asked: str, said: str, capsys: pyte
         ("max_epochs", ("max_steps",), None),
         ("gpu", ("cpu", "cuda"), None),
         ("adm", ("adam", "sgd"), "adam"),
+        ("partion", ("partition", "wait"), "partition"),  # two letters of nine, though of seven that were typed
         ("", ("a", "b"), None),
         ("any", (), None),
     ],

@@ -194,7 +194,10 @@ def test_a_lightning_module_is_evaluated_by_its_own_steps_or_its_layers(director
     [
         (("evaluate",), "RUN_DIR = null: must be a run's directory, and overrides KEY=VALUE."),
         (("evaluate", "nowhere"), "RUN_DIR = nowhere: must be a run's directory. There is no such directory."),
-        (("evaluate", "run", "--set", "tests"), "--set = tests: must be of validation, test, train."),
+        (
+            ("evaluate", "run", "--set", "tests"),
+            "--set = tests: must be one or several of validation, test, train. Try --set test.",
+        ),
         (("predict", "run", "a.npy", "--set", "test,train"), "--set = test,train: must be one of validation, test,"),
         (("evaluate", "run", "--best"), "--best = run: needs a best checkpoint."),
         (("evaluate", "run", "--best", "--last"), "flag = --last: must stand alone."),
