@@ -192,9 +192,10 @@ class OwnStep:
             made = self._step(batch, number) if self._is_numbered else self._step(batch)
         loss = scalar_loss(made)
         if loss is None:
-            shown = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+            shown = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
             rule = "must return its loss from training_step, a scalar mean over its samples, or a dict with it as loss"
-            raise RequestError([Problem("model.target", shown, rule)])
+            why = f"It returned {'None' if made is None else shown}"
+            raise RequestError([Problem("model.target", type(self._module).__name__, rule, why)])
         return loss
 
     @contextmanager

@@ -166,7 +166,7 @@ def test_its_optimizers_states_are_in_the_prediction(tmp_path: Path) -> None:
 REFUSED = [
     ("model.target=user_lightning:Manual", "must leave the optimization to Lightning. Manual.automatic_optimization"),
     ("model.target=user_lightning:Clips", "must not define Clips.configure_gradient_clipping, which is not called"),
-    ("model.target=user_lightning:ReturnsNothing", "model.target = NoneType: must return its loss from training_step"),
+    ("model.target=user_lightning:ReturnsNothing", "ReturnsNothing: must return its loss from training_step"),
     ("model.target=user_lightning:TwoOptimizers", "must return one optimizer from configure_optimizers. It returned 2"),
     ("model.target=user_lightning:LineSearch", "must have an optimizer without a closure. LBFGS computes the loss"),
     ("loss=mse", "loss = mse: must be left out. Whole has its own, which it would replace. Try loss=auto."),
