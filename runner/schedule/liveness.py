@@ -9,6 +9,9 @@ action.
 In a program, messages bring boundary tensors and take them away. A schedule has no messages: there, a boundary tensor
 from another rank is alive from the forward or recomputation that uses it, and gradients that go from rank to rank are
 left out.
+
+The last message that leaves a rank is held until the next one starts, which is in the next window: so the actions begin
+with the last message of the window before.
 """
 
 from __future__ import annotations
@@ -109,6 +112,7 @@ class _Rank:
         self._rank = rank
         self._alive: dict[tuple[Kind, int, int | None], Action] = {}  # kind, stage, micro-batch -> action that began it
         self._leaving: dict[tuple[Kind, int], tuple[Kind, int, int | None]] = {}  # kind, lane -> the last message
+        self._first_leaving: Action | None = None
         self._left: dict[Action, Action] = {}  # fill -> the backward that left tensors to it
         self._filled: set[Action] = set()
 
@@ -143,7 +147,10 @@ class _Rank:
             self._begin_leaving(Kind.LEAVING_GRADIENT, action, action.stage)
 
     def end(self) -> None:
-        """Record everything that is still alive."""
+        """Record everything that is still alive, and what was alive at the start because it is still alive now."""
+        if self._leaving:
+            last = list(self._leaving.values())[-1]
+            self.found.append(Lifetime(self._rank, *last, None, self._first_leaving))
         for (kind, stage, microbatch), begins in self._alive.items():
             self.found.append(Lifetime(self._rank, kind, stage, microbatch, begins, None))
         for fill, begins in self._left.items():
@@ -228,7 +235,8 @@ class _Rank:
 
     def _begin_leaving(self, kind: Kind, action: Action, lane: int) -> None:
         """Begin the lifetime of a message on its way; the message before it on the same lane has left by now."""
-        before = self._leaving.get((kind, lane))
+        self._first_leaving = self._first_leaving or action
+        before = self._leaving.pop((kind, lane), None)  # the newest message is the last one of the dictionary
         if before is not None:
             self.found.append(Lifetime(self._rank, *before, self._alive.pop(before), action))
         self._leaving[kind, lane] = (kind, action.stage, action.microbatch)

@@ -88,17 +88,36 @@ def test_the_limit_is_kept_and_less_memory_never_takes_more(policy: str, pipelin
     limits_are_kept(policy, pipeline, 5)
 
 
-LOW = pytest.mark.xfail(reason="where gpipe receives, one boundary tensor more is alive than is predicted", strict=True)
+def test_the_last_message_of_a_step_is_there_until_the_next_one_leaves() -> None:
+    """Under gpipe that is after the peak of the next step, on every rank that has sent a gradient."""
+    programs = planned("none", 3, None, "gpipe").activations.stages
+    found, told = measured(programs, "gpipe")
+    assert all(0 <= each - expected <= SCALARS for each, expected in zip(found, told, strict=True))
+
+
+class _WideForward(nn.Module):
+    """Makes a large tensor in its forward alone, so that a rank's peak is in the forward before its backwards."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            middle = value.repeat(1, 32).mean()
+        return torch.tanh(value - middle)
+
+
+def _wide_forwards() -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(48, 48), _WideForward()) for _ in range(4)))
+
+
+def test_a_gradient_has_no_memory_before_its_own_forward_has_run() -> None:
+    """Under gpipe nothing is between the last forward of a rank and its own backward."""
+    whole = tuple((Segment(2 * rank, 2 * rank + 1),) for rank in range(2))
+    found, told = measured_and_predicted(_wide_forwards, nn.functional.mse_loss, points(SAMPLES), whole, "gpipe")
+    assert all(0 <= each - expected <= SCALARS for each, expected in zip(found, told, strict=True))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("pipeline", "schedule"),
-    [
-        *((pipeline, "1f1b") for pipeline in (1, 2, 4)),
-        (1, "gpipe"),
-        *(pytest.param(pipeline, "gpipe", marks=LOW) for pipeline in (2, 4)),
-    ],
+    ("pipeline", "schedule"), [(pipeline, schedule) for pipeline in (1, 2, 4) for schedule in ("1f1b", "gpipe")]
 )
 @pytest.mark.parametrize("policy", ["rotor", "auto"])
 def test_the_limit_is_kept_at_twenty_limits(policy: str, pipeline: int, schedule: str) -> None:

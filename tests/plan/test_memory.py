@@ -44,18 +44,17 @@ def test_two_stages_of_1f1b() -> None:
     # Rank 0 in B0: two micro-batches of 30 and the backward's 12; the inputs of two micro-batches are 2 x 7, the
     # gradient received is 10, and so is that of B1, whose receive is posted before B0 starts.
     assert first == MemoryParts(weights=40, gradients=40, optimizer=80, activations=72, buffers=14 + 20)
-    # Rank 1 in B1: one micro-batch, its backward's 10 + 12; held are its input and the gradient of B0's on its way,
-    # and the targets, 2 x 3.
-    assert last == MemoryParts(weights=40, gradients=40, optimizer=80, activations=52, buffers=6 + 20)
+    # Rank 1 in B0: one micro-batch, its backward's 10 + 12; held are its input, that of F1, whose receive is posted
+    # before B0 starts, the gradient that the step before has sent last, and the targets, 2 x 3.
+    assert last == MemoryParts(weights=40, gradients=40, optimizer=80, activations=52, buffers=6 + 30)
 
 
 @pytest.mark.parametrize("microbatches", [2, 7])
 def test_a_middle_stage_holds_no_batch_and_sends_one_gradient_while_it_makes_the_next(microbatches: int) -> None:
     (_, middle, _) = predicted("naive", 3, microbatches, model([layer()] * 3)).parts
-    # In B1: what it saved and the backward's 12; held are its input, the gradient received, the gradient of B0's input,
-    # whose message may still be on its way, and, where one comes, the next input, whose receive is posted before.
-    held = 30 if microbatches == 2 else 40
-    assert middle == MemoryParts(weights=40, gradients=40, optimizer=80, activations=42, buffers=held)
+    # In B0: what it saved and the backward's 12; held are its input, the gradient received, the gradient that the step
+    # before has sent last, whose message may still be on its way, and the next input, whose receive is posted before.
+    assert middle == MemoryParts(weights=40, gradients=40, optimizer=80, activations=42, buffers=40)
 
 
 def test_the_optimizer_step_counts_its_temporaries_and_no_activation() -> None:

@@ -34,6 +34,16 @@ def test_a_program_of_two_stages() -> None:
         "input 1/0: 1RECV_F0<0..1I0",
         "input gradient 1/0: 1I0..1SEND_B0>0",
         "deferred 1/0: 1I0..1W0",
+        "leaving gradient 1/0: None..1SEND_B0>0",  # that of the window before
+        "leaving gradient 1/0: 1SEND_B0>0..None",
+    ]
+
+
+def test_only_the_last_message_of_the_window_before_is_still_there() -> None:
+    program = lower(schedule_of("0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0"))
+    assert written(program, 1, Kind.LEAVING_GRADIENT) == [
+        "leaving gradient 1/1: 1SEND_B1>0..1SEND_B0>0",
+        "leaving gradient 1/0: None..1SEND_B1>0",
         "leaving gradient 1/0: 1SEND_B0>0..None",
     ]
 

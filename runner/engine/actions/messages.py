@@ -92,15 +92,21 @@ class Messages:
             self._posted.add(action)
 
     def may_post(self, action: Action) -> bool:
-        """Whether an action may receive early: its shapes are known, and no tensor must leave first to make room."""
+        """Whether an action may receive early: its shapes are known, and no tensor must leave first to make room.
+
+        A gradient is received after its own forward: it cannot come sooner, and its memory would lie there unused.
+        """
         window = self._rank.window_of(action)
         stage, microbatch = action.stage, number_of(action)
         if not window.size(microbatch):
             return True
         if action.payload is Payload.STASH and stage in self._rank.stages:
             return False  # another micro-batch leaves before this one is back
-        known = self._gradient_specs if action.payload is Payload.GRADIENT else self._specs
-        return (stage, self._peer(action), *window.key(microbatch)) in known
+        key = (stage, self._peer(action), *window.key(microbatch))
+        if action.payload is not Payload.GRADIENT:
+            return key in self._specs
+        made = self._rank.recomputes_elsewhere(window, stage) or self._rank.buffers.has("graph", stage, microbatch)
+        return made and key in self._gradient_specs
 
     def was_posted(self, action: Action) -> bool:
         """Whether a receive was posted before its turn; the note of this is removed."""

@@ -54,10 +54,11 @@ class RankWalk:
             for changes, num_bytes in zip((activations, buffers), self._bytes(each), strict=True):
                 if num_bytes:
                     changes[each.begins] += num_bytes
-                    changes[each.ends] -= num_bytes
+                    if each.ends is not None:
+                        changes[each.ends] -= num_bytes
             if each.fill is not None and self._bytes(each)[0]:
                 left[each.begins].add(each.fill)
-        peak, alive, held = (0, 0, 0), 0, 0
+        peak, alive, held = (0, 0, 0), activations[None], buffers[None]
         for action in self._as_posted(actions):
             if action.op in COMPUTE or action.op is Op.STEP:
                 step = self._step_bytes if action.op is Op.STEP else 0
@@ -100,7 +101,7 @@ class RankWalk:
     ) -> Iterator[int]:
         """Yield the indices of receives, from ``start`` to the next compute, that can be posted early.
 
-        The shape of a gradient is known when its forward has run.
+        A gradient is received after its own forward.
         """
         for index in range(start, len(actions)):
             action = actions[index]
