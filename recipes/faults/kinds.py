@@ -120,18 +120,22 @@ _PREEMPTING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def _stopped(number: int, then: int = 0) -> Kind:
-    """A signal to the command, alone or followed by another one."""
-    exit_status = 75 if number in _PREEMPTING else 130
-    name = _NAMES[signal.Signals(number)]
+    """A signal to the command, alone or followed by another one.
+
+    Of two, a busy machine may deliver both before the command acts on one, and it may name either.
+    """
+    names = [_NAMES[signal.Signals(each)] for each in (number, then) if each]
+    exits = tuple(75 if each in _PREEMPTING else 130 for each in (number, then) if each)
+    name = names[0]
     says = f"the command is told to stop by {name}"
     if then:
-        says += f", and again by {_NAMES[signal.Signals(then)]}, up to a second later"
+        says += f", and again by {names[1]}, up to a second later"
     return Kind(
-        f"{name}{f' then {_NAMES[signal.Signals(then)]}' if then else ''} to the command",
+        f"{' then '.join(names)} to the command",
         says,
         acts.signal_command(number),
         _of_run,
-        Answer((exit_status,), (f"stopped by SIG{name}",)),
+        Answer(exits, tuple(f"stopped by SIG{each}" for each in names)),
         may_go_on=True,
         meanwhile="second signal" if then else None,
         second=then,
