@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from runner.engine.engine import Engine, FinishedStep
@@ -79,6 +80,7 @@ class StepClock(Callback):
         self._log = log
         self._samples_of = samples_of
         self._mark = 0.0
+        self._row: tuple[int, dict[str, float]] = (0, {})  # a step, and what is logged of it
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start()
@@ -116,18 +118,29 @@ class StepClock(Callback):
         self.samples.append(self._samples_of(_batches(trainer) - 1))
         assert strategy.meter is not None
         self.figures.update(engine.timeline.steps, strategy.meter.peak_bytes)
-        pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"], batch_size=1)
-        pl_module.log("samples_per_second", self.samples[-1] / self.walls[-1], batch_size=1)
-        if self.figures.bubble is not None:
-            pl_module.log("bubble", self.figures.bubble, batch_size=1)
         finished = self._note(strategy.take_finished(), engine)
-        if finished is None:
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        row = {"lr": rate, "samples_per_second": self.samples[-1] / self.walls[-1], "bubble": self.figures.bubble}
+        if finished is not None:
+            row |= {"loss": finished.loss, "grad_norm": finished.grad_norm, "loss_scale": finished.loss_scale}
+        self._row = trainer.global_step, {name: value for name, value in row.items() if value is not None}
+        for name, value in self._row[1].items():
+            pl_module.log(name, value, batch_size=1)
+
+    def write_row(self, trainer: pl.Trainer) -> None:
+        """Write the figures of the last step to the loggers before Lightning does, which is after all callbacks.
+
+        A checkpoint of the step is written by a callback. A process that ended in between would leave a log without the
+        step, and a resumed run does not take it again.
+        """
+        step, row = self._row
+        if step != trainer.global_step or step % trainer.log_every_n_steps:
             return
-        pl_module.log("loss", finished.loss, batch_size=1)
-        if finished.grad_norm is not None:
-            pl_module.log("grad_norm", finished.grad_norm, batch_size=1)
-        if finished.loss_scale is not None:
-            pl_module.log("loss_scale", finished.loss_scale, batch_size=1)
+        # Lightning keeps what it logs in the format of tensors.
+        rounded = {name: torch.tensor(value, dtype=torch.get_default_dtype()).item() for name, value in row.items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(rounded | {"epoch": trainer.current_epoch}, step - 1)
+            logger.save()
 
     def settle(self, strategy: EngineStrategy) -> None:
         """Note the steps that are still under way, too. All ranks must call it after the same step."""

@@ -17,6 +17,7 @@ from runner.targets import import_target, with_environment
 
 __all__ = ["build_logger", "build_profiler", "note_identity"]
 
+_IN_EVERY_ROW = {"epoch"}
 IDENTITY = "logger_id"
 """Key in the record's extras: the identity that a logger's service gave the run."""
 
@@ -37,24 +38,39 @@ def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) ->
         case "tensorboard":
             if steps:
                 kwargs.setdefault("purge_step", steps + 1)
-            return _counting_from_one(TensorBoardLogger(str(run_dir), name="", version="tensorboard", **kwargs))
+            return _once_and_from_one(TensorBoardLogger(str(run_dir), name="", version="tensorboard", **kwargs))
         case "csv":
-            return _counting_from_one(_csv_logger(run_dir, rank, steps, kwargs))
+            return _once_and_from_one(_csv_logger(run_dir, rank, steps, kwargs))
     if rank != 0:
         return False  # a third-party logger may open a connection as soon as it is made
     make = import_target("logger.target", config.logger.target or "")
     made = make(**_identity(make, run_dir, kwargs), **kwargs)
     if not isinstance(made, Logger):
         raise TypeError(f"logger.target = {config.logger.target} is no Lightning logger")
-    return _counting_from_one(made)
+    return _once_and_from_one(made)
 
 
-def _counting_from_one(logger: Logger) -> Logger:
-    """The logger, with steps counted from 1 as everywhere else; Lightning's loop counts them from 0."""
+def _once_and_from_one(logger: Logger) -> Logger:
+    """The logger, with steps counted from 1 as everywhere else, and each figure of a step written once.
+
+    Lightning's loop counts steps from 0, and writes again what was written before a checkpoint.
+    """
     write = logger.log_metrics
+    newest: int | None = None
+    written: set[str] = set()
 
     def log_metrics(metrics: dict[str, float], step: int | None = None) -> None:
-        write(metrics, None if step is None else step + 1)
+        nonlocal newest
+        if step is None:
+            return write(metrics, None)
+        if step != newest:
+            newest = step
+            written.clear()
+        new = {name: value for name, value in metrics.items() if name not in written}
+        written.update(new.keys() - _IN_EVERY_ROW)
+        if new.keys() - _IN_EVERY_ROW:
+            write(new, step + 1)
+        return None
 
     logger.log_metrics = log_metrics  # type: ignore[method-assign]  # the instance alone
     return logger

@@ -216,6 +216,7 @@ def _checkpoints(
 ) -> Checkpoints:
     def progress_of(trainer: pl.Trainer) -> Progress:
         clock.settle(strategy)
+        clock.write_row(trainer)
         return Progress.of(
             trainer,
             config,
