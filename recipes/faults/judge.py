@@ -41,7 +41,8 @@ def complaints(ended: Ended, faults: Sequence[Fault]) -> Iterator[str]:
     """A line for everything that is not as it must be.
 
     Args:
-        faults: those that were injected while the command ran; the last one decides its end.
+        faults: those that were injected while the command ran, in order. A fault may come while the command ends
+            because of an earlier one, so that any of them may have decided its end.
     """
     if ended.status is None:
         yield "it did not end in time"
@@ -51,12 +52,12 @@ def complaints(ended: Ended, faults: Sequence[Fault]) -> Iterator[str]:
     yield from _lost_steps(ended)
     for fault in faults[:-1]:
         kind = KINDS[fault.kind]
-        if not _may_go_on(kind, ended):
+        if ended.status == 0 and not _may_go_on(kind, ended):
             yield f"it went on after {fault}"
-        elif not kind.may_go_on and kind.answer is not None and not _is_told(kind, ended.said):
+        elif ended.status == 0 and not kind.may_go_on and kind.answer is not None and not _is_told(kind, ended.said):
             yield f"nothing names the cause of {fault}, after which the ranks were started again"
     last = faults[-1] if faults else None
-    yield from _of_success(ended, last) if ended.status == 0 else _of_failure(ended, last)
+    yield from _of_success(ended, last) if ended.status == 0 else _of_failure(ended, faults)
 
 
 def _lost_steps(ended: Ended) -> Iterator[str]:
@@ -83,21 +84,23 @@ def _of_success(ended: Ended, last: Fault | None) -> Iterator[str]:
         yield f"status 0, but the record says {ended.record.get('status')} after {ended.record.get('steps')} steps"
 
 
-def _of_failure(ended: Ended, last: Fault | None) -> Iterator[str]:
-    if last is None:
+def _of_failure(ended: Ended, faults: Sequence[Fault]) -> Iterator[str]:
+    if not faults:
         yield f"status {ended.status} without a fault: {_last_line(ended.said)}"
         return
-    answer = KINDS[last.kind].answer
-    if answer is None:
-        yield f"status {ended.status} after {last}, which should harm nothing: {_last_line(ended.said)}"
+    kinds = [KINDS[fault.kind] for fault in faults if KINDS[fault.kind].answer is not None]
+    shown = ", ".join(map(str, faults))
+    if not kinds:
+        yield f"status {ended.status} after {shown}, which should harm nothing: {_last_line(ended.said)}"
         return
-    if ended.status not in answer.exits:
-        yield f"status {ended.status} after {last}, not {answer.exits[0]}: {_last_line(ended.said)}"
-    if not _is_told(KINDS[last.kind], f"{ended.said}{ended.record.get('reason')}"):
-        yield f"nothing names the cause of {last}: {_last_line(ended.said)}"
+    exits = {status for kind in kinds if kind.answer is not None for status in kind.answer.exits}
+    if ended.status not in exits:
+        yield f"status {ended.status} after {shown}, not {sorted(exits)}: {_last_line(ended.said)}"
+    if not any(_is_told(kind, f"{ended.said}{ended.record.get('reason')}") for kind in kinds):
+        yield f"nothing names the cause of {shown}: {_last_line(ended.said)}"
     expected = _STATUS.get(ended.status or 0)
-    if expected is not None and _has_record(last) and ended.record.get("status") != expected:
-        yield f"the record says {ended.record.get('status')} and not {expected} after {last}"
+    if expected is not None and all(map(_has_record, faults)) and ended.record.get("status") != expected:
+        yield f"the record says {ended.record.get('status')} and not {expected} after {shown}"
 
 
 def _has_record(fault: Fault) -> bool:

@@ -157,7 +157,9 @@ def _damaged(damage: Damage, file: str) -> Kind:
 
 
 _KILLED = Answer((-signal.SIGKILL,))
-_STUCK = Answer((1,), ("no progress", "took longer than", "timed out", "did not end", "did not reach"), 25.0)
+_STUCK = Answer(
+    (1,), ("no progress", "took longer than", "timed out", "did not end", "did not reach", "sent no message"), 25.0
+)
 
 KINDS = {
     kind.name: kind

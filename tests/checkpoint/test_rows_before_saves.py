@@ -30,7 +30,9 @@ def rows(run_dir: Path) -> list[tuple[str, str, str]]:
     return [(row["step"], row.get("loss", ""), row.get("val_loss", "")) for row in csv.DictReader(text.splitlines())]
 
 
-def test_a_checkpoints_step_is_in_the_log_as_soon_as_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoints_step_is_in_the_log_as_soon_as_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save, logged = pl.Trainer.save_checkpoint, {}
 
     def look(trainer: pl.Trainer, path: Path, *args: object, **more: object) -> None:

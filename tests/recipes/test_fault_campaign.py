@@ -97,6 +97,15 @@ def test_a_fault_that_is_answered_otherwise_is_a_finding() -> None:
     assert "the record says running" in next(complaints(unrecorded, [KILLED]))
 
 
+def test_any_of_several_faults_may_have_ended_the_command() -> None:
+    """A clock that jumps while a command stops because of a killed rank does not change how it ends."""
+    later = Fault("clock jumps ahead", 0, "phase save", 1)
+    killed = Ended(1, "rank 0 died: SIGKILL", {"status": "failed"}, 0, restarts=False)
+    assert list(complaints(killed, [KILLED, later])) == []
+    assert "should harm nothing" in next(complaints(killed, [later]))
+    assert "it went on after" in _complaints(KILLED, later)[0]
+
+
 def test_a_bound_is_that_of_nothing_found() -> None:
     assert bound(0) == 1.0
     assert (1 - bound(1000)) ** 1000 == pytest.approx(0.05)

@@ -112,3 +112,11 @@ def test_a_datamodule_without_validation_gives_its_collate_function() -> None:
     words, following = found.collate(sentences()[:3])
     assert words.shape == following.shape
     assert example_batch(config, 2, 0)[0].shape == (2, len(sentences()[0]["words"]))
+
+
+@pytest.mark.parametrize("length", [None, 12])
+def test_a_rank_without_data_draws_nothing_from_the_models_generator(length: int | None) -> None:
+    """One validation more or less would change the random state that is saved."""
+    before = torch.get_rng_state()
+    next(iter(loader(None, length)))
+    assert torch.equal(torch.get_rng_state(), before)

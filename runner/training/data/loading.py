@@ -221,7 +221,7 @@ def make_loader(
         )
         return TimedLoader(stream, batch_size=None, collate_fn=_as_it_is, **common)
     if length is None:
-        return TimedLoader(EmptySteps(), batch_size=None, collate_fn=_as_it_is)
+        return TimedLoader(EmptySteps(), batch_size=None, collate_fn=_as_it_is, generator=generator)
     sampler = StepSampler(
         length,
         batch_size,
@@ -233,7 +233,7 @@ def make_loader(
         drop_last=drop_last,
     )
     if dataset is None:
-        return TimedLoader(_NoSteps(length), batch_sampler=sampler, collate_fn=_as_it_is)
+        return TimedLoader(_NoSteps(length), batch_sampler=sampler, collate_fn=_as_it_is, generator=generator)
     steps = _Steps(dataset, batches, sample_seed)
     return TimedLoader(steps, batch_sampler=sampler, collate_fn=_as_it_is, **common)
 
