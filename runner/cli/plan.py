@@ -15,7 +15,7 @@ from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
 from runner.launch.run.directory import run_directory_problems, taken_directory
-from runner.launch.run.prepare import PLANNING, callable_problems
+from runner.launch.run.prepare import callable_problems
 from runner.launch.run.resume import AUTO, with_checkpoint
 from runner.plan.requested_schedule import resolve_request
 
@@ -53,7 +53,7 @@ def run(arguments: Arguments) -> int:
 
 def _shown_under_way(arguments: Arguments) -> RunPlan:
     """The plan of one request; a terminal says meanwhile that it is being made."""
-    screen.under_way(PLANNING)
+    screen.under_way(screen.PLANNING)
     try:
         return _plan(arguments.words, arguments)
     finally:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
 
-__all__ = ["under_way", "width", "wrapped", "wrapped_lines"]
+__all__ = ["PLANNING", "begins", "under_way", "width", "wrapped", "wrapped_lines"]
+
+PLANNING = "planning: profiling the model and predicting a step ..."
 
 
 def width() -> int:
@@ -32,6 +35,16 @@ def wrapped_lines(text: str) -> str:
     columns = width()
     indents = (" " * (len(line) - len(line.lstrip()) + 4) for line in text.splitlines())
     return "\n".join(wrapped(line, columns, indent) for line, indent in zip(text.splitlines(), indents, strict=True))
+
+
+def begins(what: str) -> None:
+    """Say on a terminal, in a line that stays, what this command does before it has anything else to say.
+
+    Of several ranks that torchrun has started, the first one speaks. Nothing is said where standard error is no
+    terminal: nobody waits there, and the answer to a wrong request stays one line.
+    """
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        print(what, file=sys.stderr, flush=True)
 
 
 def under_way(what: str) -> None:

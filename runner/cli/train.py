@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+from runner.cli import screen
 from runner.cli.arguments import Arguments
 from runner.cli.request import checked, jobs_of
 from runner.config.schema import RunConfig
@@ -37,6 +38,7 @@ def run(arguments: Arguments) -> int:
         return sweep(jobs, command=command, plugins=plugins)
     config = checked(arguments.words, arguments.problems)
     raise_problems(_of_sweeps(config))
+    screen.begins(screen.PLANNING)
     from runner.launch.run.start import train
 
     return train(config, command=command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from runner.cli import screen
 from runner.cli.arguments import Arguments
 from runner.cli.request import checked
 from runner.errors import EXIT_DIFFERENT, EXIT_OK, Problem
@@ -27,6 +28,7 @@ def run(arguments: Arguments) -> int:
     """
     steps, problems = _steps(arguments.value("steps"))
     config = checked(arguments.words, [*arguments.problems, *problems])
+    screen.begins(screen.PLANNING)
     from runner.launch.verify import verify
 
     found = verify(config, steps=steps)

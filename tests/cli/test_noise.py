@@ -31,5 +31,5 @@ def test_a_model_of_transformers_trains_in_silence(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     told = [re.split(r": | \d", line)[0] for line in done.stderr.splitlines()]
-    assert told == ["planning", "run directory", "predicted", "step", "step"]  # its training and its validation
+    assert told == ["run directory", "predicted", "step", "step"]  # its training and its validation
     assert not any(word in done.stdout for word in SPOKEN)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONFIG_FILE",
-    "PLANNING",
     "callable_problems",
     "check_elsewhere",
     "compile_operators",
@@ -40,7 +39,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
-PLANNING = "planning: profiling the model and predicting a step ..."
 
 
 def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
@@ -56,7 +54,6 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
         RequestError: the sections, the run directory or the plan have problems; the error contains all of them.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
-    logger.info("%s", PLANNING)  # before torch is imported, so that a terminal does not stay empty for seconds
     from runner.model.compiled import compile_problems
     from runner.model.device import device_memory_bytes, device_type
     from runner.plan.make import make_plan
