@@ -87,7 +87,11 @@ def parse(command: Command, line: Sequence[str]) -> Arguments:
     while rest:
         word = rest.popleft()
         if not word.startswith("-") or word == "-":
-            words.append(word)
+            name, equals, value = word.partition("=")
+            if equals and f"--{name}" in known:
+                problems.append(_flag_as_key(command, known[f"--{name}"], value))
+            else:
+                words.append(word)
             continue
         name, equals, inline = word.partition("=")
         flag = known.get(name)
@@ -137,6 +141,12 @@ def _key_as_flag(name: str, inline: str | None, rest: deque[str]) -> Problem | N
         rest.popleft()
     why = f"{fix.partition('=')[0] or key} is written without dashes, as KEY=VALUE"
     return Problem("flag", name, "there is no such flag", why, fix)
+
+
+def _flag_as_key(command: Command, flag: Flag, value: str) -> Problem:
+    """The problem of a flag that is written as a key; no key has the name of a flag."""
+    fix = f"{flag.name} {value}" if flag.value else flag.name
+    return Problem(flag.name.lstrip("-"), value, f"is a flag of `runner {command.name}`, and no key", fix=fix)
 
 
 def _accepted(word: str) -> str:

@@ -13,6 +13,8 @@ from runner.report.read import Report, Run, read_report
 
 __all__ = ["run"]
 
+_ENDING = ".safetensors"
+
 
 def run(arguments: Arguments) -> int:
     """Write the file.
@@ -26,6 +28,9 @@ def run(arguments: Arguments) -> int:
         asked = " ".join(arguments.words) or None
         rule = "must be a run's directory and the file to write"
         problems.append(Problem("RUN_DIR FILE", asked, rule, fix="runner export outputs/NAME/TIME model.safetensors"))
+    elif Path(arguments.words[1]).suffix != _ENDING:
+        file, why = Path(arguments.words[1]), "The file is of that format, which `torch.load` does not read"
+        problems.append(Problem("FILE", file, f"must end in {_ENDING}", why, f"{file.stem or 'model'}{_ENDING}"))
     raise_problems(problems)
     from runner.training.export import export
 

@@ -102,15 +102,21 @@ def _help(names: Sequence[str]) -> int:
     """Print the help of these commands, or of all where none is named."""
     from runner.cli.help import command_help, overview
 
-    texts = [command_help(_command(name), Path.cwd()) for name in names if name not in {*_HELP, "help"}]
+    texts = [command_help(_command(name, "help "), Path.cwd()) for name in names if name not in {*_HELP, "help"}]
     print("\n\n\n".join(texts) or overview())
     return EXIT_OK
 
 
-def _command(name: str) -> Command:
+def _command(name: str, before: str = "") -> Command:
+    """The command called ``name``.
+
+    Args:
+        name: what was typed.
+        before: what stood before it, for the advice.
+    """
     found = COMMANDS.get(name)
     if found is None:
-        raise RequestError([_no_command(name)])
+        raise RequestError([_no_command(name, before)])
     return found
 
 
@@ -121,12 +127,12 @@ def _runner(name: str) -> Callable[[Arguments], int]:
     return run
 
 
-def _no_command(name: str) -> Problem:
+def _no_command(name: str, before: str) -> Problem:
     near = did_you_mean(name, COMMANDS)
     why = f"The commands are {', '.join(COMMANDS)}"
-    if near is None and "=" in name:
+    if near is None and "=" in name and not before:
         near = f"train {name}"
-    return Problem("command", name, "there is no such command", why, f"runner {near}" if near else "")
+    return Problem("command", name, "there is no such command", why, f"runner {before}{near}" if near else "")
 
 
 def _explain(error: RunnerError) -> int:

@@ -63,7 +63,7 @@ def export(source: Path, file: Path, *, allow_pickle: Sequence[str] = ()) -> Exp
     """
     if file.is_dir() or not file.absolute().parent.is_dir():
         rule = "must be a file in a folder that exists"
-        raise RequestError([Problem("FILE", file, rule, fix=f"{file.name or 'model'}.safetensors")])
+        raise RequestError([Problem("FILE", file, rule, fix=f"{file.stem or 'model'}.safetensors")])
     try:
         with admitted(allow_pickle):
             found, step, weights = _weights(source)

@@ -81,12 +81,16 @@ def test_help_shows_the_options_of_the_working_directory(
     ("line", "told"),
     [
         (["trian"], "command = trian: there is no such command. The commands are train, plan, schedule, verify, evaluate, predict, report, export, doctor, completion. Try runner train."),
+        (["help", "trian"], "command = trian: there is no such command. The commands are train, plan, schedule, verify, evaluate, predict, report, export, doctor, completion. Try runner help train."),
         (["model=gpt"], "command = model=gpt: there is no such command. The commands are train, plan, schedule, verify, evaluate, predict, report, export, doctor, completion. Try runner train model=gpt."),
         (["verify", "model=gpt", "--steps", "none"], "--steps = none: must be a whole number, 1 or above. Try --steps 4."),
+        (["verify", "model=gpt", "steps=3"], "steps = 3: is a flag of `runner verify`, and no key. Try --steps 3."),
+        (["plan", "model=gpt", "json=true"], "json = true: is a flag of `runner plan`, and no key. Try --json."),
         (["verify", "model=gpt", "seed=-1"], "seed = -1: must lie in [0, 2^32)."),
         (["export", "a"], "RUN_DIR FILE = a: must be a run's directory and the file to write."),
-        (["export", "a", "b"], "RUN_DIR = a: must be a run's directory. There is no such directory."),
-        (["export", "a", "/nowhere/b"], "FILE = /nowhere/b: must be a file in a folder that exists."),
+        (["export", "a", "b.safetensors"], "RUN_DIR = a: must be a run's directory. There is no such directory."),
+        (["export", "a", "b.pt"], "FILE = b.pt: must end in .safetensors. The file is of that format, which `torch.load` does not"),
+        (["export", "a", "/nowhere/b.safetensors"], "FILE = /nowhere/b.safetensors: must be a file in a folder that exists. Try b.safetensors."),
         (["doctor", "model=gpt"], "word = model=gpt: is not understood. `runner doctor` takes no overrides."),
         (["train", "model=mlp", "resume=none.ckpt"], "resume = none.ckpt: must be auto or a good checkpoint's file. There is no such file."),
         (["schedule", "--jsn"], "flag = --jsn: there is no such flag. `runner schedule` has --cfg, --json, --csv, --svg, --trace, --list. Try --json."),
@@ -115,6 +119,11 @@ def test_a_wrong_request_is_told_on_standard_error(
     assert shown.err.startswith(told)
     assert shown.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_key_or_group_has_the_name_of_a_flag() -> None:
+    flags = {flag.name.lstrip("-") for command in COMMANDS.values() for flag in command.flags}
+    assert not flags & {*key_paths(), *groups()}
 
 
 def test_all_problems_of_flags_keys_and_rules_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,8 @@ def run_all(one: Sweep, jobs: Sequence[tuple[Job, Request]]) -> int:
     if one.array is not None:
         return _run_array(one, due, jobs)
     for at, (job, request) in enumerate(due):
-        logger.info("job %d, %d of %d to run: %s", job.number, at + 1, len(due), " ".join(job.overrides))
+        overrides = f": {' '.join(job.overrides)}" if job.overrides else ""
+        logger.info("job %d, %d of %d to run%s", job.number, at + 1, len(due), overrides)
         interrupted_by = _run(one, job, request)
         if interrupted_by is not None:
             return exit_status_of(interrupted_by)
