@@ -44,7 +44,7 @@ def test_a_log_and_the_ranks_after_the_first_say_nothing(monkeypatch: pytest.Mon
 def test_a_plan_is_announced_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Screen()
     monkeypatch.setattr(sys, "stderr", terminal)
-    assert main(["plan", "model=mlp", "run_dir=/proc/none"]) == 2
+    assert main(["plan", "model=mlp", "metrics.x=nowhere_at_all:f"]) == 2
     announced, _, refused = terminal.getvalue().partition("\r\x1b[2K" + PLANNING)
     assert announced == ""
-    assert refused.startswith("\r\x1b[2Krun_dir = /proc/none: ")
+    assert refused.startswith("\r\x1b[2Kmetrics.x = nowhere_at_all:f: ")

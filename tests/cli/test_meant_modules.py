@@ -10,7 +10,7 @@ from runner.errors import RequestError
 from runner.targets import import_target
 
 MEANT = [
-    ("mein:build", "Try model.target=mine:build."),
+    ("mien:build", "Try model.target=mine:build."),
     ("mine.py:build", "Try model.target=mine:build."),
     ("stranger:build", None),
     ("needs:build", None),  # it is there, and imports what is not
