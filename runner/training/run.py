@@ -101,7 +101,7 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     module.val_losses = [list(pair) for pair in before.val_loss]
     module.val_metrics = {name: [list(pair) for pair in pairs] for name, pairs in before.metrics.items()}
     log = StepLog(run_dir, resumed.step if resumed is not None else 0) if rank == 0 else None
-    figures = SharedFigures(parts.plan, rank, strategy.replica, store_of_ranks())
+    figures = SharedFigures(parts.plan, rank, store_of_ranks())
     samples_of = partial(samples_of_step, loaders[0], config.data.batch_size)
     clock = StepClock(log, samples_of, before, figures, _loading_of(loaders[0]))
     checkpoints = _checkpoints(config, run_dir, strategy, module, loaders, clock, resumed)

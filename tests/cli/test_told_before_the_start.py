@@ -12,8 +12,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from runner.cli.main import main
+from runner.config.compose.resolve import resolve
 from runner.errors import RequestError
 from runner.model.traced.operators import trace
+from runner.plan.layout.empty_microbatches import empty_microbatch_notes
 
 
 class Positions(nn.Module):
@@ -114,6 +116,14 @@ def test_verify_refuses_a_scheduler_before_it_trains(
     request = f"model.target={__name__}:Scheduled data.target={__name__}:points data.batch_size=8 device=cpu"
     assert main(["verify", *request.split()]) == 2
     assert "must return an optimizer alone from configure_optimizers to be verified" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"), [(4, []), (3, ["1 of them never gets one"]), (1, ["3 of them never get one"])]
+)
+def test_replicas_without_samples_are_noted(samples: int, said: list[str]) -> None:
+    notes = empty_microbatch_notes(resolve(["model=mlp", "parallelism.data=4", f"data.batch_size={samples}"]))
+    assert [note.partition(": ")[2] for note in notes] == said
 
 
 @pytest.mark.parametrize(("microbatches", "empty"), [(32, None), (64, 32)])

@@ -52,11 +52,11 @@ def test_the_last_step_of_an_epoch_counts_its_own_samples() -> None:
     assert [samples_of_step(loader, 8, batch) for batch in range(5)] == [8, 8, 4, 8, 8]
 
 
-def _plan(ranks: int) -> RunPlan:
-    return cast(
-        RunPlan,
-        SimpleNamespace(layout={"world_size": ranks}, schedule=SimpleNamespace(is_asynchronous=False, windows=1)),
-    )
+def _plan(ranks: int, *, replicas: bool = False) -> RunPlan:
+    """A plan of so many ranks: those of one pipeline, or a replica each."""
+    schedule = SimpleNamespace(is_asynchronous=False, windows=1)
+    topology = SimpleNamespace(coordinates=lambda rank: SimpleNamespace(data=rank if replicas else 0))
+    return cast(RunPlan, SimpleNamespace(layout={"world_size": ranks}, schedule=schedule, topology=topology))
 
 
 def _times(rank: int, steps: int) -> list[StepTimes]:
@@ -69,7 +69,7 @@ def _times(rank: int, steps: int) -> list[StepTimes]:
 
 def test_rank_0_knows_the_bubble_and_the_peak_of_all_ranks() -> None:
     store = HashStore()
-    first, second = (SharedFigures(_plan(2), rank, 0, store) for rank in range(2))
+    first, second = (SharedFigures(_plan(2), rank, store) for rank in range(2))
     first.update(_times(0, 1), 100)
     assert (first.bubble, first.peak_bytes) == (None, 100), "nobody has told anything yet"
     second.update(_times(1, 1), 300)
@@ -78,9 +78,18 @@ def test_rank_0_knows_the_bubble_and_the_peak_of_all_ranks() -> None:
     assert second.bubble is None
 
 
+def test_replicas_do_not_wait_for_one_another_in_the_bubble() -> None:
+    store = HashStore()
+    plan = _plan(2, replicas=True)
+    first, second = (SharedFigures(plan, rank, store) for rank in range(2))
+    second.update([StepTimes(0, first_compute=7.0, last_compute=8.0, compute=1.0, end=8.0)], 1)
+    first.update([StepTimes(0, first_compute=0.0, last_compute=1.0, compute=1.0, end=8.0)], 1)
+    assert first.bubble == 0.0
+
+
 def test_ranks_whose_steps_are_short_tell_seldom_and_of_the_same_steps() -> None:
     store = HashStore()
-    first, second = (SharedFigures(_plan(2), rank, 0, store) for rank in range(2))
+    first, second = (SharedFigures(_plan(2), rank, store) for rank in range(2))
     steps = [
         [
             StepTimes(at, first_compute=0.1 * at, last_compute=0.1 * at + 0.1, compute=0.05, end=0.1 * at)
@@ -99,7 +108,7 @@ def test_ranks_whose_steps_are_short_tell_seldom_and_of_the_same_steps() -> None
 
 
 def test_one_rank_has_no_bubble() -> None:
-    alone = SharedFigures(_plan(1), 0, 0, None)
+    alone = SharedFigures(_plan(1), 0, None)
     alone.update(_times(0, 3), 7)
     assert (alone.bubble, alone.peak_bytes) == (None, 7)
 

@@ -1,4 +1,4 @@
-"""A note about a request with more micro-batches than samples, which is right but seldom meant."""
+"""A note about a request with more micro-batches or replicas than samples, which is right but seldom meant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ __all__ = ["empty_microbatch_notes"]
 
 
 def empty_microbatch_notes(config: RunConfig) -> tuple[str, ...]:
-    """One line if some micro-batches never have a sample, although their actions run and their messages are sent."""
+    """One line if some replicas or micro-batches never have a sample, although they do all that others do."""
+    spare = config.parallelism.data - config.data.batch_size
+    if spare > 0:
+        shared = f"a step has {config.data.batch_size} samples for {config.parallelism.data} replicas"
+        return (f"{shared}: {spare} of them never {'get' if spare > 1 else 'gets'} one",)
     samples = split_sizes(config.data.batch_size, config.parallelism.data)[0]
     microbatches = config.schedule.computed_microbatches
     if microbatches <= samples:

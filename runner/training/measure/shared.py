@@ -34,7 +34,6 @@ class SharedFigures:
     Args:
         plan: the run's plan.
         rank: the rank of this process.
-        replica: its replica.
         store: see :func:`store_of_ranks`.
 
     Attributes:
@@ -42,12 +41,12 @@ class SharedFigures:
         peak_bytes: peak memory of the fullest rank on rank 0, on others their own.
     """
 
-    def __init__(self, plan: RunPlan, rank: int, replica: int, store: Store | None) -> None:
+    def __init__(self, plan: RunPlan, rank: int, store: Store | None) -> None:
         self.bubble: float | None = None
         self.peak_bytes = 0
         self._plan = plan
         self._rank = rank
-        self._replica = replica
+        self._replica = plan.topology.coordinates(rank).data  # the strategy does not know its rank yet
         self._store = store
         self._stride = 1
 
