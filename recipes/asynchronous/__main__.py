@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import matplotlib
 import torch
 
-from runner.recipes.asynchronous import delay, schedules
-from runner.recipes.asynchronous.model import entropy
+from runner.recipes.asynchronous import delay, figures, schedules
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
-_PICTURE = "![loss against the number of stages](loss_against_delay.svg)"
+_CURVES = "![training loss by samples](loss_by_samples.svg)"
+_HEADER = [
+    "schedule", "steps", "training loss", "validation loss", "against 1F1B", "copies of weights",
+    "steps late, by stage", "weights and copies, predicted", "between steps", "peak, predicted", "counted",
+]  # fmt: skip
 
 
 def main() -> None:
@@ -27,64 +31,71 @@ def main() -> None:
     parser.add_argument("what", choices=("delay", "schedules", "readme"))
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--samples", type=int, default=8, help="walks per step, for delay")
+    parser.add_argument("--more", action="store_true", help="keep the runs that are there already, and make the others")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    if given.what == "delay":
-        kept["delay"] = {"steps": given.steps, "samples": given.samples, "runs": _delays(given.steps, given.samples)}
-    if given.what == "schedules":
-        kept["schedules"] = {"steps": given.steps, "runs": _schedules(given.steps)}
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    kept: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    if given.what != "readme":
+        known = kept.get(given.what, {}).get("runs", []) if given.more else []
+        kept[given.what] = {"steps": given.steps, "samples": given.samples, "runs": []}
+        for made in (_delays if given.what == "delay" else _schedules)(given, known):
+            print({key: value for key, value in made.items() if key != "curve"}, flush=True)
+            kept[given.what]["runs"].append(made)
+            RESULTS.write_text(_as_text(kept), encoding="utf-8")  # it may be stopped here, and go on with --more
     _write_readme(kept)
 
 
-def _delays(steps: int, samples: int) -> list[dict[str, object]]:
-    found = []
+def _as_text(results: dict[str, Any]) -> str:
+    """JSON with a line for each run."""
+    parts = []
+    for name, part in results.items():
+        runs = ",\n".join(json.dumps(each) for each in part["runs"])
+        figures = "".join(f"{json.dumps(key)}: {json.dumps(value)}, " for key, value in part.items() if key != "runs")
+        parts.append(f'{json.dumps(name)}: {{{figures}"runs": [\n{runs}\n]}}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _delays(given: argparse.Namespace, known: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The last loss of every optimizer, depth and rate; what is known is not run again."""
+    there = {(each["optimizer"], each["depth"], each["rate"]): each for each in known}
     for name, (_, rates) in delay.OPTIMIZERS.items():
-        for depth in delay.DEPTHS:
-            for rate in rates:
-                outcome = delay.train(name, depth, rate, steps=steps, samples=samples)
-                print(f"{name}, depth {depth}, rate {rate:g}: {outcome.loss:.4f}", flush=True)
-                made = asdict(outcome) | {"loss": outcome.loss if math.isfinite(outcome.loss) else None}
-                found.append({key: value for key, value in made.items() if key != "curve"})
-    return found
+        for depth, rate in itertools.product(delay.DEPTHS, rates):
+            made = there.get((name, depth, rate))
+            yield made or delay.train(name, depth, rate, steps=given.steps, samples=given.samples).as_json()
 
 
-def _schedules(steps: int) -> list[dict[str, object]]:
-    found = []
+def _schedules(given: argparse.Namespace, known: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Every request's result; what is known is not run again."""
+    there = {each["label"]: each for each in known}
     with tempfile.TemporaryDirectory() as folder:
-        for name in schedules.REQUESTS:
-            result = schedules.run(name, steps, Path(folder), rate=0.003 if not schedules.REQUESTS[name].more else 0.03)
-            print(asdict(result), flush=True)
-            found.append(asdict(result))
-    return found
+        for label in schedules.REQUESTS:
+            yield there.get(label) or asdict(schedules.run(label, given.steps, Path(folder)))
 
 
-def _write_readme(results: dict[str, dict[str, object]]) -> None:
+def _write_readme(results: dict[str, dict[str, Any]]) -> None:
     text = (HERE / "README.md").read_text(encoding="utf-8")
     if "delay" in results:
-        runs: list[dict[str, object]] = results["delay"]["runs"]  # type: ignore[assignment]
-        best = {name: [_best(runs, name, depth) for depth in delay.DEPTHS] for name in delay.OPTIMIZERS}
+        runs = results["delay"]["runs"]
+        made_for = {each["optimizer"] for each in runs}
+        best = {
+            name: [_best(runs, name, depth) for depth in delay.DEPTHS] for name in delay.OPTIMIZERS if name in made_for
+        }
         header = ["optimizer", *(f"D = {depth}" for depth in delay.DEPTHS)]
-        lines = [[name, *(_cell(loss, rate) for loss, rate in row)] for name, row in best.items()]
-        text = _between(text, "delay", f"{_table(header, lines)}\n\n{_PICTURE}")
-        _draw(best)
-    if "schedules" in results:
-        made = [schedules.Result(**each) for each in results["schedules"]["runs"]]  # type: ignore[attr-defined]
-        header = [
-            "schedule",
-            "optimizer",
-            "steps",
-            "training loss",
-            "validation loss",
-            "against 1F1B",
-            "copies of weights",
-        ]
-        text = _between(text, "schedules", _table(header, schedules.rows(made)))
+        lines = [[name, *itertools.starmap(_cell, row)] for name, row in best.items()]
+        text = _between(text, "delay", f"{results['delay']['steps']} steps.\n\n{_table(header, lines)}")
+        figures.draw_delays(best, HERE / "loss_against_delay.svg")
+    made = [schedules.Result(**each) for each in results.get("schedules", {}).get("runs", [])]
+    if made:
+        steps = f"{results['schedules']['steps']} steps of `1f1b`."
+        text = _between(text, "schedules", f"{steps}\n\n{_table(_HEADER, schedules.rows(made))}")
+        rates = [f"rate {rate:g}" for rate in schedules.RATES]
+        table = _table(["validation loss", *rates], schedules.momentum_rows(made))
+        text = _between(text, "momentum", f"{table}\n\n{_CURVES}")
+        figures.draw_curves(made, HERE / "loss_by_samples.svg")
     (HERE / "README.md").write_text(text, encoding="utf-8")
 
 
-def _best(runs: Iterable[dict[str, object]], name: str, depth: int) -> tuple[float, float]:
+def _best(runs: Iterable[dict[str, Any]], name: str, depth: int) -> tuple[float, float]:
     """The lowest loss of an optimizer at a depth, and its learning rate."""
     found = [each for each in runs if (each["optimizer"], each["depth"]) == (name, depth) and each["loss"] is not None]
     losses = [(float(str(each["loss"])), float(str(each["rate"]))) for each in found]
@@ -104,24 +115,6 @@ def _between(text: str, name: str, content: str) -> str:
     first, last = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, rest = text.split(first)
     return f"{before}{first}\n\n{content}\n\n{last}{rest.split(last)[1]}"
-
-
-def _draw(best: dict[str, list[tuple[float, float]]]) -> None:
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "asynchronous"  # the same bytes for the same figures
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.0))
-    for name, row in best.items():
-        axes.plot(delay.DEPTHS, [loss for loss, _ in row], marker="o", label=name)
-    axes.axhline(entropy(), color="grey", linewidth=0.8, linestyle="--", label="least possible loss")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(delay.DEPTHS, [str(depth) for depth in delay.DEPTHS])
-    axes.set_xlabel("stages D; the first stage is D - 1 steps late")
-    axes.set_ylabel("training loss")
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(HERE / "loss_against_delay.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ delays alone; depth 1 is training without delay.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,11 @@ class Outcome:
     rate: float
     loss: float
     curve: list[float]
+
+    def as_json(self) -> dict[str, str | float | None]:
+        """What is kept of it; a loss that is infinite is None."""
+        loss = self.loss if math.isfinite(self.loss) else None
+        return {"optimizer": self.optimizer, "depth": self.depth, "rate": self.rate, "loss": loss}
 
 
 def train(name: str, depth: int, rate: float, *, steps: int, samples: int, seed: int = 0) -> Outcome:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional
 
-from runner.recipes.asynchronous import delay, schedules
+from runner.recipes.asynchronous import delay, figures, schedules
 from runner.recipes.asynchronous.model import VOCABULARY, Batches, entropy, make_blocks
 from runner.schedule import SPECS, build
 
@@ -37,8 +39,28 @@ def test_the_first_stages_lack_as_many_steps_as_the_schedule_says() -> None:
 
 def test_every_asynchronous_schedule_is_compared() -> None:
     asynchronous = {name for name, spec in SPECS.items() if spec.kind == "asynchronous"}
-    assert set(schedules.REQUESTS) == {"1f1b", *asynchronous}
-    for name, asked in schedules.REQUESTS.items():
-        build(name, ranks=schedules.STAGES, microbatches=asked.microbatches)
+    assert {asked.schedule for asked in schedules.REQUESTS.values()} == {"1f1b", *asynchronous}
+    for label, asked in schedules.REQUESTS.items():
+        build(asked.schedule, ranks=schedules.STAGES, microbatches=asked.microbatches)
         assert schedules.SAMPLES % asked.parts == 0
+        assert asked.base is None or (label != asked.base and asked.base in schedules.REQUESTS)
     assert 1.0 < entropy() < 1.2
+
+
+def result(label: str, loss: float | None) -> schedules.Result:
+    asked, curve = schedules.REQUESTS[label], [[8.0, 3.0], [24.0, 2.0]]
+    found = (asked.schedule, "adamw", asked.rate, asked.base, 10, 40, loss, loss)
+    return schedules.Result(label, *found, 4.0, [3, 2, 1, 0], [400, 100], [900, 901], curve)
+
+
+def test_tables_and_figures_are_made_of_results(tmp_path: Path) -> None:
+    made = [result(label, None if label == "ampnet, SGD 0.3" else 2.0) for label in schedules.REQUESTS]
+    first, second, *_ = schedules.rows(made)
+    assert first == ["`1f1b`", "10", "2.000", "2.000", "", "4", "3 2 1 0", "400", "100", "900", "901"]
+    assert second[4] == "+0.000"
+    by_rate = {line[0]: line[1:] for line in schedules.momentum_rows(made)}
+    assert by_rate["`ampnet`"] == ["2.000", "2.000", "not finite"]
+    assert by_rate["`pipemare` without correction"] == ["2.000"] * 3
+    figures.draw_curves(made, tmp_path / "curves.svg")
+    figures.draw_delays({"SGD": [(2.0, 0.1)] * 4 + [(float("inf"), float("nan"))]}, tmp_path / "delays.svg")
+    assert min(each.stat().st_size for each in tmp_path.iterdir()) > 1000
