@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil, log2, prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from runner.recipes.compression.figures import Curve, draw
 
 __all__ = ["FORMULAS", "formula_bytes", "shapes_of", "sweep_report"]
 
@@ -77,7 +80,8 @@ def sweep_report(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         notes.append("seconds: of a median step, on a link that is slowed down to transport.bytes_per_second")
     rows = [tuple(_cell(value) for value in row) for row in values]
     table = {"name": "compression", "title": "compressors of gradients", "header": header, "rows": rows}
-    return {"tables": [table | {"values": values, "notes": notes}], "figures": {}}
+    figure = partial(draw, curves=[Curve(_keys(run["record"])["name"], run["record"]["loss"]) for run in ended])
+    return {"tables": [table | {"values": values, "notes": notes}], "figures": {"losses.svg": figure}}
 
 
 def formula_bytes(shapes: Shapes, keys: Keys, replicas: int) -> float:
