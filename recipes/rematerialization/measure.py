@@ -1,0 +1,187 @@
+"""Runs a model under the program of each strategy: bytes at the peak, FLOPs, and gradients beside plain ones."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.memory.apply.install import install
+from runner.memory.solve.policies import solve, strategy_of
+from runner.memory.solve.program import DEEPEST, depth, forwards
+from runner.memory.solve.values import ChainProgram, PolicyOptions, Segment, StageChain
+from runner.model.layers import StageModule, build_stage, layers_of
+from runner.model.live_tracker import LiveTracker
+from runner.model.seeds import mix_seed
+from runner.plan.choices import ProgramChoice, program_cost
+from runner.profile import LayerProfile, ModelProfile
+from runner.profiling.model import profile_layers
+from runner.recipes.rematerialization.models import Task
+
+__all__ = ["BUDGETS", "STRATEGIES", "measure"]
+
+BUDGETS = 20
+"""Budgets of the grid: these equal parts of the plain peak, from all of it downwards."""
+
+_SCALARS = 64  # bytes that are left for the loss and its gradient, which no prediction counts
+
+STRATEGIES: Mapping[str, PolicyOptions] = {
+    "none": PolicyOptions("none"),
+    "full": PolicyOptions("full"),
+    "periodic every=4": PolicyOptions("periodic", every=4),
+    "chen_sqrt": PolicyOptions("chen_sqrt"),
+    "chen_greedy": PolicyOptions("chen_greedy"),
+    "chen_recursive cuts=2": PolicyOptions("chen_recursive", cuts=2),
+    "bisect": PolicyOptions("bisect"),
+    "revolve slots=2": PolicyOptions("revolve", slots=2),
+    "revolve slots=3": PolicyOptions("revolve", slots=3),
+    "revolve slots=5": PolicyOptions("revolve", slots=5),
+    "het_time slots=3": PolicyOptions("het_time", slots=3),
+    "bptt msm states=12": PolicyOptions("bptt", variant="msm", states=12),
+}
+"""Strategies without a budget, by what a table shows."""
+
+BUDGETED = ("rotor", "auto")
+"""Strategies that choose under a budget."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One forward and backward. Bytes are those of tensors besides weights, gradients of weights, and the batch.
+
+    Args:
+        peak_bytes: the most that is alive.
+        flops: what matrix products, convolutions and attention take.
+        forwards: how often a layer has run forward, of all layers together.
+        result: gradients of all weights, and buffers.
+    """
+
+    peak_bytes: int
+    flops: int
+    forwards: int
+    result: tuple[Tensor, ...]
+
+
+def measure(task: Task, strategies: Mapping[str, PolicyOptions] = STRATEGIES, budgets: int = BUDGETS) -> dict[str, Any]:
+    """The document of one model: ``strategies`` by name, and for each of :data:`BUDGETED` its choices by ``budget``.
+
+    Args:
+        task: the model.
+        strategies: by name; each is one program.
+        budgets: the number of budgets.
+
+    Raises:
+        RuntimeError: a program's gradients or running statistics are not those without a strategy.
+    """
+    bench = _Bench(task)
+    found = {}
+    for name, options in strategies.items():
+        (program,) = solve(bench.chain.profile, [(0, bench.chain.last)], options).stages
+        if depth(program) <= DEEPEST:
+            found[name] = bench.row(program)
+    plain = bench.plain.peak_bytes
+    grid = [plain * (budgets - number) // budgets for number in range(budgets)]
+    chosen = {name: [bench.under(name, budget) for budget in grid] for name in BUDGETED}
+    return {"layers": bench.chain.last + 1, "plain_bytes": plain, "strategies": found, "budgets": chosen}
+
+
+class _Bench:
+    """A model as one stage; it runs each program once.
+
+    Attributes:
+        chain: the stage's layers, with FLOPs for seconds.
+        plain: the run that keeps everything.
+    """
+
+    def __init__(self, task: Task) -> None:
+        torch.manual_seed(0)
+        sources = layers_of(task.build(), 0)
+        profile = _by_flops(profile_layers(sources, *task.batch, task.loss, torch.float32))
+        self._task = task
+        self._stage = build_stage(sources, 0, len(sources) - 1)
+        self._choose = ProgramChoice()
+        self._whole = (Segment(0, len(sources) - 1),)
+        self._rows: dict[ChainProgram, dict[str, int | float]] = {}
+        self.chain = StageChain(profile, 0, len(sources) - 1, budget_bytes=0)
+        self.plain = _run(self._stage, task, self._whole)
+
+    def under(self, name: str, budget: int) -> dict[str, Any]:
+        """What a strategy chooses for a budget; only what it needs at least if nothing is within the budget."""
+        program, choice = self._choose(
+            replace(self.chain, budget_bytes=budget - _SCALARS), strategy_of(PolicyOptions(name))
+        )
+        told = {"budget": budget, "strategy": choice.chosen.name}
+        if choice.chosen.peak_bytes > budget - _SCALARS:
+            return {**told, "least_bytes": choice.chosen.peak_bytes}
+        return {**told, **self.row(program)}
+
+    def row(self, program: ChainProgram) -> dict[str, int | float]:
+        """Bytes at the peak, FLOPs as parts of the plain ones, and forwards beyond the first of each layer."""
+        if program not in self._rows:
+            self._rows[program] = self._measured(program)
+        return self._rows[program]
+
+    def _measured(self, program: ChainProgram) -> dict[str, int | float]:
+        predicted, flops = program_cost(self.chain, program)
+        _, plain_flops = program_cost(self.chain, self._whole)
+        run = _run(self._stage, self._task, program)
+        if len(run.result) != len(self.plain.result) or not all(map(torch.equal, run.result, self.plain.result)):
+            raise RuntimeError("gradients or running statistics differ")
+        return {
+            "predicted_bytes": predicted,
+            "measured_bytes": run.peak_bytes,
+            "predicted_flops": flops / plain_flops,
+            "measured_flops": run.flops / self.plain.flops,
+            "predicted_forwards": forwards(program) - forwards(self._whole),
+            "measured_forwards": run.forwards - self.plain.forwards,
+        }
+
+
+def _run(stage: StageModule, task: Task, program: ChainProgram) -> Run:
+    """A forward and backward of a copy of the stage, whose gradients are there before, as in a pipeline's flat buffers.
+
+    It is run twice: FLOPs and forwards are counted in a run of their own.
+    """
+    counting, calls = _prepared(stage, program), Counter[str]()
+    for layer in counting.layers:
+        layer.register_forward_pre_hook(lambda module, given: calls.update(["forward"]))
+    with FlopCounterMode(display=False) as counter:
+        _step(counting, task)
+    prepared = _prepared(stage, program)
+    with LiveTracker() as tracker:
+        _step(prepared, task)
+    gradients = (parameter.grad for parameter in prepared.parameters())
+    result = tuple(value for value in (*gradients, *prepared.buffers()) if value is not None)
+    return Run(tracker.peak, counter.get_total_flops(), calls["forward"], result)
+
+
+def _prepared(stage: StageModule, program: ChainProgram) -> StageModule:
+    made = copy.deepcopy(stage)
+    install(made, program)
+    for parameter in made.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return made
+
+
+def _step(stage: StageModule, task: Task) -> None:
+    inputs, targets = task.batch
+    torch.autograd.backward(task.loss(stage(inputs, _seed_layer), targets))
+
+
+def _seed_layer(index: int) -> None:
+    torch.manual_seed(mix_seed(0, index))
+
+
+def _by_flops(profile: ModelProfile) -> ModelProfile:
+    """The profile with FLOPs for seconds, so that no figure depends on what else the machine does."""
+
+    def of(layer: LayerProfile) -> LayerProfile:
+        return replace(layer, forward_seconds=layer.forward_flops, backward_seconds=layer.backward_flops)
+
+    return replace(profile, layers=tuple(map(of, profile.layers)), loss=of(profile.loss))

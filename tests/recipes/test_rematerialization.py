@@ -1,0 +1,66 @@
+"""The recipe of activation-checkpoint strategies: its models, measurements, tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runner.recipes.rematerialization.figures import draw
+from runner.recipes.rematerialization.measure import STRATEGIES, measure
+from runner.recipes.rematerialization.models import MODELS, Task
+from runner.recipes.rematerialization.tables import markdown
+from runner.zoo import gpt
+
+SCALARS = 64  # bytes of the loss and its gradient, which no prediction counts
+
+
+def check(task: Task, budgets: int, strategies: tuple[str, ...]) -> Mapping[str, Any]:
+    """Measure a model, which fails by itself if bits differ; compare with the prediction."""
+    found = measure(task, {each: STRATEGIES[each] for each in strategies}, budgets)
+    chosen = {name: [row for row in rows if "measured_bytes" in row] for name, rows in found["budgets"].items()}
+    for row in (*found["strategies"].values(), *(row for rows in chosen.values() for row in rows)):
+        assert 0.99 * row["predicted_bytes"] <= row["measured_bytes"] <= row["predicted_bytes"] + SCALARS
+        assert row["predicted_flops"] == pytest.approx(row["measured_flops"], rel=0.01)
+        assert row["predicted_forwards"] == row["measured_forwards"]
+    for rows in chosen.values():
+        assert all(row["measured_bytes"] <= row["budget"] for row in rows)
+        assert all(less["measured_bytes"] <= more["measured_bytes"] for more, less in pairwise(rows))
+        assert [row["measured_flops"] for row in rows] == sorted(row["measured_flops"] for row in rows)
+        assert len(rows) >= budgets // 4
+    return found
+
+
+def small_task() -> Task:
+    """A GPT of six blocks, whose step takes some milliseconds."""
+    generator = torch.Generator().manual_seed(1)
+    ids, targets = (torch.randint(32, (8, 16), generator=generator) for _ in range(2))
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    return Task(lambda: gpt.build(32, 16, 32, 6, 2, 0.1), (ids, targets), loss)
+
+
+def test_bytes_forwards_and_flops_are_those_predicted(tmp_path: Path) -> None:
+    found = check(small_task(), 4, ("full", "bisect"))
+    document = {"machine": "a machine", "torch": "2", "date": "today", "models": {"GPT": found}}
+    text = markdown(document)
+    assert "### GPT: " in text
+    assert "| `bisect` | " in text
+    assert "`activation_checkpoint=rotor`, by the bytes that it may use." in text
+    (path,) = draw(document, tmp_path)
+    assert f"figures/{path.name}" in text
+    assert path.stat().st_size > 1000
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_at_every_budget() -> None:
+    """The other models have norms with statistics or several uses of a tensor: see the recipe's page."""
+    check(MODELS["GPT"](), 20, tuple(STRATEGIES))
