@@ -59,6 +59,10 @@ class ModelConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of target: model.kwargs.NAME=VALUE
     split_points: list[str] | None = None  # traced models: modules before which to cut; null = where few bytes cross
     needs: dict[str, str] = field(default_factory=dict)  # packages that its code imports, and what gets them from pip
+    pretrained: str | None = None  # folder or safetensors file whose weights the run starts from; null = fresh weights
+    pretrained_strict: bool = True  # false: tensors that the files lack stay fresh, and others there are passed over
+    pretrained_names: str | None = None  # YAML file that maps names of the files to the model's names
+    config_file: str | None = None  # file of a pretrained folder from which target reads what kwargs say otherwise
     # Options of other groups, used when the user names this model but not those groups.
     goes_with: dict[str, str] = field(default_factory=dict)
 
@@ -276,6 +280,7 @@ class TrainerConfig:
     grad_clip_norm: float | None = None  # largest norm over all gradients; null = no clipping
     grad_clip_value: float | None = None  # largest absolute value of a gradient's element; null = no clipping
     on_nonfinite: str = "stop"  # if the loss or a gradient is NaN or infinite: stop, or skip the step
+    freeze: list[str] = field(default_factory=list)  # patterns of weights that are not trained, e.g. 'embed*'
     ema_decay: float | None = None  # average of weights: average = decay x average + (1 - decay) x weights
     log_every: int = 1  # steps between entries of the loggers
     progress: bool = True  # one line that changes, on a terminal; false = a line now and then

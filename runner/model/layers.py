@@ -25,6 +25,7 @@ from torch import nn
 from runner.config.schema import ModelConfig
 from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments
+from runner.model.pretrained.files import is_folder
 from runner.model.seeds import mix_seed, seeded_with
 from runner.model.targets import call_target
 from runner.model.ties import find_ties, first_names
@@ -96,13 +97,20 @@ def load_layers(config: ModelConfig, seed: int) -> list[LayerSource]:
         return layers_of(make_model(config), seed, config.target)
 
 
-def make_model(config: ModelConfig) -> Any:
+def make_model(config: ModelConfig, *, initialise: bool = True) -> Any:
     """The return value of the user's model function, which draws from generators that the caller has seeded.
+
+    Args:
+        config: names the function and its arguments.
+        initialise: whether the weights need initial values; only functions that read a pretrained folder are told.
 
     Raises:
         RequestError: the target cannot be imported, or raises.
     """
-    return call_target("model", config.target, config.kwargs)
+    kwargs = config.kwargs
+    if config.config_file is not None and config.pretrained is not None and is_folder(config.pretrained):
+        kwargs = {**kwargs, "pretrained": config.pretrained, "initialise": initialise}
+    return call_target("model", config.target, kwargs)
 
 
 def layers_of(model: Any, seed: int, target: str = "") -> list[LayerSource]:

@@ -16,9 +16,12 @@ from runner.errors import Problem, RequestError, did_you_mean, raise_problems
 from runner.model.approximate.layers import Approximation
 from runner.model.boundary import map_tensors
 from runner.model.data import LossFunction, example_batch, load_loss
-from runner.model.layers import LayerSource, build_stage, layers_of, make_model
+from runner.model.freeze import frozen
+from runner.model.layers import LayerSource, StageModule, build_stage, layers_of, make_model
 from runner.model.lightning_module import OwnStep, brings, is_lightning_module, lightning_problems, loss_of_step
 from runner.model.precision import cast_module, dtype_of, to_precision
+from runner.model.pretrained.fill import filled as with_weights
+from runner.model.pretrained.weights import PretrainedWeights
 from runner.model.seeds import seeded_with
 from runner.model.ties import sharing_problems
 from runner.model.traced.cuts import cut_before, good_cuts
@@ -27,7 +30,7 @@ from runner.model.traced.segments import split
 from runner.optim.catalogue.registry import optimizer_of
 from runner.plan.requested_schedule import num_stages
 
-__all__ = ["LoadedModel", "load_model", "model_layers", "segments_of", "tensor_shapes", "trace_layers"]
+__all__ = ["LoadedModel", "load_model", "model_layers", "segments_of", "tensor_shapes", "trace_layers", "whole_model"]
 
 _TRACED_SAMPLES = 3  # more than two, because torch treats sizes of 0 and 1 as constants
 
@@ -42,6 +45,7 @@ class LoadedModel:
         module: the LightningModule from which they came, if any.
         step: the module's own training step, if that is the only layer.
         approximation: what is approximated in the backward of the layers; None: nothing.
+        made: what the model function returned.
     """
 
     layers: list[LayerSource]
@@ -49,6 +53,7 @@ class LoadedModel:
     module: Any | None = None
     step: OwnStep | None = None
     approximation: Approximation | None = None
+    made: Any = None
 
 
 def model_layers(config: RunConfig) -> list[LayerSource]:
@@ -56,24 +61,30 @@ def model_layers(config: RunConfig) -> list[LayerSource]:
     return load_model(config).layers
 
 
-def load_model(config: RunConfig, *, cut: bool = True) -> LoadedModel:
+def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False) -> LoadedModel:
     """The model of ``config``; a module without layers is traced if the pipeline has more than one rank.
 
     Under a fake tensor mode, the model and the traced batch are fake and nothing is allocated.
 
     Args:
         cut: whether to trace such a module; without it, the module stays whole, for one process.
+        filled: whether layers get the weights of ``model.pretrained``, if there are any, when they are built.
 
     Raises:
-        RequestError: the model cannot be loaded or traced, or layers share what stages cannot share.
+        RequestError: the model cannot be loaded or traced, layers share what stages cannot share, or the pretrained
+            weights are not those of the model.
     """
+    pretrained = filled and config.model.pretrained is not None
     with seeded_with(config.seed):
-        loaded = _load(config, cut=cut)
+        made = make_model(config.model, initialise=not (pretrained and config.model.pretrained_strict))
+        loaded = _load(made, config, cut=cut)
+    layers = frozen(loaded.layers, config.trainer.freeze)
+    if pretrained:
+        layers = with_weights(layers, PretrainedWeights(config.model, made))
     approximation = approximation_of(config)
-    if approximation is None:
-        return loaded
-    layers = [replace(layer, around=approximation.around) for layer in loaded.layers]
-    return replace(loaded, layers=layers, approximation=approximation)
+    if approximation is not None:
+        layers = [replace(layer, around=approximation.around) for layer in layers]
+    return replace(loaded, layers=layers, approximation=approximation, made=made)
 
 
 def approximation_of(config: RunConfig) -> Approximation | None:
@@ -84,8 +95,7 @@ def approximation_of(config: RunConfig) -> Approximation | None:
     return Approximation(asked.bits, asked.ratio, precision.four_bits)
 
 
-def _load(config: RunConfig, *, cut: bool) -> LoadedModel:
-    made = make_model(config.model)
+def _load(made: Any, config: RunConfig, *, cut: bool) -> LoadedModel:
     if not is_lightning_module(made):
         return LoadedModel(_layers(made, config, cut), load_loss(config.loss))
     raise_problems(lightning_problems(made, config))
@@ -105,14 +115,26 @@ def tensor_shapes(config: RunConfig) -> dict[str, tuple[int, ...]] | None:
     Returns:
         the shapes, or None if the model cannot be made here at all.
     """
+    found = whole_model(config)
+    return {name: tuple(tensor.shape) for name, tensor in found[1].global_state().items()} if found else None
+
+
+def whole_model(config: RunConfig) -> tuple[LoadedModel, StageModule] | None:
+    """The model and all of its layers as one stage, on fake tensors where its constructor can run on them.
+
+    Returns:
+        both, or None if the model cannot be made here at all.
+
+    Raises:
+        RequestError: see :func:`load_model`.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     for mode in (FakeTensorMode(allow_non_fake_inputs=True), nullcontext()):
         try:
             with mode:
-                sources = load_model(config, cut=False).layers
-                state = build_stage(sources, 0, len(sources) - 1).global_state()
-                return {name: tuple(tensor.shape) for name, tensor in state.items()}
+                loaded = load_model(config, cut=False)
+                return loaded, build_stage(loaded.layers, 0, len(loaded.layers) - 1)
         except RequestError:
             raise
         except Exception:  # a user's code may do anything that fake tensors cannot

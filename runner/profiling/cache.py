@@ -56,6 +56,8 @@ def _folder() -> Path:
 def _key(config: RunConfig) -> str:
     depends = {
         "model": [config.model.target, with_environment(config.model.kwargs), config.model.split_points, _cut(config)],
+        "sizes": _digest_of_config_file(config),
+        "freeze": config.trainer.freeze,
         "data": [config.data.target, with_environment(config.data.kwargs), config.data.collate, config.data.shuffle],
         "loss": [config.loss.name, config.loss.target, with_environment(config.loss.kwargs)],
         "own": _beside_its_own(config),
@@ -75,6 +77,15 @@ def _key(config: RunConfig) -> str:
         "sources": _digest_of_sources(),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _digest_of_config_file(config: RunConfig) -> str | None:
+    """Digest of the file from which the model's function reads its sizes; None if there is none."""
+    if config.model.pretrained is None or config.model.config_file is None:
+        return None
+    with suppress(OSError):
+        return hashlib.sha256(Path(config.model.pretrained, config.model.config_file).read_bytes()).hexdigest()
+    return None
 
 
 def _beside_its_own(config: RunConfig) -> list[object]:

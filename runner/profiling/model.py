@@ -32,6 +32,7 @@ from runner.model.lightning_module import brings, optimizers_in, with_one_optimi
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.model.load import LoadedModel, load_model
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
+from runner.model.pretrained.check import frozen_problems
 from runner.model.ties import find_ties, tied_parameters
 from runner.optim.catalogue.kind import ERROR_WIDTH
 from runner.optim.catalogue.registry import optimizer_of
@@ -71,6 +72,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         why = "It is this machine, which has no GPU to measure and to ask for its memory"
         rule = "must name the machine that the ranks run on"
         raise RequestError([Problem("hardware", config.hardware.name, rule, why, "hardware=a100_80gb")])
+    raise_problems(frozen_problems(config))
     samples = largest_microbatch(config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches)
     inputs, targets = example_batch(config.data, samples, config.seed)
     try:
@@ -81,8 +83,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         profile = _on_real_tensors(config, inputs, targets)
         logger.info("profiled on real tensors, because fake tensors cannot run the model: %s", error)
     if not any(row.gradient_bytes for row in profile.layers):
-        why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
-        raise RequestError([Problem("model.target", config.model.target, "must have parameters to train", why)])
+        raise RequestError([_nothing_trained(config, profile)])
     states, master = _state_ratios(config, dtype_of(config.precision.name))
     profile = replace(
         profile,
@@ -95,6 +96,15 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         with refusing(config):
             return with_measured_seconds(config, profile, inputs, targets)
     return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
+
+
+def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
+    if config.trainer.freeze:
+        return Problem(
+            "trainer.freeze", config.trainer.freeze, "must leave a weight to train", "It matches all of them"
+        )
+    why = "None of its parameters requires a gradient" if any(row.num_parameters for row in profile.layers) else ""
+    return Problem("model.target", config.model.target, "must have parameters to train", why)
 
 
 def _state_ratios(config: RunConfig, dtype: torch.dtype) -> tuple[float, float]:

@@ -86,7 +86,7 @@ def load_parts(config: RunConfig, run_dir: Path, rank: int, *, validate: bool) -
     strategy = _strategy(config, plan)
     datasets, lengths = _load_data(config, plan, rank)
     config = in_steps(config, lengths[0])
-    model = _model(config, plan)
+    model = _model(config, plan, filled=config.resume is None)
     _tell_not_called(model, "training_step", "validation_step")
     module = trainable(model, strategy, config)
     validate = validate and (model.module is None or validates(model.module, model.step))
@@ -190,13 +190,17 @@ def _metric_problems(config: RunConfig, *, has_validation: bool) -> Iterator[Pro
         yield Problem("metrics", ",".join(config.metrics), "need a validation set", why)
 
 
-def _model(config: RunConfig, plan: RunPlan) -> LoadedModel:
+def _model(config: RunConfig, plan: RunPlan, *, filled: bool = False) -> LoadedModel:
     """The model that was planned.
+
+    Args:
+        config, plan: the run's.
+        filled: whether it starts from the weights of ``model.pretrained``, if there are any.
 
     Raises:
         RunFailedError: the number of layers differs from the plan's.
     """
-    model = load_model(config)
+    model = load_model(config, filled=filled)
     planned, found = plan.partition[-1][1] + 1, len(model.layers)
     if found != planned:
         raise RunFailedError(f"the plan has {planned} layers, this rank finds {found}: the model changed since")

@@ -117,6 +117,7 @@ COMBINED: list[dict[str, Any]] = [
     },
     {"launcher.name": "slurm", "launcher.gpus_per_node": 1, "parallelism.data": 2},
     {"weight_prediction.preset": "xpipe", "weight_prediction.gap": 1.0},
+    {"model.pretrained_strict": False, "model.pretrained_names": "names.yaml"},
 ]  # fmt: skip
 BROKEN: list[dict[str, Any]] = [*({key: -1} for key in NEGATIVE), *({key: "no such"} for key in UNKNOWN), *COMBINED]
 

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from runner.config.schema import RunConfig
 
-__all__ = ["Layer", "leaves", "sources", "without_arguments_of_others"]
+__all__ = ["Layer", "leaves", "sources", "without_arguments_of_others", "without_sizes_of_fresh_models"]
 
 DEFAULT, DERIVED = "default", "follows from other keys"
 
@@ -75,6 +75,24 @@ def without_arguments_of_others(container: dict[str, Any], layers: Sequence[Laye
             arguments = container.get(section, {}).get(key)
             for path in _stale(section, key, stages) if isinstance(arguments, dict) else ():
                 _take_out(arguments, path.split("."))
+    return container
+
+
+def without_sizes_of_fresh_models(container: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
+    """``container`` without the model's arguments for which a pretrained folder has a file.
+
+    These are the ones that stand beside ``model.config_file``, in the same layer, and that no later layer sets.
+    """
+    model = container.get("model", {})
+    path, kwargs = model.get("pretrained"), model.get("kwargs")
+    if not isinstance(path, str) or path.endswith(".safetensors") or not model.get("config_file"):
+        return container
+    given = [layer.content["model"] for layer in layers if isinstance(layer.content.get("model"), Mapping)]
+    first = max((at for at, part in enumerate(given) if part.get("config_file")), default=-1)
+    later = {path for part in given[first + 1 :] for path, _ in leaves("", part.get("kwargs") or {}) if path}
+    for path, _ in leaves("", given[first].get("kwargs") or {}) if first >= 0 else ():
+        if path not in later:
+            _take_out(kwargs, path.split("."))
     return container
 
 

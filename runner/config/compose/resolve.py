@@ -12,7 +12,12 @@ from runner.config.compose.composed import compose_request, shown_path
 from runner.config.compose.container import config_from_container, fingerprint, load, save, to_container
 from runner.config.compose.files import check_file, read_option, sweep_of
 from runner.config.compose.groups import RECIPE, clashes, config_roots, options
-from runner.config.compose.layers import Layer, leaves, without_arguments_of_others
+from runner.config.compose.layers import (
+    Layer,
+    leaves,
+    without_arguments_of_others,
+    without_sizes_of_fresh_models,
+)
 from runner.config.compose.overrides import Request, expand, read_overrides, typed_layers
 from runner.config.schema import RunConfig
 from runner.errors import Problem, raise_problems
@@ -75,6 +80,7 @@ def resolve_with_layers(
     ]
     layers = (*composed.files, *repeated, *typed_layers(request))
     container = without_arguments_of_others(composed.container, layers)
+    container = without_sizes_of_fresh_models(container, layers)
     config = config_from_container(_with_names_of_files(container, used))
     raise_problems(_end_problems(config, request))
     return config, layers

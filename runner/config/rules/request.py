@@ -118,6 +118,26 @@ _FUNCTIONS: Table[RunConfig] = Table(
     ),
 )
 
+_PRETRAINED: Table[RunConfig] = Table(
+    "Pretrained weights",
+    (
+        Row(
+            "model.pretrained_strict",
+            lambda c: not c.model.pretrained_strict and c.model.pretrained is None,
+            "belongs to model.pretrained",
+            "Without it every weight is fresh",
+            fix="model.pretrained_strict=true",
+        ),
+        Row(
+            "model.pretrained_names",
+            lambda c: c.model.pretrained_names is not None and c.model.pretrained is None,
+            "belongs to model.pretrained",
+            "It maps names of those files",
+            fix="model.pretrained_names=null",
+        ),
+    ),
+)
+
 _METRIC_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -330,6 +350,7 @@ REQUEST_TABLES = (
     _NAMES,
     _RUN,
     _FUNCTIONS,
+    _PRETRAINED,
     _METRICS,
     _CALLBACKS,
     _DATA,

@@ -56,6 +56,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     """
     from runner.model.compiled import compile_problems
     from runner.model.device import device_memory_bytes, device_type
+    from runner.model.pretrained.check import pretrained_problems
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
 
@@ -65,6 +66,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     needs += [*missing_packages(config).values()]
     needs += [*_message_problems(config, cuda=cuda), *_device_problems(config, cuda=cuda)]
     raise_problems([*rules(config), *place, *callable_problems(config), *needs])
+    raise_problems(pretrained_problems(config))
     _check_epochs(config)
     profile = profile_model(config)
     plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
@@ -141,11 +143,13 @@ def check_elsewhere(config: RunConfig, *, place_is_made: bool = False) -> None:
         RequestError: the sections, the run directory or the plan have problems; the error contains all of them.
         DoesNotFitError: a rank would need more than ``memory_limit``.
     """
+    from runner.model.pretrained.check import pretrained_problems
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
 
     place = [] if place_is_made else check_run_directory(config)
     raise_problems([*rules(config), *place, *callable_problems(config), *missing_for_plan(config).values()])
+    raise_problems(pretrained_problems(config))
     plan = make_plan(config, profile_model(config), profile_of=profile_model)
     if config.memory_limit is not None and not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))

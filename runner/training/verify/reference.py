@@ -56,7 +56,7 @@ def run_reference(config: RunConfig, run_dir: Path) -> None:
     import_users_code(config)
     device = torch.device(device_type(config))
     dtype = dtype_of(config.precision.name)
-    loaded = load_model(config, cut=False)
+    loaded = load_model(config, cut=False, filled=True)
     model = build_stage(loaded.layers, 0, len(loaded.layers) - 1).to(device=device, dtype=dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     precision = PRECISIONS[config.precision.name]

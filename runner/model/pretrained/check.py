@@ -1,0 +1,57 @@
+"""Compares pretrained weights and frozen names with a request's model, once, before any rank exists."""
+
+from __future__ import annotations
+
+import logging
+
+from runner.config.schema import RunConfig
+from runner.errors import Problem
+from runner.model.freeze import freeze_problems
+from runner.model.load import whole_model
+from runner.model.pretrained.files import stored_tensors
+from runner.model.pretrained.fill import all_names
+from runner.model.pretrained.weights import PretrainedWeights
+
+__all__ = ["frozen_problems", "pretrained_problems"]
+
+logger = logging.getLogger(__name__)
+
+
+def pretrained_problems(config: RunConfig) -> list[Problem]:
+    """Tensors of ``model.pretrained`` that do not fit the model, a line for each; what stays fresh is logged.
+
+    A run that continues from a checkpoint reads no pretrained weights. For a model that cannot be made here, the
+    ranks compare.
+
+    Raises:
+        RequestError: the files are missing or wrong, or the model cannot be made.
+    """
+    if config.model.pretrained is None or config.resume not in (None, "auto"):
+        return []
+    stored_tensors(config.model.pretrained)
+    found = whole_model(config)
+    if found is None:
+        return []
+    loaded, stage = found
+    weights = PretrainedWeights(config.model, loaded.made)
+    shapes = {name: tuple(tensor.shape) for name, tensor in stage.global_state().items()}
+    wanted = all_names(loaded.layers, shapes)
+    problems = weights.problems(shapes, wanted)
+    if not problems:
+        for name in weights.fresh(wanted):
+            logger.info("stays fresh: %s", name)
+    return problems
+
+
+def frozen_problems(config: RunConfig) -> list[Problem]:
+    """Patterns of ``trainer.freeze`` that match no weight.
+
+    Raises:
+        RequestError: the model cannot be made.
+    """
+    found = whole_model(config) if config.trainer.freeze else None
+    if found is None:
+        return []
+    loaded, stage = found
+    names = all_names(loaded.layers, [stage.global_name(name) for name, _ in stage.named_parameters()])
+    return list(freeze_problems([each for group in names.values() for each in group], config.trainer.freeze))

@@ -1,0 +1,77 @@
+"""Fills layers with pretrained weights when they are built, so that a rank reads what its own layers need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from runner.errors import Problem, RequestError
+from runner.model.layers import LayerSource
+from runner.model.pretrained.stored import PATH
+from runner.model.pretrained.weights import PretrainedWeights
+from runner.model.ties import find_ties
+
+__all__ = ["all_names", "filled"]
+
+
+def filled(sources: Sequence[LayerSource], weights: PretrainedWeights) -> list[LayerSource]:
+    """The layers, which copy the weights into their modules when they are built.
+
+    One tensor of the files is in memory at a time; a tensor that is made of several, these.
+    """
+    ties = _names_of_ties(sources)
+
+    def source(one: LayerSource) -> LayerSource:
+        def build() -> nn.Module:
+            module = one.build()
+            _fill({one.full_name(name): tensor for name, tensor in module.state_dict().items()}, ties, weights)
+            return module
+
+        return replace(one, build=build)
+
+    return [source(one) for one in sources]
+
+
+def all_names(sources: Sequence[LayerSource], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """All names of each tensor, by the one that is given."""
+    ties = _names_of_ties(sources)
+    return {name: ties.get(name, (name,)) for name in names}
+
+
+def _names_of_ties(sources: Sequence[LayerSource]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for tie in find_ties(sources):
+        names = tuple(dict.fromkeys(name for _, name in tie.places))
+        found |= dict.fromkeys(names, names)
+    return found
+
+
+@torch.no_grad()
+def _fill(own: Mapping[str, Tensor], ties: Mapping[str, tuple[str, ...]], weights: PretrainedWeights) -> None:
+    wanted = {name: ties.get(name, (name,)) for name in own}
+    weights.require(wanted)
+    done: set[str] = set()
+    for names in wanted.values():
+        making = weights.making(names)
+        if making is None or not done.isdisjoint(names):
+            continue
+        made = making.read()
+        for target, value in made.items():
+            for each in ties.get(target, (target,)):
+                if each in own:
+                    _copy(each, own[each], value)
+                    done.add(each)
+
+
+def _copy(name: str, own: Tensor, value: Tensor) -> None:
+    if own.is_floating_point() != value.is_floating_point():
+        rule = f"must hold {name} as {str(own.dtype).removeprefix('torch.')}"
+        why = f"It is {str(value.dtype).removeprefix('torch.')} in the files: quantized weights are not trained"
+        raise RequestError([Problem(PATH, value.dtype, rule, why)])
+    if own.shape != value.shape:
+        rule = f"must hold {name} with the shape {tuple(own.shape)}"
+        raise RequestError([Problem(PATH, tuple(value.shape), rule)])
+    own.copy_(value)
