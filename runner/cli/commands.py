@@ -124,18 +124,25 @@ _VERIFY = Command(
 )
 _EXPORT = Command(
     name="export",
-    summary="write a run's whole weights into one safetensors file",
-    usage="RUN_DIR FILE [--best FIGURE] [--allow-pickle NAMES]",
+    summary="write a run's whole weights into one safetensors file, or a folder of another library",
+    usage="RUN_DIR FILE [--format NAME] [--dtype NAME] [--max-shard-size SIZE] [--best FIGURE] [--allow-pickle NAMES]",
     about=(
         "Takes the newest good checkpoint of a run, or a checkpoint's own path, whatever layout wrote it, and writes "
         "all parameters and buffers under the names they have in your model: model.load_state_dict(load_file(FILE)). "
-        "The file is read back and compared before the command ends."
+        "With --format huggingface FILE is a folder for from_pretrained, with the tokenizer of "
+        "model.pretrained; with --format dcp one of torch's distributed checkpoints. model.pretrained=FILE starts "
+        "a run from any of them. "
+        "What was written is read back and compared before the command ends."
     ),
     examples=(
         ("runner export outputs/run/2026-01-31_12-00-00 model.safetensors", "the newest weights of a run"),
         ("runner export outputs/rates best.safetensors --best val_loss", "those of a sweep's best job"),
+        ("runner export outputs/tuned tuned --format huggingface --dtype bf16", "a folder for from_pretrained"),
     ),
     flags=(
+        Flag("--format", "safetensors (one file, the default), huggingface or dcp (folders)", "NAME"),
+        Flag("--dtype", "type of floating-point tensors: fp32, bf16 or fp16; the run's own unless told", "NAME"),
+        Flag("--max-shard-size", "of one file of the format huggingface, 5GB unless told", "SIZE"),
         Flag("--best", "of a sweep, take the complete job with the lowest val_loss or loss, or val_NAME:max", "FIGURE"),
         Flag("--allow-pickle", "classes that a checkpoint may call, package.module:name, by commas", "NAMES"),
     ),

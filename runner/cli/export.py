@@ -1,11 +1,13 @@
-"""``runner export``: writes the weights of a run into one file."""
+"""``runner export``: writes the weights of a run into one file, or into a folder of another library."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.cli.arguments import Arguments
+from runner.config.formats import DTYPES, FORMATS, MAX_SHARD_SIZE
+from runner.config.units import parse_bytes
 from runner.errors import EXIT_OK, Problem, did_you_mean, raise_problems
 from runner.report.best import LOSSES, MODES, best_of, figure_of, figures_of, name_and_mode, value_of
 from runner.report.ledger import LEDGER_FILE
@@ -28,19 +30,54 @@ def run(arguments: Arguments) -> int:
         asked = " ".join(arguments.words) or None
         rule = "must be a run's directory and the file to write"
         problems.append(Problem("RUN_DIR FILE", asked, rule, fix="runner export outputs/NAME/TIME model.safetensors"))
-    elif Path(arguments.words[1]).suffix != _ENDING:
-        file, why = Path(arguments.words[1]), "The file is of that format, which `torch.load` does not read"
-        problems.append(Problem("FILE", file, f"must end in {_ENDING}", why, f"{file.stem or 'model'}{_ENDING}"))
+    form, dtype, size = (arguments.value(flag) for flag in ("format", "dtype", "max-shard-size"))
+    problems += _format_problems(form, dtype, size)
+    if len(arguments.words) == 2:
+        problems += _ending_problems(Path(arguments.words[1]), form)
     raise_problems(problems)
+    import torch
+
     from runner.training.export import export
 
     source, file = Path(arguments.words[0]), Path(arguments.words[1])
     source = _job(source, arguments.value("best"), file)
     named = arguments.value("allow-pickle")
-    done = export(source, file, allow_pickle=named.split(",") if named else ())
+    done = export(
+        source,
+        file,
+        allow_pickle=named.split(",") if named else (),
+        form=form or FORMATS[0],
+        dtype=getattr(torch, DTYPES[dtype]) if dtype is not None else None,
+        max_shard_size=size or MAX_SHARD_SIZE,
+    )
     step = f" after step {done.step}" if done.step is not None else ""
     print(f"{file}: {done.tensors} tensors, {done.num_bytes / 1e6:.1f} MB, from {done.source}{step}")
     return EXIT_OK
+
+
+def _format_problems(form: str | None, dtype: str | None, size: str | None) -> Iterator[Problem]:
+    if form is not None and form not in FORMATS:
+        yield Problem("--format", form, f"must be one of {', '.join(FORMATS)}", fix=_near(form, "format", FORMATS))
+    if dtype is not None and dtype not in DTYPES:
+        yield Problem("--dtype", dtype, f"must be one of {', '.join(DTYPES)}", fix=_near(dtype, "dtype", DTYPES))
+    if size is not None:
+        if form != "huggingface":
+            yield Problem("--max-shard-size", size, "belongs to --format huggingface", "Others are not cut by size")
+        try:
+            parse_bytes(size)
+        except ValueError as error:
+            yield Problem("--max-shard-size", size, "must be a size", str(error), "--max-shard-size 5GB")
+
+
+def _ending_problems(file: Path, form: str | None) -> Iterator[Problem]:
+    if form in (None, FORMATS[0]) and file.suffix != _ENDING:
+        why = "The file is of that format, which `torch.load` does not read"
+        yield Problem("FILE", file, f"must end in {_ENDING}", why, f"{file.stem or 'model'}{_ENDING}")
+
+
+def _near(given: str, flag: str, known: Iterable[str]) -> str:
+    near = did_you_mean(given, known)
+    return f"--{flag} {near}" if near is not None else ""
 
 
 def _job(directory: Path, figure: str | None, file: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Writes a run's complete weights as one safetensors file that plain PyTorch loads into the user's own module."""
+"""Writes a run's complete weights: one safetensors file that plain PyTorch loads, or a folder of another library."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from runner.checkpoint.file import (
     read_checkpoint,
 )
 from runner.checkpoint.parts import has_parts
+from runner.config.formats import FORMATS, MAX_SHARD_SIZE
 from runner.errors import Problem, RequestError, RunFailedError
 from runner.files import new_file_beside
+from runner.training.export_folders import write_checkpoint, write_pretrained
 
 __all__ = ["Exported", "export"]
 
@@ -51,17 +53,31 @@ class Exported:
     num_bytes: int
 
 
-def export(source: Path, file: Path, *, allow_pickle: Sequence[str] = ()) -> Exported:
+def export(
+    source: Path,
+    file: Path,
+    *,
+    allow_pickle: Sequence[str] = (),
+    form: str = FORMATS[0],
+    dtype: torch.dtype | None = None,
+    max_shard_size: str = MAX_SHARD_SIZE,
+) -> Exported:
     """Write the weights of ``source``, a run's directory or a checkpoint, to ``file``, and read them back to compare.
 
     Args:
+        source: where the weights are.
+        file: the file to write; a folder for the formats other than safetensors.
         allow_pickle: what the checkpoint may call, see :func:`runner.checkpoint.file.admitted`.
+        form: one of :data:`runner.config.formats.FORMATS`.
+        dtype: the type of floating-point tensors; None: their own.
+        max_shard_size: the most bytes of one file of the format huggingface.
 
     Raises:
-        RequestError: there are no valid weights in ``source``, or ``file`` cannot be placed there.
+        RequestError: there are no valid weights in ``source``, ``file`` cannot be placed there, or the model has no
+            such format.
         RunFailedError: the file system refuses, or the file differs when it is read back.
     """
-    if file.is_dir() or not file.absolute().parent.is_dir():
+    if form == FORMATS[0] and (file.is_dir() or not file.absolute().parent.is_dir()):
         rule = "must be a file in a folder that exists"
         raise RequestError([Problem("FILE", file, rule, fix=f"{file.stem or 'model'}.safetensors")])
     try:
@@ -72,9 +88,20 @@ def export(source: Path, file: Path, *, allow_pickle: Sequence[str] = ()) -> Exp
         why = f"{error}; name what you trust" if error.names else str(error)
         rule = "must hold tensors and plain values"
         raise RequestError([Problem("RUN_DIR", error.path, rule, why, fix)]) from error
-    whole = _apart(weights)
-    _write(whole, file, {"format": "pt", **({"step": str(step)} if step is not None else {})})
+    whole = _apart(_converted(weights, dtype))
+    if form == "huggingface":
+        write_pretrained(whole, file, source, max_shard_size)
+    elif form == "dcp":
+        write_checkpoint(whole, file)
+    else:
+        _write(whole, file, {"format": "pt", **({"step": str(step)} if step is not None else {})})
     return Exported(found, step, len(whole), sum(tensor.nbytes for tensor in whole.values()))
+
+
+def _converted(weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> Mapping[str, Tensor]:
+    if dtype is None:
+        return weights
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
 
 
 def _weights(source: Path) -> tuple[Path, int | None, Mapping[str, Tensor]]:

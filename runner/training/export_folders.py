@@ -1,0 +1,190 @@
+"""Writes a run's weights as a folder: of ``transformers``, or torch's distributed checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.config.compose.resolve import config_from_container
+from runner.config.schema import ModelConfig, RunConfig
+from runner.config.units import parse_bytes
+from runner.errors import Problem, RequestError, RunFailedError
+from runner.model.layers import layers_of, make_model
+from runner.model.pretrained.files import CONFIG, is_folder, stored_tensors
+from runner.model.pretrained.weights import PretrainedWeights
+from runner.model.targets import import_users_code
+from runner.model.ties import find_ties, with_all_names
+from runner.record import RunRecord
+
+__all__ = ["write_checkpoint", "write_pretrained"]
+
+_BESIDE_WEIGHTS = (".json", ".txt", ".model", ".jinja")
+"""Ends of the names of tokenizers', templates' and generation's files."""
+
+
+def write_pretrained(weights: Mapping[str, Tensor], folder: Path, source: Path, max_shard_size: str) -> None:
+    """Write a folder that ``from_pretrained`` opens, with the tokenizer's and other files of ``model.pretrained``.
+
+    Args:
+        weights: the tensors by global name, in the type that is written.
+        folder: must not exist, or be empty.
+        source: the run's directory, or a checkpoint in it.
+        max_shard_size: the most bytes of one file, as ``5GB``.
+
+    Raises:
+        RequestError: the run's model is none of transformers, or the folder cannot be placed there.
+        RunFailedError: the file system refuses, or the folder differs when it is read back.
+    """
+    config = _config_of(source)
+    model = _model_of(config)
+    _hold(model, weights)
+    with _folder_beside(folder) as place:
+        _quietly(lambda: model.save_pretrained(place, max_shard_size=parse_bytes(max_shard_size)))  # type: ignore[operator]
+        _carry_over(config.model, place)
+        _compare(model, place)
+
+
+def write_checkpoint(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a folder of torch's distributed checkpoints, and read it back to compare.
+
+    Args:
+        weights: the tensors by global name.
+        folder: must not exist, or be empty.
+
+    Raises:
+        RequestError: the folder cannot be placed there.
+        RunFailedError: the file system refuses, or the folder differs when it is read back.
+    """
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with _folder_beside(folder) as place:
+        _quietly(lambda: save(dict(weights), checkpoint_id=str(place), no_dist=True))
+        read = {name: stored.read() for name, stored in stored_tensors(str(place)).items()}
+        _refuse_differences([name for name in {**weights, **read} if not _same(weights.get(name), read.get(name))])
+
+
+def _config_of(source: Path) -> RunConfig:
+    run_dir = source if (source / "record.json").is_file() else source.absolute().parent.parent
+    try:
+        return config_from_container(RunRecord.load(run_dir).config)
+    except (FileNotFoundError, ValueError) as error:
+        why = f"Its record names the model, and {run_dir} has none"
+        raise RequestError([Problem("RUN_DIR", source, "must be a run's directory", why)]) from error
+
+
+def _model_of(config: RunConfig) -> nn.Module:
+    """The run's model with weights that are still to be set.
+
+    Raises:
+        RequestError: it cannot be saved as models of transformers are.
+    """
+    import_users_code(config)
+    named = config.model.pretrained
+    if named is not None and config.model.config_file and is_folder(named) and not Path(named, CONFIG).is_file():
+        why = f"The architecture is that of its {CONFIG}, which is not there any more"
+        raise RequestError([Problem("model.pretrained", named, f"must hold {CONFIG}", why)])
+    made = make_model(config.model, initialise=False)
+    if not isinstance(made, nn.Module) or not callable(getattr(made, "save_pretrained", None)):
+        rule, why = "needs a model of transformers", f"model.target={config.model.target} has no save_pretrained"
+        raise RequestError([Problem("--format", "huggingface", rule, why, "--format safetensors")])
+    return made
+
+
+def _hold(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Set the model's weights, whose type becomes the model's."""
+    state = with_all_names(weights, find_ties(layers_of(model, 0)))
+    floating = next((value.dtype for value in weights.values() if value.is_floating_point()), torch.float32)
+    model.to(floating)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise RunFailedError(f"the weights are not those of the run's model: {error}") from error
+
+
+@contextlib.contextmanager
+def _folder_beside(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of ``folder`` when it is complete.
+
+    Raises:
+        RequestError: there is something already.
+        RunFailedError: the file system refuses.
+    """
+    parent = folder.absolute().parent
+    if not parent.is_dir() or folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        rule, why = "must be a new folder in one that exists", "There is something" if folder.exists() else ""
+        raise RequestError([Problem("FOLDER", folder, rule, why)])
+    temporary = None
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=parent))
+        temporary.chmod(0o777 & ~_umask())
+        yield temporary
+        temporary.replace(folder)
+    except OSError as error:
+        raise RunFailedError(f"{folder} could not be written: {error}") from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _umask() -> int:
+    import os
+
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _quietly(write: Callable[[], Any]) -> None:
+    """Write without the library's bars and advice."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        with contextlib.suppress(ImportError):
+            from transformers.utils import logging as told
+
+            told.disable_progress_bar()  # type: ignore[no-untyped-call]
+        write()
+
+
+def _carry_over(config: ModelConfig, place: Path) -> None:
+    """Copy what the pretrained folder has beside weights and configuration: a tokenizer, a template, generation's."""
+    folder = Path(config.pretrained) if config.pretrained is not None and is_folder(config.pretrained) else None
+    for file in sorted(folder.iterdir()) if folder is not None and folder.is_dir() else ():
+        if file.is_file() and file.suffix in _BESIDE_WEIGHTS and file.name != CONFIG and ".index." not in file.name:
+            shutil.copyfile(file, place / file.name)
+
+
+def _compare(model: nn.Module, place: Path) -> None:
+    """Read the folder as a run would, and compare it with the model.
+
+    Raises:
+        RunFailedError: a tensor differs.
+    """
+    written = PretrainedWeights(replace(ModelConfig(), pretrained=str(place)), model)
+    state = model.state_dict()
+    ties = {name: [each for _, each in tie.places] for tie in find_ties(layers_of(model, 0)) for _, name in tie.places}
+    different = []
+    for name, value in state.items():
+        making = written.making(ties.get(name, [name]))
+        made = making.read() if making is not None else {}
+        same = any(_same(value, made.get(each)) for each in ties.get(name, [name]))
+        if not same and not written.may_be_absent(name):
+            different.append(name)
+    _refuse_differences(different)
+
+
+def _refuse_differences(different: list[str]) -> None:
+    if different:
+        raise RunFailedError(f"what was written differs when it is read back: {', '.join(different[:3])}")
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and one.dtype == other.dtype and torch.equal(one, other)
