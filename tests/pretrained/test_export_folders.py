@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,26 +31,17 @@ def finished_run(config: RunConfig, run_dir: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def opened(name: str, folder: Path) -> Any:
-    import transformers
-
-    return getattr(transformers, ARCHITECTURES[name].kind).from_pretrained(folder, dtype=torch.float32).eval()
-
-
 def check_export(name: str, folder: Path, run_dir: Path, *words: str, dtype: torch.dtype = torch.float32) -> Path:
     """Export a run that started from a folder; logits are those of the trained weights, bit for bit."""
     case = ARCHITECTURES[name]
     state = finished_run(request(name, folder, pipeline=1), run_dir)
     out = run_dir / "out"
     assert main(["export", str(run_dir), str(out), "--format", "huggingface", *words]) == 0
-    model, expected = opened(name, out), case.make().eval()
+    model, expected = case.open(out).eval(), case.make().eval()
     expected.load_state_dict({key: value.to(dtype) for key, value in state.items()}, strict=False)
-    given = case.inputs(2, torch.Generator().manual_seed(1))
-    given = given if isinstance(given, tuple) else (given,)
-    names = ("input_ids", "decoder_input_ids") if len(given) > 1 else (model.main_input_name,)
+    inputs = case.inputs(2, torch.Generator().manual_seed(1))
     with torch.no_grad():
-        logits = [each(**dict(zip(names, given, strict=True))).logits for each in (model, expected)]
-    assert torch.equal(*logits)
+        assert torch.equal(case.logits(model, inputs), case.logits(expected, inputs))
     return out
 
 

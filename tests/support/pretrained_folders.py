@@ -56,6 +56,17 @@ class Architecture:
         self.make().save_pretrained(folder, max_shard_size="30KB")
         return folder
 
+    def open(self, folder: Path) -> Any:
+        """The model that transformers itself makes of a folder."""
+        return getattr(transformers, self.kind).from_pretrained(folder, dtype=torch.float32)
+
+    def logits(self, model: Any, inputs: Any) -> torch.Tensor:
+        """What transformers' own model returns for a batch."""
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        names = ("input_ids", "decoder_input_ids") if len(given) > 1 else (model.main_input_name,)
+        logits: torch.Tensor = model(**dict(zip(names, given, strict=True))).logits
+        return logits
+
 
 def pairs(samples: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens(samples, generator), tokens(samples, generator)
