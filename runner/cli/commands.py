@@ -129,9 +129,10 @@ _EXPORT = Command(
     about=(
         "Takes the newest good checkpoint of a run, or a checkpoint's own path, whatever layout wrote it, and writes "
         "all parameters and buffers under the names they have in your model: model.load_state_dict(load_file(FILE)). "
-        "With --format huggingface FILE is a folder for from_pretrained, with the tokenizer of "
-        "model.pretrained; with --format dcp one of torch's distributed checkpoints. model.pretrained=FILE starts "
-        "a run from any of them. "
+        "Adapters are merged into the weights beside which they are. With --format huggingface FILE is a folder for "
+        "from_pretrained, with the tokenizer of model.pretrained; with --format peft a folder of PEFT with the adapter "
+        "alone; with --format dcp one of torch's distributed checkpoints. model.pretrained=FILE starts a run from all "
+        "but PEFT's. "
         "What was written is read back and compared before the command ends."
     ),
     examples=(
@@ -140,7 +141,7 @@ _EXPORT = Command(
         ("runner export outputs/tuned tuned --format huggingface --dtype bf16", "a folder for from_pretrained"),
     ),
     flags=(
-        Flag("--format", "safetensors (one file, the default), huggingface or dcp (folders)", "NAME"),
+        Flag("--format", "safetensors (one file, the default), huggingface, peft or dcp (folders)", "NAME"),
         Flag("--dtype", "type of floating-point tensors: fp32, bf16 or fp16; the run's own unless told", "NAME"),
         Flag("--max-shard-size", "of one file of the format huggingface, 5GB unless told", "SIZE"),
         Flag("--best", "of a sweep, take the complete job with the lowest val_loss or loss, or val_NAME:max", "FIGURE"),

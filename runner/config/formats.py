@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["DTYPES", "FORMATS", "MAX_SHARD_SIZE"]
 
-FORMATS = ("safetensors", "huggingface", "dcp")
+FORMATS = ("safetensors", "huggingface", "peft", "dcp")
 """The first is one file and the default; the others are folders."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

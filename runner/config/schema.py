@@ -17,6 +17,7 @@ from runner.memory.solve.strategies import options_by_key, owners_of
 
 __all__ = [
     "ActivationCheckpointConfig",
+    "AdapterConfig",
     "CallbackConfig",
     "CheckpointConfig",
     "ApproximateBackwardConfig",
@@ -65,6 +66,17 @@ class ModelConfig:
     config_file: str | None = None  # file of a pretrained folder from which target reads what kwargs say otherwise
     # Options of other groups, used when the user names this model but not those groups.
     goes_with: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class AdapterConfig:
+    """Small trained matrices beside the model's weights, which are frozen."""
+
+    name: str = "none"
+    rank: int = 8  # columns of the one and rows of the other matrix
+    alpha: float = 16.0  # their product is added with the factor alpha / rank
+    dropout: float = 0.0  # of the adapters' input
+    targets: list[str] = field(default_factory=list)  # ends of layers' names; empty = PEFT's for the architecture
 
 
 @dataclass
@@ -413,6 +425,7 @@ class RunConfig:
     sweep_on_failure: str = "continue"  # after a failed job: continue, stop the sweep, or ignore it in the exit status
     plan_report: str | None = None  # package.module:function that makes a table from the plans of a sweep
     model: ModelConfig = field(default_factory=ModelConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     metrics: dict[str, str] = field(default_factory=dict)  # metrics.NAME=mine:function of output and target: val_NAME

@@ -33,7 +33,19 @@ EVALUATION_FILE = "evaluation.json"
 _ENTRY = "runner.training.evaluate:run_evaluation"
 _CHECKPOINTS = "checkpoints"
 _WEIGHTS = "weights.safetensors"
-_KEPT = ("seed", "device", "compile", "model", "data", "loss", "metrics", "parallelism", "precision", "hardware")
+_KEPT = (
+    "seed",
+    "device",
+    "compile",
+    "model",
+    "adapter",
+    "data",
+    "loss",
+    "metrics",
+    "parallelism",
+    "precision",
+    "hardware",
+)
 _UNLIMITED = "1e18"  # bytes: a plan counts gradients and optimizer states, which an evaluation does not have
 
 

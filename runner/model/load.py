@@ -13,6 +13,7 @@ from torch._guards import detect_fake_mode
 from runner.config.precision import PRECISIONS
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, did_you_mean, raise_problems
+from runner.model.adapter import adapted, adapted_layers, names_of_base
 from runner.model.approximate.layers import Approximation
 from runner.model.boundary import map_tensors
 from runner.model.data import LossFunction, example_batch, load_loss
@@ -77,10 +78,11 @@ def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False) -> 
     pretrained = filled and config.model.pretrained is not None
     with seeded_with(config.seed):
         made = make_model(config.model, initialise=not (pretrained and config.model.pretrained_strict))
-        loaded = _load(made, config, cut=cut)
-    layers = frozen(loaded.layers, config.trainer.freeze)
-    if pretrained:
-        layers = with_weights(layers, PretrainedWeights(config.model, made))
+        weights = PretrainedWeights(config.model, made) if pretrained else None
+        loaded = _load(adapted(made, config.adapter), config, cut=cut)
+    layers = frozen(adapted_layers(loaded.layers, config.adapter, config.seed), config.trainer.freeze)
+    if weights is not None:
+        layers = with_weights(layers, weights, names_of_base(config.adapter))
     approximation = approximation_of(config)
     if approximation is not None:
         layers = [replace(layer, around=approximation.around) for layer in layers]

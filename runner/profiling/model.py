@@ -99,6 +99,9 @@ def _profile_model(config: RunConfig) -> ModelProfile:
 
 
 def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:
+    if config.adapter.name != "none":
+        why = f"No layer of {config.model.target} has one of these names"
+        return Problem("adapter.targets", config.adapter.targets, "must name layers", why)
     if config.trainer.freeze:
         return Problem(
             "trainer.freeze", config.trainer.freeze, "must leave a weight to train", "It matches all of them"

@@ -27,7 +27,7 @@ from runner.checkpoint.parts import has_parts
 from runner.config.formats import FORMATS, MAX_SHARD_SIZE
 from runner.errors import Problem, RequestError, RunFailedError
 from runner.files import new_file_beside
-from runner.training.export_folders import write_checkpoint, write_pretrained
+from runner.training.export_folders import merged, write_adapter, write_checkpoint, write_pretrained
 
 __all__ = ["Exported", "export"]
 
@@ -73,8 +73,8 @@ def export(
         max_shard_size: the most bytes of one file of the format huggingface.
 
     Raises:
-        RequestError: there are no valid weights in ``source``, ``file`` cannot be placed there, or the model has no
-            such format.
+        RequestError: there are no valid weights in ``source``, ``file`` cannot be placed there, or the run's model or
+            adapter has no such format.
         RunFailedError: the file system refuses, or the file differs when it is read back.
     """
     if form == FORMATS[0] and (file.is_dir() or not file.absolute().parent.is_dir()):
@@ -88,9 +88,12 @@ def export(
         why = f"{error}; name what you trust" if error.names else str(error)
         rule = "must hold tensors and plain values"
         raise RequestError([Problem("RUN_DIR", error.path, rule, why, fix)]) from error
-    whole = _apart(_converted(weights, dtype))
+    own = weights if form == "peft" else merged(weights, source)
+    whole = _apart(_converted(own, dtype))
     if form == "huggingface":
         write_pretrained(whole, file, source, max_shard_size)
+    elif form == "peft":
+        whole = write_adapter(whole, file, source)
     elif form == "dcp":
         write_checkpoint(whole, file)
     else:

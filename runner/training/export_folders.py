@@ -1,4 +1,4 @@
-"""Writes a run's weights as a folder: of ``transformers``, or torch's distributed checkpoint."""
+"""Writes a run's weights as a folder: of ``transformers``, of PEFT, or torch's distributed checkpoint."""
 
 from __future__ import annotations
 
@@ -12,21 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from runner.config.compose.resolve import config_from_container
 from runner.config.schema import ModelConfig, RunConfig
 from runner.config.units import parse_bytes
 from runner.errors import Problem, RequestError, RunFailedError
-from runner.model.layers import layers_of, make_model
+from runner.model.adapter import (
+    adapted,
+    is_adapters,
+    merge_adapters,
+    name_in_peft,
+    names_of_base,
+    peft_settings,
+)
+from runner.model.layers import build_stage, layers_of, make_model
+from runner.model.load import load_model
 from runner.model.pretrained.files import CONFIG, is_folder, stored_tensors
 from runner.model.pretrained.weights import PretrainedWeights
 from runner.model.targets import import_users_code
 from runner.model.ties import find_ties, with_all_names
 from runner.record import RunRecord
 
-__all__ = ["write_checkpoint", "write_pretrained"]
+__all__ = ["merged", "write_adapter", "write_checkpoint", "write_pretrained"]
 
+_ADAPTER_FILE = "adapter_model.safetensors"
 _BESIDE_WEIGHTS = (".json", ".txt", ".model", ".jinja")
 """Ends of the names of tokenizers', templates' and generation's files."""
 
@@ -51,6 +62,61 @@ def write_pretrained(weights: Mapping[str, Tensor], folder: Path, source: Path, 
         _quietly(lambda: model.save_pretrained(place, max_shard_size=parse_bytes(max_shard_size)))  # type: ignore[operator]
         _carry_over(config.model, place)
         _compare(model, place)
+
+
+def merged(weights: Mapping[str, Tensor], source: Path) -> Mapping[str, Tensor]:
+    """The weights by the names of the model without adapters; adapters are added to those beside which they are.
+
+    Args:
+        weights: the tensors by global name.
+        source: the run's directory, or a checkpoint in it.
+
+    Raises:
+        RequestError: there are adapters, and no record says how they were made.
+    """
+    if not any(map(is_adapters, weights)):
+        return weights
+    config = _config_of(source)
+    import_users_code(config)
+    layers = load_model(config, cut=False).layers
+    whole = build_stage(layers, 0, len(layers) - 1)
+    whole.load_global_state(dict(weights))
+    merge_adapters(whole)
+    dtypes = {name: value.dtype for name, value in weights.items()}
+    named = names_of_base(config.adapter)
+    kept = {named(name): dtype for name, dtype in dtypes.items()}
+    return {name: value.to(kept.get(name, value.dtype)) for name, value in whole.global_state().items()}
+
+
+def write_adapter(weights: Mapping[str, Tensor], folder: Path, source: Path) -> dict[str, Tensor]:
+    """Write a folder of the run's adapter that PEFT opens on the model that the run started from.
+
+    Args:
+        weights: the tensors by global name, in the type that is written.
+        folder: must not exist, or be empty.
+        source: the run's directory, or a checkpoint in it.
+
+    Returns:
+        what was written, by PEFT's names.
+
+    Raises:
+        RequestError: the run has no adapter, or the folder cannot be placed there.
+        RunFailedError: the file system refuses, or the file differs when it is read back.
+    """
+    config = _config_of(source)
+    if config.adapter.name == "none":
+        rule, why = "needs a run with an adapter", "Its request has adapter=none"
+        raise RequestError([Problem("--format", "peft", rule, why, "--format safetensors")])
+    import_users_code(config)
+    settings = peft_settings(adapted(make_model(config.model, initialise=False), config.adapter), config.adapter)
+    settings.base_model_name_or_path = config.model.pretrained
+    held = {name_in_peft(name): value for name, value in weights.items() if is_adapters(name)}
+    with _folder_beside(folder) as place:
+        settings.save_pretrained(place)
+        save_file(held, place / _ADAPTER_FILE, {"format": "pt"})
+        read = load_file(place / _ADAPTER_FILE)
+        _refuse_differences([name for name in {**held, **read} if not _same(held.get(name), read.get(name))])
+    return held
 
 
 def write_checkpoint(weights: Mapping[str, Tensor], folder: Path) -> None:

@@ -99,7 +99,7 @@ def test_wrong_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     for words, told in (
         (
             ["--format", "hugingface"],
-            "--format = hugingface: must be one of safetensors, huggingface, dcp. Try --format huggingface.",
+            "--format = hugingface: must be one of safetensors, huggingface, peft, dcp. Try --format huggingface.",
         ),
         (["--dtype", "fp8"], "--dtype = fp8: must be one of fp32, bf16, fp16."),
         (["--max-shard-size", "5GB"], "--max-shard-size = 5GB: belongs to --format huggingface."),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from runner.config.approximations import APPROXIMATIONS
 from runner.config.compose.groups import MAY_BE_NULL
 from runner.config.precision import PRECISIONS
+from runner.config.rules.adapter import ADAPTERS
 from runner.config.rules.launcher import LAUNCHERS
 from runner.config.rules.memory import POLICIES
 from runner.config.rules.table import Computed, Row, Table, where
@@ -24,6 +25,7 @@ __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 
 # The names that the options of each group may have.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
+    "adapter": ADAPTERS,
     "partition": ("auto", "uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
     "approximate_backward": tuple(APPROXIMATIONS),

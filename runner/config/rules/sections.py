@@ -5,6 +5,7 @@ Rules that need a schedule or a topology belong to the plan, see :mod:`runner.pl
 
 from __future__ import annotations
 
+from runner.config.rules.adapter import ADAPTER_TABLES
 from runner.config.rules.approximations import APPROXIMATION_TABLES
 from runner.config.rules.compression import COMPRESSION_TABLES
 from runner.config.rules.launcher import LAUNCHER_TABLES
@@ -24,6 +25,7 @@ __all__ = ["CONFIG_TABLES", "KNOWN_NAMES", "may_be_called", "rules"]
 
 CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     *REQUEST_TABLES,
+    *ADAPTER_TABLES,
     MEMORY,
     ZERO,
     DEEPSPEED_FILE,

@@ -22,7 +22,11 @@ def missing_for_plan(config: RunConfig) -> dict[str, Problem]:
 
     For another machine than this one nothing is timed, so that the optimizer's package may be missing here.
     """
-    return {**_of_model(config), **(_of_optimizer(config) if config.hardware.name == "auto" else {})}
+    return {
+        **_of_model(config),
+        **_of_adapter(config),
+        **(_of_optimizer(config) if config.hardware.name == "auto" else {}),
+    }
 
 
 def _of_model(config: RunConfig) -> dict[str, Problem]:
@@ -32,6 +36,12 @@ def _of_model(config: RunConfig) -> dict[str, Problem]:
         for package, install in needs.items()
         if not _is_installed(package)
     }
+
+
+def _of_adapter(config: RunConfig) -> dict[str, Problem]:
+    if config.adapter.name == "none" or _is_installed("peft"):
+        return {}
+    return {"peft": _problem("adapter", config.adapter.name, "peft", "-e '.[finetune]'")}
 
 
 def _of_optimizer(config: RunConfig) -> dict[str, Problem]:

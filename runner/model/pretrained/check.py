@@ -6,6 +6,7 @@ import logging
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
+from runner.model.adapter import names_of_base
 from runner.model.freeze import freeze_problems
 from runner.model.load import whole_model
 from runner.model.pretrained.files import stored_tensors
@@ -33,9 +34,10 @@ def pretrained_problems(config: RunConfig) -> list[Problem]:
     if found is None:
         return []
     loaded, stage = found
-    weights = PretrainedWeights(config.model, loaded.made)
-    shapes = {name: tuple(tensor.shape) for name, tensor in stage.global_state().items()}
-    wanted = all_names(loaded.layers, shapes)
+    weights, named = PretrainedWeights(config.model, loaded.made), names_of_base(config.adapter)
+    own = {named(name): tuple(tensor.shape) for name, tensor in stage.global_state().items()}
+    shapes = {name: shape for name, shape in own.items() if name is not None}
+    wanted = all_names(loaded.layers, shapes, named)
     problems = weights.problems(shapes, wanted)
     if not problems:
         for name in weights.fresh(wanted):

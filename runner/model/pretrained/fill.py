@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,17 +17,22 @@ from runner.model.ties import find_ties
 __all__ = ["all_names", "filled"]
 
 
-def filled(sources: Sequence[LayerSource], weights: PretrainedWeights) -> list[LayerSource]:
+Named = Callable[[str], "str | None"]
+"""From a weight's name to its name for the files; None for a weight that no files have."""
+
+
+def filled(sources: Sequence[LayerSource], weights: PretrainedWeights, named: Named = str) -> list[LayerSource]:
     """The layers, which copy the weights into their modules when they are built.
 
     One tensor of the files is in memory at a time; a tensor that is made of several, these.
     """
-    ties = _names_of_ties(sources)
+    ties = _names_of_ties(sources, named)
 
     def source(one: LayerSource) -> LayerSource:
         def build() -> nn.Module:
             module = one.build()
-            _fill({one.full_name(name): tensor for name, tensor in module.state_dict().items()}, ties, weights)
+            own = {named(one.full_name(name)): tensor for name, tensor in module.state_dict().items()}
+            _fill({name: tensor for name, tensor in own.items() if name is not None}, ties, weights)
             return module
 
         return replace(one, build=build)
@@ -35,16 +40,16 @@ def filled(sources: Sequence[LayerSource], weights: PretrainedWeights) -> list[L
     return [source(one) for one in sources]
 
 
-def all_names(sources: Sequence[LayerSource], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """All names of each tensor, by the one that is given."""
-    ties = _names_of_ties(sources)
+def all_names(sources: Sequence[LayerSource], names: Iterable[str], named: Named = str) -> dict[str, tuple[str, ...]]:
+    """All names of each tensor for the files, by the one of them that is given."""
+    ties = _names_of_ties(sources, named)
     return {name: ties.get(name, (name,)) for name in names}
 
 
-def _names_of_ties(sources: Sequence[LayerSource]) -> dict[str, tuple[str, ...]]:
+def _names_of_ties(sources: Sequence[LayerSource], named: Named) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for tie in find_ties(sources):
-        names = tuple(dict.fromkeys(name for _, name in tie.places))
+        names = tuple(dict.fromkeys(own for _, name in tie.places if (own := named(name)) is not None))
         found |= dict.fromkeys(names, names)
     return found
 

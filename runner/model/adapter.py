@@ -1,0 +1,150 @@
+"""Small trained matrices beside frozen weights, ``adapter=lora``, as PEFT makes them.
+
+PEFT replaces a layer, such as ``q_proj``, by one that holds it as ``q_proj.base_layer`` beside two matrices of its own,
+``q_proj.lora_A.default`` and ``q_proj.lora_B.default``. All other weights of the model are frozen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from runner.config.schema import AdapterConfig
+from runner.errors import Problem, RequestError
+from runner.model.layers import LayerSource
+from runner.model.seeds import mix_seed, seeded_with
+
+__all__ = [
+    "adapted",
+    "adapted_layers",
+    "is_adapters",
+    "merge_adapters",
+    "name_in_peft",
+    "names_of_base",
+    "peft_settings",
+]
+
+_BASE = ".base_layer."
+_OWN = re.compile(r"\.lora_(?:embedding_)?[AB]\.default(?=\.|$)")
+
+
+def is_adapters(name: str) -> bool:
+    """Whether a weight belongs to an adapter."""
+    return _OWN.search(name) is not None
+
+
+def names_of_base(config: AdapterConfig) -> Callable[[str], str | None]:
+    """A function from a weight's name to that in the model without adapters; None for an adapter's own weight."""
+    if config.name == "none":
+        return str
+    return lambda name: None if is_adapters(name) else f".{name}".replace(_BASE, ".")[1:]
+
+
+def name_in_peft(name: str) -> str:
+    """The name of an adapter's weight in a file of PEFT."""
+    return f"base_model.model.{_OWN.sub(lambda found: found.group().removesuffix('.default'), name)}"
+
+
+def adapted(made: Any, config: AdapterConfig) -> Any:
+    """What a model function returned, with adapters. A model whose layers are built later gets them with its layers.
+
+    Raises:
+        RequestError: no layer has a name of ``adapter.targets``, PEFT cannot adapt one, or its weight is tied.
+    """
+    if config.name != "none" and isinstance(made, nn.Module) and any(True for _ in made.parameters()):
+        _inject(made, config)
+    return made
+
+
+def adapted_layers(sources: Sequence[LayerSource], config: AdapterConfig, seed: int) -> list[LayerSource]:
+    """The layers; those that do not exist yet get their adapters when they are built.
+
+    Args:
+        sources: the layers of what :func:`adapted` returned.
+        config: the adapters.
+        seed: the run's, from which each layer's adapters have their own.
+    """
+    if config.name == "none":
+        return list(sources)
+
+    def source(one: LayerSource) -> LayerSource:
+        def build() -> nn.Module:
+            with seeded_with(mix_seed(seed, one.index, "adapter")):
+                return _adapted_layer(one.build(), one.name, config)
+
+        return one if one.given is not None else replace(one, build=build)
+
+    return [source(one) for one in sources]
+
+
+def _adapted_layer(layer: nn.Module, name: str, config: AdapterConfig) -> nn.Module:
+    """One layer of the model, which is frozen and gets the adapters of the targets that lie in it."""
+    holder = nn.ModuleDict({"layer": layer.requires_grad_(False)})  # the layer may itself be a target
+    places = [place for place, _ in layer.named_modules()]
+    targets = [place for place in places if _is_target(_joined(name, place), config.targets)]
+    if targets:
+        _inject(holder, replace(config, targets=[_joined("layer", place) for place in targets]))
+    return holder["layer"]
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _is_target(name: str, targets: Sequence[str]) -> bool:
+    """Whether PEFT would take a module of this name: it is one of the targets, or ends with one."""
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def _inject(model: nn.Module, config: AdapterConfig) -> None:
+    """Put adapters into the model, and freeze all other weights."""
+    from peft import inject_adapter_in_model
+
+    asked = list(config.targets)
+    try:
+        inject_adapter_in_model(_settings(config), model)
+    except ValueError as error:
+        rule = "must name layers that PEFT can adapt" if asked else "must name layers"
+        why = str(error) if asked else f"PEFT knows none for a {type(model).__name__}"
+        raise RequestError([Problem("adapter.targets", asked, rule, why)]) from error
+    _refuse_tied(model, asked)
+
+
+def _refuse_tied(model: nn.Module, asked: Sequence[str]) -> None:
+    """Refuse targets whose weight other layers use too: merging would change it for them."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for found in names.values():
+        if len(found) > 1 and any(_BASE in f".{name}" for name in found):
+            rule, why = "must name layers with weights of their own", f"{' and '.join(found)} are one tied weight"
+            raise RequestError([Problem("adapter.targets", list(asked), rule, why)])
+
+
+def _settings(config: AdapterConfig) -> Any:
+    """The request's settings as PEFT's."""
+    from peft import LoraConfig
+
+    targets = list(config.targets) or None
+    return LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=targets)
+
+
+def peft_settings(model: Any, config: AdapterConfig) -> Any:
+    """PEFT's settings of what :func:`adapted` returned, with the targets that PEFT has chosen if none are named."""
+    found = getattr(model, "peft_config", {}).get("default")
+    return found if found is not None else _settings(config)
+
+
+def merge_adapters(model: nn.Module) -> None:
+    """Add the adapters to the weights beside which they are, and take them out of the model."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module.get_base_layer())
