@@ -25,12 +25,14 @@ class StepBatch:
         targets: targets for the loss; None on a rank without the last stage.
         samples: number of samples of this replica; None on a rank that loads no data (it gets it in the header).
         checksum: checksum of inputs and targets, which are the same on all ranks that load them; else None.
+        place: the place in the data after this batch, of which the engine knows nothing; None if it is not told.
     """
 
     inputs: Any = None
     targets: Any = None
     samples: int | None = None
     checksum: int | None = None
+    place: Any = None
 
 
 @dataclass

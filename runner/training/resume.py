@@ -7,7 +7,7 @@ which hook a checkpoint was saved.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from runner.config.compose.resolve import fingerprint, to_container
 from runner.config.schema import RunConfig
 from runner.environment import arithmetic
 from runner.optim.states.settings import apply_settings
+from runner.training.data.places import Place
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -76,6 +77,7 @@ class Progress:
         fingerprint: hash of that configuration.
         samples: number of training samples; None for an iterable dataset, and in checkpoints of earlier versions.
         arithmetic: see :func:`runner.environment.arithmetic`; empty in checkpoints of earlier versions.
+        place: the place in iterable data whose state brings it back; else None.
     """
 
     step: int
@@ -87,6 +89,7 @@ class Progress:
     fingerprint: str
     samples: int | None = None
     arithmetic: Mapping[str, str | None] = field(default_factory=dict)
+    place: Place | None = None
 
     @classmethod
     def of(
@@ -98,11 +101,17 @@ class Progress:
         samples: int | None,
         history: History,
         random: Mapping[int, dict[str, Any]],
+        place_after: Callable[[int], Place | None] = lambda batches: None,
     ) -> Progress:
-        """The progress of a trainer whose last step is complete."""
+        """The progress of a trainer whose last step is complete.
+
+        Args:
+            place_after: the place in the data after a number of batches.
+        """
+        batches = trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
         return cls(
             step=trainer.global_step,
-            batches=trainer.fit_loop.epoch_loop.batch_progress.total.processed,  # type: ignore[attr-defined]
+            batches=batches,
             batches_per_epoch=batches_per_epoch,
             history=history,
             random=random,
@@ -110,6 +119,7 @@ class Progress:
             fingerprint=fingerprint(config),
             samples=samples,
             arithmetic=arithmetic(),
+            place=place_after(batches),
         )
 
     @property
@@ -140,6 +150,7 @@ class Progress:
             "fingerprint": self.fingerprint,
             "samples": self.samples,
             "arithmetic": dict(self.arithmetic),
+            "place": self.place.to_entry() if self.place is not None else None,
         }
 
     @classmethod
@@ -157,6 +168,7 @@ class Progress:
             fingerprint=entry["fingerprint"],
             samples=entry.get("samples"),
             arithmetic=entry.get("arithmetic", {}),
+            place=Place.from_entry(entry["place"]) if entry.get("place") is not None else None,
         )
 
 

@@ -197,7 +197,8 @@ def _resumed(config: RunConfig, loader: DataLoader[Any]) -> Progress | None:
         rule = "must reach the checkpoint's step"
         why = f"It is {found.step}, and they end at {config.trainer.max_steps}"
         raise RequestError([Problem("trainer.max_epochs", config.trainer.max_epochs, rule, why)])
-    resume_at(loader, found.epoch, found.batch_in_epoch)
+    if why := resume_at(loader, found.epoch, found.batch_in_epoch, found.place):
+        logger.info("%s is read again up to its place in the checkpoint: %s", config.data.target, why)
     return found
 
 
@@ -224,6 +225,7 @@ def _checkpoints(
             samples=samples_per_epoch(loaders[0]),
             history=clock.history(module),
             random=dict(strategy.saved_parts((strategy.global_rank, random_state())) or ()),
+            place_after=loaders[0].place_after,
         )
 
     return Checkpoints(

@@ -45,6 +45,11 @@ class Batches:
             inputs, targets = _none_of(inputs), _none_of(targets)
         return StepBatch(inputs if self._inputs else None, targets if self._targets else None, len(samples), checksum)
 
+    def checksum(self, sample: Any) -> int:
+        """A checksum of one sample, as a batch."""
+        with seeded(self._seed, "checksum"):
+            return batch_checksum(*collated([sample], self._collate), whole=True)
+
 
 def _none_of(value: Any) -> Any:
     return map_tensors(lambda tensor: tensor[:0], value)

@@ -25,6 +25,7 @@ from runner.model.data import Collate
 from runner.model.seeds import keep_generators, mix_seed, seed_generators
 from runner.plan.layout.batches import replica_slice
 from runner.training.data.batches import Batches
+from runner.training.data.places import Place
 from runner.training.data.streams import EmptySteps, Share, SizedStream, StepStream
 from runner.training.data.timed import TimedLoader
 
@@ -189,7 +190,7 @@ def make_loader(
     check_every: int = 100,
     drop_last: bool = False,
     collate: Collate = default_collate,
-) -> DataLoader[Any]:
+) -> TimedLoader:
     """Make the data loader of one rank.
 
     Args:
@@ -296,12 +297,23 @@ def samples_of_step(loader: DataLoader[Any], batch_size: int, batch: int) -> int
     return min(batch_size, samples - batch % steps * batch_size)
 
 
-def resume_at(loader: DataLoader[Any], epoch: int, step: int) -> None:
-    """Make a training loader continue after the first ``step`` steps of an epoch."""
+def resume_at(loader: DataLoader[Any], epoch: int, step: int, place: Place | None = None) -> str:
+    """Make a training loader continue after the first ``step`` steps of an epoch.
+
+    Args:
+        place: of an iterable dataset, the same place by its own state; without it, the samples before are read again.
+
+    Returns:
+        why the place is not used; empty if it is, or if there is none.
+    """
     if isinstance(loader.batch_sampler, StepSampler):
         loader.batch_sampler.resume_at(epoch, step)
-    elif isinstance(loader.dataset, StepStream):
-        loader.dataset.resume_at(step)
+    if not isinstance(loader.dataset, StepStream):
+        return ""
+    why = loader.dataset.resume_at(step, place)
+    if place is not None and not why and isinstance(loader, TimedLoader):
+        loader.note(place)
+    return why
 
 
 def first_batch(loader: DataLoader[Any]) -> StepBatch:

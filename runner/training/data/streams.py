@@ -3,23 +3,26 @@
 Every rank that loads data reads the whole dataset and takes its own part, so that all agree. When the dataset ends, it
 starts again under the seed of the next epoch; the last step before that may be short. Lightning sees one endless epoch:
 only ranks with the first or the last stage notice the end of the data, and the others need not be told.
+
+A dataset that has ``state_dict`` and ``load_state_dict`` is asked for its state after each step
+(:mod:`runner.training.data.places`), so that a resumed run reads no sample again. For any other one a resumed run reads
+all samples before its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from runner.engine.window import StepBatch
-from runner.errors import RunFailedError
-from runner.model.seeds import seeded
 from runner.plan.layout.batches import replica_slice
 from runner.training.data.batches import Batches
+from runner.training.data.places import Place
+from runner.training.data.samples import Samples, why_not_at
 
 __all__ = ["EmptySteps", "Share", "SizedStream", "StepStream", "count_samples"]
 
@@ -61,21 +64,37 @@ class StepStream(IterableDataset[StepBatch]):
         self._dataset, self._batches, self._share = dataset, batches, share
         self._seed, self._check_every, self._endless = seed, check_every, endless
         self._first = 0
+        self._place: Place | None = None
         self._worker = (0, 1)
 
-    def resume_at(self, step: int) -> None:
-        """Start after the first ``step`` steps; their samples are still read."""
-        self._first = step
+    def resume_at(self, step: int, place: Place | None) -> str:
+        """Start after the first ``step`` steps, at ``place`` if that is given and good, else by reading their samples.
+
+        Returns:
+            why the place is not good; empty if it is, or if there is none.
+        """
+        why = why_not_at(place, self._dataset, self._seed, self._batches.checksum) if place is not None else ""
+        self._first, self._place = step, None if why else place
+        return why
 
     def __iter__(self) -> Iterator[StepBatch]:
         number, workers = self._own_worker()
-        share = self._share
-        for step, samples in enumerate(self._steps()):
-            if step < self._first or (step - self._first) % workers != number:
-                continue
-            own = samples[replica_slice(len(samples), share.data, share.replica)]
-            whole = step == self._first or step % self._check_every == 0
-            yield self._batches.of(own, lambda first=samples[0]: first, step=(0, step), whole=whole)  # type: ignore[misc]
+        share, samples = self._share, self._samples()
+        step = self._first if self._place is not None else 0
+        while taken := samples.take(share.batch_size):
+            if step >= self._first and (step - self._first) % workers == number:
+                yield self._batch(step, taken, samples)
+            step += 1
+
+    def _samples(self) -> Samples:
+        return Samples(self._dataset, self._seed, endless=self._endless, place=self._place)
+
+    def _batch(self, step: int, taken: list[Any], samples: Samples) -> StepBatch:
+        own = taken[replica_slice(len(taken), self._share.data, self._share.replica)]
+        whole = step == self._first or step % self._check_every == 0
+        made = self._batches.of(own, lambda: taken[0], step=(0, step), whole=whole)
+        made.place = samples.place(step + 1, self._batches.checksum) if self._endless else None
+        return made
 
     def _own_worker(self) -> tuple[int, int]:
         """This worker's number and the number of workers.
@@ -87,37 +106,6 @@ class StepStream(IterableDataset[StepBatch]):
             self._worker = info.id, info.num_workers
             torch_worker._worker_info = None
         return self._worker
-
-    def _steps(self) -> Iterator[list[Any]]:
-        epoch = 0
-        while True:
-            samples, found = self._epoch(epoch), False
-            while step := list(islice(samples, self._share.batch_size)):
-                yield step
-                found = True
-            if not found:
-                raise RunFailedError(
-                    f"the iterable dataset gave no sample in its epoch {epoch}: it must give its samples anew each "
-                    "time it is iterated"
-                )
-            if not self._endless:
-                return
-            epoch += 1
-
-    def _epoch(self, epoch: int) -> Iterator[Any]:
-        set_epoch = getattr(self._dataset, "set_epoch", None)
-        with seeded(self._seed, epoch, "order"):  # the dataset may shuffle before its first sample
-            if callable(set_epoch):
-                set_epoch(epoch)
-            samples, number = iter(self._dataset), 0
-        while True:
-            with seeded(self._seed, epoch, number):
-                try:
-                    sample = next(samples)
-                except StopIteration:
-                    return
-            yield sample
-            number += 1
 
 
 class SizedStream(StepStream):

@@ -1,4 +1,4 @@
-"""A data loader that measures how long its batches are waited for."""
+"""A data loader that measures how long its batches are waited for, and remembers their places in the data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,29 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from runner.training.data.places import Place
+
 __all__ = ["TimedLoader"]
+
+_PLACES = 32  # more than Lightning fetches ahead
 
 
 class TimedLoader(DataLoader[Any]):
     """torch's loader; it adds up the seconds in which somebody waits for its next batch."""
 
     waited_seconds = 0.0
+    _places: dict[int, Place] | None = None
+
+    def note(self, place: Place) -> None:
+        """Remember a place after a batch; older ones are forgotten."""
+        self._places = self._places or {}
+        self._places[place.step] = place
+        if len(self._places) > _PLACES:
+            del self._places[min(self._places)]
+
+    def place_after(self, steps: int) -> Place | None:
+        """The place after so many steps; None if the loader's dataset does not say its place."""
+        return (self._places or {}).get(steps)
 
     def __iter__(self) -> Any:
         return _Timed(self, super().__iter__())
@@ -35,6 +51,10 @@ class _Timed:
     def __next__(self) -> Any:
         start = time.perf_counter()
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         finally:
             self._loader.waited_seconds += time.perf_counter() - start
+        if batch.place is not None:
+            self._loader.note(batch.place)
+            batch.place = None
+        return batch

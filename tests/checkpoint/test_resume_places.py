@@ -1,0 +1,43 @@
+"""A run resumes in a stream that can say its place: with the same bits, and without reading what was read before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from resume_runs import assert_same_run, record_of, run_here, train
+
+STREAM = ("data.target=stream_zoo:stream", "data.shuffle=null", "data.batch_size=8", "trainer.val_every=null")
+
+
+def read_again(file: Path, before: int) -> list[int]:
+    """Numbers below ``before`` that were read; the first sample of all tells a plan the shapes."""
+    return [number for number in map(int, file.read_text().split()) if 0 < number < before]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_goes_on_with_the_same_bits(asynchronous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten steps of a hundred samples are in the first epoch, whose 13 steps end with a short one."""
+    saving = f"checkpoint.asynchronous={str(asynchronous).lower()}"
+    run_here(monkeypatch, tmp_path / "whole", *STREAM, "trainer.max_steps=16", saving)
+    run_here(monkeypatch, tmp_path / "parted", *STREAM, "trainer.max_steps=10", saving)
+    monkeypatch.setenv("NUMBERS_READ", str(tmp_path / "read"))
+    run_here(monkeypatch, tmp_path / "parted", *STREAM, "trainer.max_steps=16", saving, "resume=auto")
+    assert_same_run(tmp_path / "whole", tmp_path / "parted")
+    assert [number for number in read_again(tmp_path / "read", 80) if number >= 24] == []
+
+
+@pytest.mark.slow
+def test_it_goes_on_with_other_stages_replicas_and_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks that load data compare the first sample of all before they start."""
+    whole = train(tmp_path / "whole", *STREAM, "trainer.max_steps=12")
+    assert whole.returncode == 0, whole.stderr
+    split = ("parallelism.pipeline=2", "schedule.microbatches=2", "parallelism.data=2", "data.workers=2")
+    first = train(tmp_path / "parted", *STREAM, "trainer.max_steps=5")
+    assert first.returncode == 0, first.stderr
+    monkeypatch.setenv("NUMBERS_READ", str(tmp_path / "read"))
+    again = train(tmp_path / "parted", *STREAM, *split, "trainer.max_steps=12", "resume=auto")
+    assert again.returncode == 0, again.stderr
+    expected, found = (record_of(tmp_path / name)["loss"] for name in ("whole", "parted"))
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert read_again(tmp_path / "read", 40) == []
