@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, IterableDataset
 
 from runner.errors import Problem, RequestError
 
@@ -21,6 +15,11 @@ __all__ = ["Loaded", "loaded"]
 
 Loaded = tuple[Any, "Collate"]
 """A dataset, and the function that makes a batch from its samples."""
+
+_OF_TORCH, _OF_TORCHDATA = "torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler"
+_SAMPLERS = (f"{_OF_TORCH}.SequentialSampler", f"{_OF_TORCH}.RandomSampler", f"{_OF_TORCHDATA}.RandomSampler")
+_BATCH_SAMPLERS = (f"{_OF_TORCH}.BatchSampler", f"{_OF_TORCHDATA}.BatchSampler")
+"""The classes of what a loader makes for itself; a StatefulDataLoader has some of its own."""
 
 
 def loaded(module: Any, target: str, *, with_test: bool = False) -> tuple[Loaded, Loaded | None, Loaded | None]:
@@ -64,7 +63,7 @@ def _of_loader(loader: Any, hook: str, target: str) -> Loaded:
         why = f"{hook}() returned a {type(loader).__name__}"
         raise RequestError([Problem("data.target", target, "must have one DataLoader of each kind", why)])
     if not isinstance(loader.dataset, IterableDataset) and not _is_plain(loader):
-        own = loader.sampler if type(loader.batch_sampler) is BatchSampler else loader.batch_sampler
+        own = loader.sampler if _class_of(loader.batch_sampler) in _BATCH_SAMPLERS else loader.batch_sampler
         rule = "must leave the order of its samples to the runner"
         why = f"{hook}() draws them by a {type(own).__name__}; step k takes samples [kB, (k+1)B) in the seeded order"
         raise RequestError([Problem("data.target", target, rule, why)])
@@ -76,7 +75,9 @@ def _of_loader(loader: Any, hook: str, target: str) -> Loaded:
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
-    return type(loader.sampler) in (SequentialSampler, RandomSampler) and type(loader.batch_sampler) in (
-        BatchSampler,
-        type(None),
-    )
+    batches = loader.batch_sampler
+    return _class_of(loader.sampler) in _SAMPLERS and (batches is None or _class_of(batches) in _BATCH_SAMPLERS)
+
+
+def _class_of(sampler: Any) -> str:
+    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
