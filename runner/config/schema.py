@@ -92,6 +92,9 @@ class DataConfig:
     drop_last: bool = False  # leave the last step of an epoch out if it has fewer samples than batch_size
     workers: int = 0  # loader processes per rank that loads data
     check_every: int = 100  # steps between two comparisons of all samples of a step over the ranks that load them
+    needs: dict[str, str] = field(default_factory=dict)  # packages that its code imports, and what gets them from pip
+    # Options of other groups, used when the user names this data but not those groups.
+    goes_with: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -23,8 +23,9 @@ try:
 except ImportError as error:
     raise ImportError("transformers is not installed: pip install -e '.[huggingface]'") from error
 
-__all__ = ["build", "configuration"]
+from runner.zoo.packing import telling_apart
 
+__all__ = ["build", "configuration"]
 
 Made = tuple[tuple[str, ...], Callable[[Mapping[str, Tensor]], dict[str, Tensor]]]
 
@@ -175,8 +176,16 @@ def _giving_logits(task: str, base: Any) -> Any:
 
 
 def _of_tokens(base: Any) -> Callable[..., Tensor]:
-    def forward(self: Any, input_ids: Tensor, attention_mask: Tensor | None = None) -> torch.Tensor:
-        logits: Tensor = base.forward(self, input_ids=input_ids, attention_mask=attention_mask).logits
+    def forward(
+        self: Any, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> torch.Tensor:
+        given = {"input_ids": input_ids, "attention_mask": attention_mask}
+        logits: Tensor
+        if position_ids is None:
+            logits = base.forward(self, **given).logits
+            return logits
+        with telling_apart(base):
+            logits = base.forward(self, **given, position_ids=position_ids).logits
         return logits
 
     return forward

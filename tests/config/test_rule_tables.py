@@ -59,6 +59,7 @@ COMBINED: list[dict[str, Any]] = [
     {"profiler.name": "nvtx", "device": "cpu"},
     {"memory_limit": "0"}, {"report": "???", "sweep_report": "???", "plan_report": "???"},
     {"model.target": "???", "data.target": "???", "loss.target": "???", "data.collate": "???"},
+    {"data.goes_with": {"loss": "token_cross_entropy"}, "loss.name": "mse"},
     {"logger.name": "custom", "logger.target": "a"}, {"logger.name": "custom"}, {"logger.target": "a:b"},
     {"parallelism.tensor": 2}, {"schedule.post_validation": True, "trainer.ema_decay": 0.9},
     {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},

@@ -33,6 +33,8 @@ _WITHOUT_EFFECT = (
     ("profiler",),
     ("metrics",),
     ("data", "workers"),
+    ("data", "goes_with"),
+    ("data", "needs"),
     ("model", "goes_with"),
     ("parallelism", "goes_with"),
     ("model", "needs"),

@@ -135,8 +135,9 @@ def _completed(request: Request, roots: Sequence[Path]) -> dict[str, str | None]
     optimizer = OPTIMIZERS.get(str(choices.get("optimizer")))
     for companion, follows in optimizer.brings.items() if optimizer is not None else ():
         choices.setdefault(companion, follows)
-    for companion, follows in _companions("parallelism", str(choices.get("parallelism")), roots).items():
-        choices.setdefault(companion, follows)
+    for group in ("parallelism", "data"):
+        for companion, follows in _companions(group, str(choices.get(group)), roots).items():
+            choices.setdefault(companion, follows)
     if not {"model", "data", RECIPE} & set(choices):
         return {**choices, RECIPE: DEFAULT_RECIPE}
     if choices.get("model") == "custom" and choices.get(RECIPE) is None:

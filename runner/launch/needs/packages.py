@@ -18,22 +18,22 @@ def missing_packages(config: RunConfig) -> dict[str, Problem]:
 
 
 def missing_for_plan(config: RunConfig) -> dict[str, Problem]:
-    """The missing packages without which the request's model and optimizer cannot be measured.
+    """The missing packages without which the request's model, data and optimizer cannot be measured.
 
     For another machine than this one nothing is timed, so that the optimizer's package may be missing here.
     """
     return {
-        **_of_model(config),
+        **_of_functions(config),
         **_of_adapter(config),
         **(_of_optimizer(config) if config.hardware.name == "auto" else {}),
     }
 
 
-def _of_model(config: RunConfig) -> dict[str, Problem]:
-    needs = config.model.needs
+def _of_functions(config: RunConfig) -> dict[str, Problem]:
     return {
-        package: _problem("model.target", config.model.target, package, install)
-        for package, install in needs.items()
+        package: _problem(f"{name}.target", section.target, package, install)
+        for name, section in (("model", config.model), ("data", config.data))
+        for package, install in section.needs.items()
         if not _is_installed(package)
     }
 
