@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from resume_runs import assert_same_run, record_of, run_here, train
 
-STREAM = ("data.target=stream_zoo:stream", "data.shuffle=null", "data.batch_size=8", "trainer.val_every=null")
+STREAM = ("data.target=stream_zoo:stream", "data.batch_size=8", "lr_scheduler.total_steps=14")
 
 
 def read_again(file: Path, before: int) -> list[int]:
@@ -17,12 +17,12 @@ def read_again(file: Path, before: int) -> list[int]:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_run_goes_on_with_the_same_bits(asynchronous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten steps of a hundred samples are in the first epoch, whose 13 steps end with a short one."""
+    """An epoch has 13 steps, of which the last one is short; the resumed run reads the next epoch's first samples."""
     saving = f"checkpoint.asynchronous={str(asynchronous).lower()}"
-    run_here(monkeypatch, tmp_path / "whole", *STREAM, "trainer.max_steps=16", saving)
+    run_here(monkeypatch, tmp_path / "whole", *STREAM, "trainer.max_steps=14", saving)
     run_here(monkeypatch, tmp_path / "parted", *STREAM, "trainer.max_steps=10", saving)
     monkeypatch.setenv("NUMBERS_READ", str(tmp_path / "read"))
-    run_here(monkeypatch, tmp_path / "parted", *STREAM, "trainer.max_steps=16", saving, "resume=auto")
+    run_here(monkeypatch, tmp_path / "parted", *STREAM, "trainer.max_steps=14", saving, "resume=auto")
     assert_same_run(tmp_path / "whole", tmp_path / "parted")
     assert [number for number in read_again(tmp_path / "read", 80) if number >= 24] == []
 

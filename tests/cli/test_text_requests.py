@@ -56,13 +56,17 @@ def wrong_argument(folder: Path) -> list[str]:
     return words("text.jsonl", folder, "+data.kwargs.lenght=3")
 
 
+def of_layers(model: str, folder: Path) -> list[str]:
+    return [model, *(word for word in words("text.jsonl", folder) if not word.startswith("model"))]
+
+
 def no_such_layers(folder: Path) -> list[str]:
     """The model is a list of layers, of which the first takes ids alone."""
-    return [word for word in words("text.jsonl", folder) if not word.startswith("model")] + ["model=gpt"]
+    return of_layers("model=gpt", folder)
 
 
-def a_model_with_a_state(folder: Path) -> list[str]:
-    return words("text.jsonl", folder, "model.kwargs.model_type=mamba", "~model.kwargs.num_attention_heads")
+def a_model_that_mixes_sequences(folder: Path) -> list[str]:
+    return words("text.jsonl", folder, "model.kwargs.model_type=opt", "+model.kwargs.word_embed_proj_dim=128")
 
 
 SAID = [
@@ -71,7 +75,7 @@ SAID = [
     (wrong_loss, "must be the loss that goes with data=text"),
     (wrong_argument, "is no argument of"),
     (no_such_layers, "must take what"),
-    (a_model_with_a_state, "takes no position_ids"),
+    (a_model_that_mixes_sequences, "lets a row's sequences see each other"),
 ]
 
 
@@ -100,7 +104,7 @@ def test_a_missing_package_is_named(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == package else find(name, *more))
-    assert main(["plan", *words("text.jsonl", folder), "model=mlp"]) == 2
+    assert main(["plan", *of_layers("model=mlp", folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"data.target = runner.zoo.text:build: needs {package}, which is not installed.")
     assert line.endswith("Try pip install -e '.[finetune]'.")
