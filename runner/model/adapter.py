@@ -130,7 +130,8 @@ def _settings(config: AdapterConfig) -> Any:
     from peft import LoraConfig
 
     targets = list(config.targets) or None
-    return LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=targets)
+    scale: Any = config.alpha  # PEFT's type says int, and any number is taken
+    return LoraConfig(r=config.rank, lora_alpha=scale, lora_dropout=config.dropout, target_modules=targets)
 
 
 def peft_settings(model: Any, config: AdapterConfig) -> Any:

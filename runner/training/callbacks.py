@@ -134,7 +134,8 @@ class StepClock(Callback):
         step, and a resumed run does not take it again.
         """
         step, row = self._row
-        if step != trainer.global_step or step % trainer.log_every_n_steps:
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by another class of Lightning
+        if step != trainer.global_step or step % every:
             return
         # Lightning keeps what it logs in the format of tensors.
         rounded = {name: torch.tensor(value, dtype=torch.get_default_dtype()).item() for name, value in row.items()}

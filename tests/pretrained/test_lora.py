@@ -57,7 +57,7 @@ def plain_loop(folder: Path, start: dict[str, torch.Tensor], batches: list[Batch
     """Losses and the trained model of PEFT's own; it starts from the given weights."""
     import peft
 
-    settings = peft.LoraConfig(r=4, lora_alpha=8.0, target_modules=list(ADAPTER.targets))
+    settings = peft.LoraConfig(r=4, lora_alpha=8, target_modules=list(ADAPTER.targets))
     model = peft.get_peft_model(CASE.open(folder).train(), settings)
     model.load_state_dict({as_peft(name): value for name, value in start.items()})
     optimizer = adam([parameter for parameter in model.parameters() if parameter.requires_grad])

@@ -26,7 +26,7 @@ def tokenizer_folder(folder: Path, *, template: str | None = TEMPLATE) -> Path:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=marks, initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator(WORDS, trainer)
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>")
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>")  # type: ignore[no-untyped-call]
     made.chat_template = template
     made.save_pretrained(str(folder))
     return folder

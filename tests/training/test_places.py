@@ -24,7 +24,7 @@ class Counted(IterableDataset[Sample]):
     """Random samples after each number; it counts how often each is read, also in loader workers."""
 
     def __init__(self, count: int) -> None:
-        self.read = torch.zeros(count, dtype=torch.int32).share_memory_()
+        self.read = torch.zeros(count, dtype=torch.int32).share_memory_()  # type: ignore[no-untyped-call]
         self.at = self.begin = 0
 
     def __iter__(self) -> Iterator[Sample]:

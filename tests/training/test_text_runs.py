@@ -42,7 +42,8 @@ def model_of(kind: str) -> Any:
     from runner.zoo.huggingface import build as model
 
     torch.manual_seed(0)
-    return model(model_type=kind, **SIZES, **KINDS[kind]).eval()
+    sizes: dict[str, Any] = {**SIZES, **KINDS[kind]}
+    return model(model_type=kind, **sizes).eval()
 
 
 def rows(tmp_path: Path, folder: Path, layout: str) -> Any:
@@ -103,7 +104,7 @@ def test_a_model_that_would_mix_packed_sequences_is_refused() -> None:
     """OPT takes positions, and makes its mask without them; Bloom takes none; Mamba's state goes on and on."""
     from runner.zoo.huggingface import build as model
 
-    sizes = {**SIZES, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    sizes: dict[str, Any] = {**SIZES, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     of_mamba = {key: value for key, value in sizes.items() if key != "num_attention_heads"}
     kinds = {"opt": {**sizes, "word_embed_proj_dim": 32}, "bloom": sizes, "mamba": of_mamba}
     ids, positions = torch.ones(1, 4, dtype=torch.long), torch.tensor([[0, 1, 0, 1]])

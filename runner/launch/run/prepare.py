@@ -12,6 +12,7 @@ from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import DoesNotFitError, Problem, RequestError, raise_problems
 from runner.files import remove_unfinished
+from runner.launch.failure import error_file
 from runner.launch.needs.packages import missing_for_plan, missing_packages
 from runner.launch.needs.zero import zero_needs
 from runner.launch.run.directory import check_run_directory
@@ -222,6 +223,8 @@ def write_request(config: RunConfig, plan: RunPlan, run_dir: Path, *, command: s
     from runner.plan.search.choose import CHOSEN_FILE, chosen_to_json
 
     (run_dir / "logs").mkdir(exist_ok=True)
+    ranks = range(plan.topology.world_size)
+    remove_unfinished(run_dir / "logs", [error_file(run_dir, rank).name for rank in ranks])
     remove_unfinished(run_dir, [PROFILE_FILE, CHOSEN_FILE, PARTITION_FILE, CONFIG_FILE, RECORD_FILE, STEPS_FILE])
     write_atomically(run_dir / PROFILE_FILE, plan.profile.to_json())
     if is_chosen_by_plan(config):
