@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner.cli.main import main
+from runner.config.compose.resolve import resolve
+from runner.model.load import load_model
 from runner.zoo.losses import token_cross_entropy
 from runner.zoo.text import build, collate
 
@@ -113,15 +115,45 @@ def test_a_model_that_would_mix_packed_sequences_is_refused() -> None:
             model(model_type=kind, **own)(ids, position_ids=positions)
 
 
+def request(tmp_path: Path, folder: Path, layout: str) -> list[str]:
+    sizes = {**SIZES, **KINDS["llama"]}
+    words = [f"{'+' if key in KINDS['llama'] else ''}model.kwargs.{key}={value}" for key, value in sizes.items()]
+    words += ["model=huggingface", "model.kwargs.model_type=llama", "logger=none", "trainer.progress=false"]
+    words += ["data=text", f"data.kwargs.path={text_file(tmp_path)}", f"data.kwargs.tokenizer={folder}", "device=cpu"]
+    return [*words, "data.kwargs.length=48", f"data.kwargs.layout={layout}", "data.batch_size=4"]
+
+
+@pytest.mark.slow
+def test_stages_tell_packed_sequences_apart(tmp_path: Path, folder: Path) -> None:
+    """Traced layers, one after the other, as the stages of a pipeline run them."""
+    inputs, targets = collate([rows(tmp_path, folder, "packed")[number] for number in range(2)])
+    begins = torch.nonzero(inputs["position_ids"][0] == 0).flatten().tolist()
+    changed = {**inputs, "input_ids": inputs["input_ids"].clone()}
+    changed["input_ids"][0, begins[1] : begins[2]] = 7
+    found = []
+    for pipeline in (1, 2):
+        layers = load_model(resolve([*request(tmp_path, folder, "packed"), f"parallelism.pipeline={pipeline}"])).layers
+        assert (len(layers) > 1) == (pipeline > 1)
+        functions = [layer.calling(layer.build().eval()) for layer in layers]
+        for value in (inputs, changed):
+            with torch.no_grad():
+                for function in functions:
+                    value = function(value)
+            found.append(value)
+    whole, _, staged, other = found
+    torch.testing.assert_close(staged, whole)
+    is_changed = torch.zeros(targets.shape, dtype=torch.bool)
+    is_changed[0, begins[1] : begins[2]] = True
+    assert not torch.equal(staged[is_changed], other[is_changed])
+    assert torch.equal(staged[~is_changed], other[~is_changed])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_two_stages_and_two_replicas_learn_as_one_process(
     layout: str, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sizes = [f"{'+' if key in KINDS['llama'] else ''}model.kwargs.{key}={value}" for key, value in SIZES.items()]
-    words = ["model=huggingface", *sizes, "model.kwargs.model_type=llama", "logger=none", "trainer.progress=false"]
-    words += ["data=text", f"data.kwargs.path={text_file(tmp_path)}", f"data.kwargs.tokenizer={folder}"]
-    words += ["data.kwargs.length=48", f"data.kwargs.layout={layout}", "data.batch_size=4", "device=cpu"]
+    words = request(tmp_path, folder, layout)
     layouts = ["parallelism.pipeline=2", "parallelism.data=2", "schedule.microbatches=2"]
     assert main(["verify", *words, *layouts, "--steps", "3"]) == 0
