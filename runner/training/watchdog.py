@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _POLLS = 10  # polls until a report
 _MOST_SECONDS = 1.0  # between two polls
+_SILENT = "does not say where it is, as one that hangs outside Python"
 _GRACE_SECONDS = 2.0  # ranks do not get stuck at the same moment: time for the others to report
 
 
@@ -130,7 +131,7 @@ class Watchdog(Callback):
         if self._done.wait(_GRACE_SECONDS):
             return
         places = [_told_by(self._run_dir, rank) for rank in range(self._num_ranks)]
-        told = [place or f"rank {rank} does not say where it is" for rank, place in enumerate(places)]
+        told = [place or f"rank {rank} {_SILENT}" for rank, place in enumerate(places)]
         reason = f"no progress for {still:.0f} s: {'; '.join(told)}"
         Pulse.current().say(f"{reason}\n{places[self._rank]}")
         file = hang_file(self._run_dir, self._rank)

@@ -43,11 +43,13 @@ def test_a_hang_ends_the_run_with_every_ranks_place_and_stacks(tmp_path: Path) -
     assert "time.sleep(600)" in said
 
 
-def _watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **times: float) -> tuple[Watchdog, list[int], Mock]:
+def _watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int = 1, **times: float
+) -> tuple[Watchdog, list[int], Mock]:
     (tmp_path / "logs").mkdir()
     RunRecord().save(tmp_path)
     ends: list[int] = []
-    watchdog = Watchdog(tmp_path, 0, 1, **times)
+    watchdog = Watchdog(tmp_path, 0, ranks, **times)
 
     def end(status: int) -> None:
         ends.append(status)
@@ -90,7 +92,7 @@ def test_a_rank_that_stays_so_is_ended_with_the_reason_in_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runner.training.watchdog._GRACE_SECONDS", 0.1)
-    _, ends, _ = _watched(tmp_path, monkeypatch, report_seconds=60.0, end_seconds=0.3)
+    _, ends, _ = _watched(tmp_path, monkeypatch, ranks=2, report_seconds=60.0, end_seconds=0.3)
     end = time.monotonic() + 20
     while not ends and time.monotonic() < end:
         time.sleep(0.05)
@@ -98,6 +100,7 @@ def test_a_rank_that_stays_so_is_ended_with_the_reason_in_the_record(
     found = RunRecord.load(tmp_path)
     assert found.status == "failed"
     assert str(found.reason).startswith("no progress for 0 s: rank 0 in step 1, last at 0F0")
+    assert str(found.reason).endswith("; rank 1 does not say where it is, as one that hangs outside Python")
 
 
 @pytest.mark.full
