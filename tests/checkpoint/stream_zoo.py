@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 COUNT = 100
@@ -39,3 +39,8 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 def stream() -> Stream:
     return Stream()
+
+
+def model() -> nn.Sequential:
+    """Without dropout, whose masks follow the number of micro-batches and replicas."""
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3))

@@ -30,14 +30,16 @@ def test_a_run_goes_on_with_the_same_bits(asynchronous: bool, tmp_path: Path, mo
 @pytest.mark.slow
 def test_it_goes_on_with_other_stages_replicas_and_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks that load data compare the first sample of all before they start."""
-    whole = train(tmp_path / "whole", *STREAM, "trainer.max_steps=12")
+    request = (*STREAM, "model.target=stream_zoo:model")
+    whole = train(tmp_path / "whole", *request, "trainer.max_steps=12")
     assert whole.returncode == 0, whole.stderr
     split = ("parallelism.pipeline=2", "schedule.microbatches=2", "parallelism.data=2", "data.workers=2")
-    first = train(tmp_path / "parted", *STREAM, "trainer.max_steps=5")
+    first = train(tmp_path / "parted", *request, "trainer.max_steps=5")
     assert first.returncode == 0, first.stderr
     monkeypatch.setenv("NUMBERS_READ", str(tmp_path / "read"))
-    again = train(tmp_path / "parted", *STREAM, *split, "trainer.max_steps=12", "resume=auto")
+    again = train(tmp_path / "parted", *request, *split, "trainer.max_steps=12", "resume=auto")
     assert again.returncode == 0, again.stderr
     expected, found = (record_of(tmp_path / name)["loss"] for name in ("whole", "parted"))
     assert found == pytest.approx(expected, rel=1e-5)
-    assert read_again(tmp_path / "read", 40) == []
+    ahead = 32  # the rehearsal takes the first step of all, and its loader's workers read four steps ahead
+    assert [number for number in read_again(tmp_path / "read", 40) if number > ahead] == []

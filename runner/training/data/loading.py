@@ -301,7 +301,7 @@ def resume_at(loader: DataLoader[Any], epoch: int, step: int, place: Place | Non
     """Make a training loader continue after the first ``step`` steps of an epoch.
 
     Args:
-        place: of an iterable dataset, the same place by its own state; without it, the samples before are read again.
+        place: the same place in an iterable dataset, as its own state; without it, the samples before are read again.
 
     Returns:
         why the place is not used; empty if it is, or if there is none.

@@ -38,7 +38,7 @@ def read_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[dict[st
     """The rows of some files of one kind, in order.
 
     Args:
-        columns: those that a row must have.
+        columns: the names of the columns that a row must have.
 
     Raises:
         ValueError: a file cannot be read, or lacks a column.
