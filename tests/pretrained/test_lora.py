@@ -39,7 +39,7 @@ ADAPTER = AdapterConfig(name="lora", rank=4, alpha=8.0, targets=["q_proj", "v_pr
 adam = partial(torch.optim.Adam, lr=0.01)
 LAYOUTS = [
     (1, "1f1b"),
-    (2, "1f1b"),
+    pytest.param(2, "1f1b", marks=pytest.mark.slow),
     pytest.param(2, "zb_v", marks=pytest.mark.full),
 ]
 
