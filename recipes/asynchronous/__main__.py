@@ -21,7 +21,7 @@ RESULTS = HERE / "results.json"
 _CURVES = "![training loss by samples](loss_by_samples.svg)"
 _HEADER = [
     "schedule", "steps", "training loss", "validation loss", "against 1F1B", "copies of weights",
-    "steps late, by stage", "weights and copies, predicted", "between steps", "peak, predicted", "counted",
+    "steps late, by stage", "weights between steps, predicted", "counted", "peak, predicted", "counted",
 ]  # fmt: skip
 
 
@@ -37,7 +37,8 @@ def main() -> None:
     kept: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     if given.what != "readme":
         known = kept.get(given.what, {}).get("runs", []) if given.more else []
-        kept[given.what] = {"steps": given.steps, "samples": given.samples, "runs": []}
+        sizes = {"steps": given.steps, "samples": given.samples} if given.what == "delay" else {"steps": given.steps}
+        kept[given.what] = {**sizes, "runs": []}
         for made in (_delays if given.what == "delay" else _schedules)(given, known):
             print({key: value for key, value in made.items() if key != "curve"}, flush=True)
             kept[given.what]["runs"].append(made)

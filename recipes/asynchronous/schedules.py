@@ -219,7 +219,8 @@ def rows(results: Sequence[Result]) -> Iterator[list[str]]:
         losses = [_number(each.loss), _number(each.val_loss), _difference(each, found.get(each.base or ""))]
         copies = [f"{each.versions:g}", " ".join(map(str, each.late))]
         states = [f"{count:,}" for count in (*each.weight_bytes, *each.peak_bytes)]
-        yield [f"`{each.schedule}`", str(each.steps), *losses, *copies, *states]
+        name, more = each.schedule, each.label.removeprefix(each.schedule)
+        yield [f"`{name}`{more}", str(each.steps), *losses, *copies, *states]
 
 
 def momentum_rows(results: Sequence[Result]) -> Iterator[list[str]]:
