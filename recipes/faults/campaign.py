@@ -162,6 +162,7 @@ class _Driver:
         self.find(complaints(ended, self._chain.faults[before:happened]))
         self.find(self._left_behind())
         self._acknowledged = self._state.acknowledged(layouts.LAYOUTS[self._chain.layout].ranks)
+        self._state.forget(self._acknowledged)  # a part of a save that no rank completes with one of another command
         if happened > before:
             self._damage(self._kinds[happened - 1])
         return status
