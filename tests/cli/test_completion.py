@@ -99,6 +99,6 @@ def test_help_of_every_command(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 def test_help_of_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", "plann"]) == 2
-    assert "Try runner plan." in capsys.readouterr().err
+    assert "Try runner help plan." in capsys.readouterr().err
     assert main(["help"]) == 0
     assert "runner help COMMAND" in capsys.readouterr().out
