@@ -31,8 +31,8 @@ def test_a_crash_is_a_row_and_stops_nothing(tmp_path: Path) -> None:
     assert records[0].reason == "rank 0 (stage 0, layers 0..7) died: SIGSEGV"
     assert records[0].extras["overrides"] == ["optimizer.lr=2"]
     rows = [line.split() for line in out.splitlines()]
-    assert ["0", "optimizer.lr=2", "failed", "-", "-", "-"] in rows
-    assert ["1", "optimizer.lr=0.5", "ok", "0.5", "100", "ms", "-"] in rows
+    assert ["0", "lr=2", "failed", "-", "-", "-"] in rows
+    assert ["1", "lr=0.5", "ok", "0.5", "100", "ms", "-"] in rows
     assert "0: rank 0 (stage 0, layers 0..7) died: SIGSEGV" in out
 
 
