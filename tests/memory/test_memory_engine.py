@@ -288,7 +288,7 @@ def test_the_measured_peak_is_the_predicted_one(policy: str, pipeline: int, drop
         assert sum(measured) < sum(plain)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("policy", ["none", "full"])

@@ -126,7 +126,7 @@ def test_of_a_hundred_thousand_samples_none_is_read_again(workers: int) -> None:
     assert int(dataset.read[90_000]) >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sample_90_000_is_the_same_as_without_a_stop() -> None:
     whole = loader(Counted(MANY), batch_size=45_000)
     expected = some(whole, 3)[2]

@@ -149,7 +149,7 @@ def test_stages_tell_packed_sequences_apart(tmp_path: Path, folder: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "replicas"), [("packed", 2), ("padded", 1)])
+@pytest.mark.parametrize(("layout", "replicas"), [("packed", 2), pytest.param("padded", 1, marks=pytest.mark.full)])
 def test_two_stages_and_two_replicas_learn_as_one_process(
     layout: str, replicas: int, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
