@@ -153,6 +153,10 @@ def _reported(target: str, documents: Sequence[Mapping[str, Any]]) -> str:
 def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPlan:
     config = checked(overrides, arguments.problems if arguments is not None else ())
     raise_problems([*_place_problems(config), *callable_problems(config), *missing_for_plan(config).values()])
+    if config.model.pretrained is not None:
+        from runner.model.pretrained.check import planned_problems
+
+        raise_problems(planned_problems(config))
     if config.resume is not None and (arguments is not None or config.resume != AUTO):  # jobs have own directories
         with_checkpoint(config)
     from runner.model.device import device_memory_bytes

@@ -56,3 +56,11 @@ def test_what_stands_beside_a_folder(tmp_path: Path) -> None:
     assert profile_model(wider).layers  # a plan reads no weights
     found = [problem.line() for problem in pretrained_problems(wider)]
     assert any("must hold model.embed_tokens.weight with the shape (64, 64). It is (64, 32)" in line for line in found)
+
+
+def test_a_plan_refuses_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a run does; planned weights may be absent beside their configuration."""
+    assert main(["plan", "model=mlp", f"model.pretrained={tmp_path / 'nowhere'}"]) == 2
+    assert "model.pretrained" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    assert main(["plan", "model=mlp", f"model.pretrained={tmp_path}"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
@@ -13,7 +14,7 @@ from runner.model.pretrained.files import stored_tensors
 from runner.model.pretrained.fill import all_names
 from runner.model.pretrained.weights import PretrainedWeights
 
-__all__ = ["frozen_problems", "pretrained_problems"]
+__all__ = ["frozen_problems", "planned_problems", "pretrained_problems"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,17 @@ def pretrained_problems(config: RunConfig) -> list[Problem]:
         for name in weights.fresh(wanted):
             logger.info("stays fresh: %s", name)
     return problems
+
+
+def planned_problems(config: RunConfig) -> list[Problem]:
+    """What a plan refuses: all that a run does, but for weights that are not there yet beside their ``config.json``.
+
+    Raises:
+        RequestError: see :func:`pretrained_problems`.
+    """
+    folder = Path(config.model.pretrained or "")
+    only_config = (folder / "config.json").is_file() and not any(folder.glob("*.safetensors*"))
+    return [] if only_config else pretrained_problems(config)
 
 
 def frozen_problems(config: RunConfig) -> list[Problem]:
