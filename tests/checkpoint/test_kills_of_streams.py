@@ -19,7 +19,7 @@ LAYOUTS = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", sampled(LAYOUTS, "pipedream", "avgpipe"))
+@pytest.mark.parametrize("name", sampled(LAYOUTS, "avgpipe"))
 def test_a_killed_run_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Rank 0 is killed in its eighth forward or later, rank 1 after that; both within a run of nine steps."""
     request = (

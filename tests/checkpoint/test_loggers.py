@@ -74,6 +74,7 @@ def no_space(logger: CSVLogger) -> None:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.full
 def test_a_last_row_that_is_cut_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process was killed while it wrote, or the machine went down and left zeros."""
     request = ("logger.name=csv", *REQUEST)

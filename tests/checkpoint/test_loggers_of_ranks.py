@@ -30,7 +30,7 @@ def test_a_logger_is_made_by_rank_0_alone(tmp_path: Path) -> None:
     assert (tmp_path / "made_by").read_text().split() == ["0"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_resumed_pipeline_keeps_the_lines_of_the_csv_log(tmp_path: Path) -> None:
     """Rank 1 took away the lines that rank 0 was about to write again, if it came first."""
     run = tmp_path / "run"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import sampled
 from resume_runs import assert_same_run, record_of, run_here
 from safetensors.torch import save_file
 
@@ -58,7 +59,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("states", STATES)
+@pytest.mark.parametrize("states", sampled(STATES, "fp16", "workers", "parts"))
 def test_every_state_goes_on(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masters, the loss scale, momentum, averages, and the place of loaders with workers in a shuffled epoch."""
     request = [*STATES[states], "trainer.max_steps=9"]

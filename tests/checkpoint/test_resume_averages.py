@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import sampled
 from resume_runs import assert_same_run, record_of, run_here
 from resume_zoo import OVERRIDES
 
@@ -23,7 +24,7 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", sampled(ASKED, "hetpipe", "avgpipe in parts"))
 def test_it_goes_on_bit_for_bit_and_holds_what_was_predicted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import covering
 from resume_runs import assert_same_run, record_of, run_here, train
 from torch import nn
 
@@ -17,8 +18,7 @@ def _request(run_dir: Path, how: str, *more: str) -> tuple[str, ...]:
     return (*RUN, f"+model.kwargs.run={run_dir}", f"+model.kwargs.how={how}", *more)
 
 
-@pytest.mark.parametrize("parts", ["false", "true"])
-@pytest.mark.parametrize("how", ["raise", "nan"])
+@pytest.mark.parametrize(("parts", "how"), covering({"parts": ["false", "true"], "how": ["raise", "nan"]}, strength=1))
 def test_the_steps_before_a_failure_are_saved_and_the_run_goes_on(
     how: str, parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

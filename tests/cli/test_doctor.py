@@ -164,7 +164,7 @@ exit 1
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_operator_that_does_not_compile_is_told_with_the_compilers_first_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

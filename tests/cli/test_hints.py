@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from covering import every_third
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -60,7 +61,7 @@ def _told(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("asked", "hint"), HINTS)
+@pytest.mark.parametrize(("asked", "hint"), every_third(HINTS))
 def test_a_hint_is_accepted(asked: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert TRY.findall(_told("plan", asked, capsys)) == [hint]
     assert main(["plan", "model=mlp", hint]) == 0

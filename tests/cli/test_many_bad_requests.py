@@ -114,6 +114,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @_examples(25)
 @given(words=_words)
+@pytest.mark.full
 def test_a_few(words: list[str], capsys: pytest.CaptureFixture[str], place: Path) -> None:
     _check(words, capsys, place)
 

@@ -141,7 +141,10 @@ def test_why_this_layout(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("parallelism.pipeline=4", "parallelism.data=64", "data.batch_size=256", "schedule.microbatches=4", "--why"),
         ("parallelism.data=2", "zero.stage=2", "offload.optimizer=cpu"),
-        ("-m", "parallelism.pipeline=1,2", "optimizer=sgd,adamw,lamb", "schedule=gpipe,1f1b"),
+        pytest.param(
+            ("-m", "parallelism.pipeline=1,2", "optimizer=sgd,adamw,lamb", "schedule=gpipe,1f1b"),
+            marks=pytest.mark.full,
+        ),
         ("parallelism.pipeline=2", "schedule=chimera", "schedule.microbatches=8"),
     ],
     ids=["many_ranks", "offload", "sweep", "twins"],

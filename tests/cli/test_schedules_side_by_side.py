@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from covering import covering
 
 from runner.cli.main import main
 
 FOUR = ("parallelism.pipeline=4", "schedule.microbatches=8")
+WIDE: dict[str, Sequence[object]] = {
+    "schedule": ["1f1b", "zb_v", "interleaved_1f1b", "pipefisher", "gpipe,zb_h1"],
+    "microbatches": [4, 16, 256],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +76,7 @@ def test_a_file_of_an_order_takes_one_schedule(capsys: pytest.CaptureFixture[str
     assert "schedule = nothing: there is no such option" in told
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_v", "interleaved_1f1b", "pipefisher", "gpipe,zb_h1"])
-@pytest.mark.parametrize("microbatches", [4, 16, 256])
+@pytest.mark.parametrize(("schedule", "microbatches"), covering(WIDE, strength=1))
 def test_nothing_is_wider_than_the_terminal(
     schedule: str, microbatches: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,9 +91,9 @@ IN_ORDER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("clip_norm", [None, 0.05], ids=["free", "clip"])
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", IN_ORDER)
+@pytest.mark.parametrize(
+    ("name", "ranks", "clip_norm"), covering({"name": IN_ORDER, "ranks": [2, 4], "clip_norm": [None, 0.05]}, strength=1)
+)
 def test_every_schedule_equals_one_process(name: str, ranks: int, clip_norm: float | None) -> None:
     """The clipped batch is uneven."""
     schedule = registry.build(name, ranks=ranks, microbatches=2 * ranks)

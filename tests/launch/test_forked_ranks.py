@@ -60,7 +60,7 @@ def test_a_forked_rank_finds_what_an_executed_one_does(tmp_path: Path, monkeypat
     assert all(one != other for one, other in zip(first["drawn"], second["drawn"], strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_forked_and_executed_ranks_train_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout, shuffled data, a loader's workers and a validation; also where imports ahead are not used."""
     words = ["model.target=user_code:model", "+model.kwargs.dropout=0.1", "data.target=user_code:points"]
@@ -200,7 +200,7 @@ def _children() -> str:
     return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_is_imported_for_all_ranks_does_not_ask_for_one(tmp_path: Path) -> None:
     """But for two modules, in which every rank puts its number."""
     done = subprocess.run([sys.executable, "-c", _READERS], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from covering import sampled
 from processes import left_behind
 
 from runner.config.compose.resolve import resolve
@@ -139,7 +140,10 @@ def test_a_hang_after_the_last_step(project: Path) -> None:
     assert left_behind(project) == []
 
 
-@pytest.mark.parametrize("hang", ["+model.kwargs.at_exit=true", "report=mine_that_hangs:endless_report"])
+@pytest.mark.parametrize(
+    "hang",
+    sampled(["+model.kwargs.at_exit=true", "report=mine_that_hangs:endless_report"], "+model.kwargs.at_exit=true"),
+)
 def test_a_hang_after_complete_work(hang: str, project: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An exit function or a report sleeps: nothing is lost, so the run is a success; the log says what was ended."""
     overrides = ("trainer.max_steps=2", hang, "launcher.exit_timeout_seconds=3")

@@ -110,7 +110,7 @@ print("all seen")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_late_packages_are_whole_as_soon_as_they_are_used(tmp_path: Path) -> None:
     """A user's own compiled modules, metrics and plots see no difference."""
     own = {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}

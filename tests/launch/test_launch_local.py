@@ -37,6 +37,7 @@ def test_ranks_meet_and_the_record_says_ok(tmp_path: Path) -> None:
     assert len(read_profile(tmp_path / "run").layers) == 8
 
 
+@pytest.mark.full
 def test_a_single_rank_is_a_process_as_well(tmp_path: Path) -> None:
     status, _, err = _finish(tmp_path, "succeed", *OVERRIDES, executed=True)
     assert status == 0, err

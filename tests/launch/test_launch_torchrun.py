@@ -24,7 +24,7 @@ def _torchrun(directory: Path, entry: str, *overrides: str) -> tuple[int, str, s
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_ranks_share_one_directory_that_rank_0_made(tmp_path: Path) -> None:
     status, _, err = _torchrun(tmp_path, "succeed", *PIPELINE)
     assert status == 0, err
@@ -44,7 +44,7 @@ def test_a_rank_that_fails_is_named_in_the_record(tmp_path: Path) -> None:
     assert "rank 1 failed: ValueError" in err
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_rank_that_is_out_of_memory_is_told_what_needs_less(tmp_path: Path) -> None:
     _, _, err = _torchrun(tmp_path, "last_rank_is_out_of_memory", *PIPELINE, "run_dir=run")
     assert "exitcode  : 3" in err

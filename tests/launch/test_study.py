@@ -48,7 +48,7 @@ def starts(sweep: Path) -> list[int]:
     return [len((sweep / run.name / STARTS).read_text().splitlines()) for run in read_report(sweep).runs]
 
 
-@pytest.mark.parametrize("seed", ["null", pytest.param("3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", ["null", pytest.param("3", marks=pytest.mark.full)])
 def test_a_study_goes_on_with_and_without_a_seed(light: Path, seed: str) -> None:
     """The second start asks for the two trials that are missing, and for no value that it has asked for."""
     words = [f"hydra.sweeper.sampler.seed={seed}"]

@@ -124,6 +124,7 @@ def test_the_limit_is_kept_at_twenty_limits(policy: str, pipeline: int, schedule
     limits_are_kept(policy, pipeline, 20, schedule)
 
 
+@pytest.mark.full
 def test_auto_is_as_fast_as_every_strategy_that_fits() -> None:
     for limit in grid(2, 5, "1f1b"):
         best = planned("auto", 2, limit)

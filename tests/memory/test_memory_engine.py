@@ -303,7 +303,7 @@ def test_compiled_layers_are_equal_to_rounding(policy: str, pipeline: int) -> No
         torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_compiled_layers_stay_compiled_after_the_steps_whose_memory_is_measured() -> None:
     def run(transport: ThreadTransport) -> Any:

@@ -87,6 +87,7 @@ _COMPANY = {"custom": ["optimizer.target=torch.optim:SGD"]}
 _OF_LIBRARIES = [name for name, kind in OPTIMIZERS.items() if kind.package is not None]
 
 
+@pytest.mark.full
 def test_the_imports_that_ranks_share_name_every_library() -> None:
     """The optimizer of 8 bits and the fused one were left out where they stood in a list."""
     for name, kind in OPTIMIZERS.items():
@@ -96,7 +97,7 @@ def test_the_imports_that_ranks_share_name_every_library() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(_OF_LIBRARIES, "fused_adam", "adam8bit"))
+@pytest.mark.parametrize("name", sampled(_OF_LIBRARIES, "fused_adam"))
 def test_a_rank_that_makes_an_optimizer_finds_its_library_imported(name: str) -> None:
     """And the process that ranks are forked from has one thread still: else they are not forked from it."""
     imports, package = [*OPTIMIZERS[name].imports], OPTIMIZERS[name].package

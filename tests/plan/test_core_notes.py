@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -25,5 +26,6 @@ def test_ranks_that_share_cores_are_told(cores: int, told: str, monkeypatch: pyt
     assert len(notes) == bool(told)
     assert all(told in note for note in notes)
     if cores == 2:
-        least = len(layers) * 0.03 * 8 / 2
-        assert f"{least * 1000:.0f} ms" in notes[0] or f"{least:.2f} s" in notes[0]
+        value, unit = re.findall(r"at least ([0-9.]+) (ms|s)", notes[0])[0]
+        least = len(layers) * 0.03 * 8 / 2  # the loss, which is measured in milliseconds or less, comes on top
+        assert least * 0.99 <= float(value) * {"ms": 1e-3, "s": 1}[unit] <= least * 1.1

@@ -6,6 +6,7 @@ from copy import deepcopy
 from functools import cache
 
 import pytest
+from covering import sampled
 from plan_profiles import layer, model
 
 from runner.config.compose.resolve import resolve
@@ -35,7 +36,7 @@ def asked(name: str, precision: str, stage: int | None) -> RunConfig:
     return config
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sampled(OPTIMIZERS, *list(OPTIMIZERS)[::3]))
 def test_a_plan_or_a_refusal(name: str) -> None:
     for precision in PRECISIONS:
         for stage in STAGES:

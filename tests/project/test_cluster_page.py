@@ -67,7 +67,7 @@ def test_a_search() -> None:
     assert settings["n_trials"] == 8
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_as_many_ranks_are_started_as_are_asked_for() -> None:
     for line, started in ((of("srun"), 2 * 4), (of("mpirun", "-n", "4"), 4), (of("mpirun", "--host"), 4 + 4)):
         config = resolve(request(line))

@@ -21,14 +21,7 @@ from runner.launch.hydra.settings import split_words
 from runner.plan.requested_schedule import resolve_request
 
 ALL = [block for page in PAGES for block in blocks(page)]
-SHORT = {
-    ("docs/lightning.md", "The pipeline from your own script"),
-}
-STORIES = [
-    pytest.param(page, section, marks=[pytest.mark.slow, *([] if (page, section) in SHORT else [pytest.mark.full])])
-    for page in PAGES
-    for section in stories(page)
-]
+STORIES = [(page, section) for page in PAGES for section in stories(page)]
 
 
 def lines_of(block: Block) -> list[list[str]]:
@@ -80,6 +73,7 @@ def test_requests_are_good(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
                 resolve_request(job)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("page", "section"), STORIES)
 def test_a_story(page: str, section: str, tmp_path: Path) -> None:

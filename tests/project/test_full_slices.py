@@ -125,7 +125,7 @@ def test_what_could_be_installed_is_no_reason_to_skip(
         assert (f"not to be skipped where CI=true: {reason}" in done.outlines) is bool(status)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_workers_tell_what_they_skipped(small: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     small.makepyfile(test_small=SKIPPED.format(reason="no mpirun"))

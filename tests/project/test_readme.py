@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import readme
 import warm
+from covering import sampled
 from matplotlib.pyplot import imread
 from readme import ROOT
 
@@ -22,6 +23,7 @@ COMMANDS = readme.commands()
 TARGETS = "model.target=mine:build"
 OWN = next(words for words in COMMANDS if TARGETS in words)
 FIRST = next(words for words in COMMANDS if "run_dir=outputs/first" in words)
+PLANS = [words for words in COMMANDS if words[1] == "plan"]
 DEFAULT = "pip install -e . && runner train"
 
 
@@ -65,7 +67,7 @@ def test_every_command_is_tried_here() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [w for w in COMMANDS if w[1] == "plan"], ids=lambda words: words[2])
+@pytest.mark.parametrize("words", sampled(PLANS, PLANS[-1]), ids=lambda words: words[2])
 def test_plans(words: list[str], tmp_path: Path) -> None:
     out = runner(words[1:], tmp_path)
     if "--json" in words:
@@ -80,7 +82,7 @@ def test_the_pictures_command_draws_the_picture(tmp_path: Path) -> None:
     assert (tmp_path / "1f1b.svg").read_bytes() == (ROOT / "docs/images/1f1b.svg").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_first_run_and_its_report(tmp_path: Path) -> None:
     runner([*FIRST[1:], *SHORT], tmp_path, executed=True)
     assert record(tmp_path / "outputs/first")["status"] == "ok"

@@ -87,7 +87,7 @@ def test_auto_is_judged_by_the_shortest_of_the_others() -> None:
     assert (second.name, second.target) == ("auto / gpipe", None)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_auto_and_the_others_compute_the_same() -> None:
     named = {"auto": "zb_v", "1f1b": "1f1b"}
     schedules = {name: build(order, ranks=2, microbatches=4) for name, order in named.items()}
@@ -95,7 +95,7 @@ def test_auto_and_the_others_compute_the_same() -> None:
     assert measured["seconds"].keys() == schedules.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_stages_over_processes() -> None:
     run = partial(two_stages.compare, SMALL, microbatches=4, samples=8, rounds=2, steps=1, with_deepspeed=False)
     measured = run_ranks(2, run)
@@ -108,13 +108,13 @@ def test_the_share_that_sockets_save() -> None:
     assert found.median == pytest.approx(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_messages_over_sockets_and_over_gloo_carry_the_same() -> None:
     measured = run_ranks(2, partial(messages.compare, messages._gpt(SMALL), rounds=1, steps=1))
     assert [len(values) for values in measured["seconds"].values()] == [1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sleeping_stages_take_at_least_their_schedule() -> None:
     settings: dict[str, Any] = {"schedules": ["1f1b", "zb_h1"], "microbatches": 4, "rounds": 2, "delay_seconds": 0.0}
     measured = run_ranks(2, partial(sleeping_stages.compare, 0.002, **settings))

@@ -66,7 +66,7 @@ def test_as_many_layers_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert recipe.most_layers(recipe.Session(tmp_path, "cpu")) == 12
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_loop_and_a_run_are_measured_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small model on the CPU: commands, records and JSON are those of a GPU."""
     monkeypatch.chdir(tmp_path)

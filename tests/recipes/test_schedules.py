@@ -150,7 +150,7 @@ def test_sleeping_stages_take_at_least_their_schedule() -> None:
         assert measured.bubble(known.busy, 0.005, taken[one.label]["flushed"]) >= known.simulated
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_measured_bytes_are_the_predicted_ones() -> None:
     rows = [row("1f1b"), row("zb_v"), row("varuna"), row("gems")]
     held = memory.measure(2, 4, rows)

@@ -194,12 +194,14 @@ DURATIONS = [Costs(), Costs(F=3, B=5, I=3, W=2), Costs(F=2, B=5, I=3, W=2), Cost
 
 
 def _sizes() -> Iterator[Any]:
-    """Each schedule with ranks, chunks and one of four ranges of T."""
+    """Each schedule with ranks, chunks and one of four ranges of T; small ones are the sample."""
     for place, spec in enumerate(NEW):
         chunks = [each for each in range(1, 5) if spec.chunks.holds(2, each)]
         ranks = [each for each in range(2, 9) if spec.ranks.holds(each, each)]
         for case in covering({"ranks": ranks, "chunks": chunks, "range": range(4)}, strength=1, seed=place):
-            yield pytest.param(spec, *case.values, marks=case.marks, id="-".join(map(str, (spec.name, *case.values))))
+            large = (pytest.mark.full, pytest.mark.slow) if case.values[0] > 5 else ()
+            name = "-".join(map(str, (spec.name, *case.values)))
+            yield pytest.param(spec, *case.values, marks=case.marks or large, id=name)
 
 
 @pytest.mark.parametrize(("spec", "ranks", "chunks", "part"), list(_sizes()))

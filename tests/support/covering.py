@@ -38,3 +38,8 @@ def covering(
 def sampled(cases: Iterable[object], *sample: object) -> list[Any]:
     """``cases``, of which all but those of ``sample`` are marked ``full`` and ``slow``."""
     return [pytest.param(case, marks=() if case in sample else _FULL) for case in cases]
+
+
+def every_third(cases: Sequence[tuple[object, ...]]) -> list[Any]:
+    """``cases``, values of several arguments, of which two in three are marked ``full`` and ``slow``."""
+    return [pytest.param(*case, marks=_FULL if place % 3 else ()) for place, case in enumerate(cases)]

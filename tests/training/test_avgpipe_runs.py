@@ -31,7 +31,7 @@ def test_verify_finds_it_equal_to_the_plain_loop(tmp_path: Path, case: str) -> N
     assert (found["equal"], found["bitwise"]) == (True, True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """From a whole checkpoint, and from one in parts, in which the pipelines' weights are optimizer states."""
     directory = make_directory(tmp_path / "project")

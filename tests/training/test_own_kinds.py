@@ -170,7 +170,7 @@ def test_verify_says_why_it_cannot_compare(project: Path) -> None:
     assert "compression = halves: must be none here. One process sums whole gradients" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_users_compressor_trains_on_two_replicas_and_goes_on(project: Path) -> None:
     """Its leftover is in the checkpoints, whole or in parts, and its bytes are in the record."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import sampled
 from narrow import gradient
 from own_script import Model, data
 from torch import nn
@@ -53,7 +54,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["torchrun", "python"])
+@pytest.mark.parametrize("start", sampled(["torchrun", "python"], "python"))
 def test_fit_validate_test_and_predict(start: str, tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if start == "torchrun" else []
     paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]

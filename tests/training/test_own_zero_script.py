@@ -50,7 +50,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor], float]:
     return losses, model.state_dict(), model.loss(model.net(x), y).item()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_stage_is_the_plain_loop_and_goes_on_from_anothers_checkpoint(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")])
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -15,6 +15,7 @@ import pytest
 import torch
 import user_random
 import warm
+from covering import sampled
 from safetensors.torch import load_file
 from user_project import environment
 
@@ -93,9 +94,7 @@ RANDOM = {
 }
 
 
-@pytest.mark.parametrize(
-    "what", [name if name == "batches" else pytest.param(name, marks=pytest.mark.slow) for name in RANDOM]
-)
+@pytest.mark.parametrize("what", sampled(RANDOM, "batches", "samples in workers", "layers that are recomputed"))
 def test_what_a_pipeline_draws_is_what_one_process_draws(directory: Path, what: str) -> None:
     expected = result(directory, "one", *ONE, *(each for each in RANDOM[what] if "activation" not in each))
     assert_same(result(directory, "two", *PIPELINE, *RANDOM[what]), expected)

@@ -149,7 +149,14 @@ def test_stages_tell_packed_sequences_apart(tmp_path: Path, folder: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "replicas"), [("packed", 2), pytest.param("padded", 1, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("layout", "replicas"),
+    [
+        ("packed", 1),
+        pytest.param("packed", 2, marks=pytest.mark.full),
+        pytest.param("padded", 1, marks=pytest.mark.full),
+    ],
+)
 def test_two_stages_and_two_replicas_learn_as_one_process(
     layout: str, replicas: int, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

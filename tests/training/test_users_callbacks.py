@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import user_callbacks
+from covering import sampled
 from user_project import make_directory, record, train
 
 STOPPING = (
@@ -29,7 +30,7 @@ def directory(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, "both", "asynchronous"))
 def test_early_stopping_ends_all_ranks_at_one_step(directory: Path, layout: str) -> None:
     """The first validation is the best one; two more without a better one are the patience."""
     done = train(directory, *STOPPING, *LAYOUTS[layout])

@@ -65,7 +65,7 @@ def test_the_wrapper_is_the_recursion(name: str, first: int) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_under_zero_it_is_the_recursion(tmp_path: Path) -> None:
     runs = {
         f"delayed_{stage}": [

@@ -149,7 +149,7 @@ def with_resumed(directory: Path, runs: Mapping[str, Sequence[str]]) -> dict[str
     }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_they_equal_the_plain_loop_and_go_on_bit_by_bit(tmp_path: Path) -> None:
     runs = {
         "onebit": ONEBIT,

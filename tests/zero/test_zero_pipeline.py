@@ -51,7 +51,7 @@ SPLIT = (
 KINDS = {"split": "schedule=zb_h1", "v": "schedule=zb_v"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(700)
 def test_states_shared_out_by_the_runner_are_halved_and_the_run_is_the_same(tmp_path: Path) -> None:
     """Several stages per rank, and backwards in two parts; checkpoints are whole, whoever shared out."""
