@@ -160,7 +160,7 @@ class LayerProfile:
         held_output_bytes: the part of its output that its ``saved_bytes`` counts; None = all.
         pending_output_bytes: the part of its output that a later layer's ``saved_bytes`` counts.
         input_gradient_seconds, weight_gradient_seconds: seconds of I and W; None = not known, half a backward each.
-        has_running_statistics: whether it keeps averages of its inputs, like a batch norm.
+        statistics_bytes: running averages of its inputs, like a batch norm's, and their counters.
         fills: its work that may fill bubbles, if the optimizer has such work.
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
             ``optimizer_bytes_per_gradient_byte``.
@@ -189,7 +189,7 @@ class LayerProfile:
     saves: tuple[int, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
-    has_running_statistics: bool = False
+    statistics_bytes: int = 0
     stopped_forward_bytes: int | None = None
     held_output_bytes: int | None = None
     pending_output_bytes: int = 0
@@ -198,6 +198,11 @@ class LayerProfile:
     optimizer_bytes: int | None = None
     fills: tuple[FillProfile, ...] = ()
     trained_shapes: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def has_running_statistics(self) -> bool:
+        """Whether it keeps averages of its inputs, like a batch norm."""
+        return self.statistics_bytes > 0
 
     @property
     def split_seconds(self) -> tuple[float, float]:

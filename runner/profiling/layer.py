@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -74,13 +74,20 @@ def profile_call(
         saves=tuple(sorted(kept)),
         output_gradient_bytes=num_bytes(roots),
         chained_backward_bytes=chained,
-        has_running_statistics=module is not None and any(map(keeps_running_statistics, module.modules())),
+        statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
         stopped_forward_bytes=stopped,
         trained_shapes=tuple(tuple(parameter.shape) for parameter in trained),
     )
     for parameter in trained:
         parameter.grad = None
     return map_tensors(as_leaf, output), row
+
+
+def _running_statistics(module: nn.Module | None) -> Iterator[list[Tensor]]:
+    """The buffers of each module that keeps averages of its inputs, and counts them."""
+    for each in module.modules() if module is not None else ():
+        if keeps_running_statistics(each):
+            yield list(each.buffers(recurse=False))
 
 
 def num_bytes(value: Any) -> int:

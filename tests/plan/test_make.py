@@ -247,7 +247,7 @@ def test_a_partition_by_memory_lowers_the_highest_predicted_peak() -> None:
 
 def test_running_statistics_have_no_twins() -> None:
     """Their averages would be those of one direction: refused before a rank starts, and auto keeps to one pipeline."""
-    layers = model([layer(name="norm", has_running_statistics=True), *[layer()] * 7])
+    layers = model([layer(name="norm", statistics_bytes=72), *[layer()] * 7])
     with pytest.raises(RequestError) as caught:
         planned(layers, **TWINS)
     assert "must be a schedule of one pipeline with running statistics (norm)" in str(caught.value)

@@ -47,6 +47,22 @@ def small_task() -> Task:
     return Task(lambda: gpt.build(32, 16, 32, 6, 2, 0.1), (ids, targets), loss)
 
 
+def normalizing_task() -> Task:
+    """Layers whose running statistics weigh as much as their activations."""
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randn(4, 48, generator=generator), torch.randint(48, (4,), generator=generator)
+
+    def build() -> nn.Sequential:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(48, 48), nn.BatchNorm1d(48), nn.Tanh()) for _ in range(8)))
+
+    return Task(build, (inputs, targets), nn.functional.cross_entropy)
+
+
+def test_copies_of_running_statistics_are_predicted() -> None:
+    """Also where parts are nested: each keeps what its own second run begins with."""
+    check(normalizing_task(), 4, ("full", "chen_recursive cuts=2", "bisect"))
+
+
 def test_bytes_forwards_and_flops_are_those_predicted(tmp_path: Path) -> None:
     found = check(small_task(), 4, ("full", "bisect"))
     document = {"machine": "a machine", "torch": "2", "date": "today", "models": {"GPT": found}}

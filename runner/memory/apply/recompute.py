@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,9 @@ from runner.profiling.saved_scan import operator_name
 __all__ = ["ChangedBuffers", "Recompute"]
 
 _Place = tuple[nn.Module, str]
+
+_running_again: ContextVar[bool] = ContextVar("running_again", default=False)
+"""Whether a part is run again. Parts inside are then run again from what they kept in the first run."""
 
 
 class ChangedBuffers:
@@ -95,7 +99,7 @@ class Recompute:
         if not torch.is_grad_enabled():
             return run(value)
         leaves, structure = tree_flatten(value)  # tensors in containers are inputs too, which outer hooks must see
-        before = self._buffers.snapshot()
+        before = BufferSnapshot([]) if _running_again.get() else self._buffers.snapshot()
         runs = 0
 
         def part(*given: Any) -> Any:
@@ -103,7 +107,7 @@ class Recompute:
             runs += 1
             if runs > 2 and before:
                 raise RuntimeError("a second backward through layers that change their buffers is not possible")
-            with before.restored() if runs > 1 else contextlib.nullcontext():
+            with self._again(before) if runs > 1 else contextlib.nullcontext():
                 return run(tree_unflatten(given, structure))
 
         options: dict[str, Any] = {}
@@ -112,6 +116,16 @@ class Recompute:
         output = checkpoint(part, *leaves, use_reentrant=False, preserve_rng_state=not seeded, **options)
         before.forget_unchanged()
         return output
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _again(before: BufferSnapshot) -> Iterator[None]:
+        token = _running_again.set(True)
+        try:
+            with before.restored():
+                yield
+        finally:
+            _running_again.reset(token)
 
 
 def _selective_contexts(preset: str) -> tuple[Any, Any]:

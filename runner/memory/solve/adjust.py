@@ -2,7 +2,8 @@
 
 A segment from layer s to layer e that is computed again keeps, between forward and backward, only what its chosen
 operators keep, and the output of e if somebody needs it. Its backward begins with a forward of the whole segment, whose
-saved tensors are alive together until they are used. So the segment's peak is in the row of layer e.
+saved tensors are alive together until they are used. So the segment's peak is in the row of layer e. It keeps copies
+of its layers' running statistics as well, with which it is run again, in the row of layer s, and so do segments inside.
 
 A segment that is run forward again by its own program keeps, in its second run, what that program keeps: the inputs of
 the segments inside, which are later run a third time, and what the operators of the other layers save.
@@ -125,10 +126,11 @@ class _Stage:
             share = figures.recomputed_flops / layer.forward_flops if layer.forward_flops else 1.0
             more_seconds = layer.forward_seconds * share * runs[segment.first + at - start]
             of_input, of_weights = layer.split_seconds
+            copies = self._copies(segment, start) if at == start else 0
             row = self._row(
                 at,
-                saved_bytes=figures.kept_bytes + self.tensors.counted_bytes(at),
-                running_bytes=self.tensors.waiting_bytes(at) + dropping_forward_bytes(layer, figures),
+                saved_bytes=figures.kept_bytes + self.tensors.counted_bytes(at) + copies,
+                running_bytes=self.tensors.waiting_bytes(at) + dropping_forward_bytes(layer, figures) + copies,
                 backward_transient_bytes=peak if at == end else 0,
                 chained_backward_bytes=None,
                 backward_flops=layer.backward_flops + figures.recomputed_flops * runs[segment.first + at - start],
@@ -138,6 +140,12 @@ class _Stage:
             )
             rows.append(row)
         return rows
+
+    def _copies(self, segment: Segment, start: int) -> int:
+        """Bytes of the running statistics that a segment and those inside keep from their first run."""
+        own = self._chain[start : start + segment.last - segment.first + 1]
+        inside = (self._copies(each, start + each.first - segment.first) for each in segment.inside if each.recompute)
+        return sum(layer.statistics_bytes for layer in own) + sum(inside)
 
     def _row(self, at: int, saved_bytes: int, running_bytes: int, **changes: Any) -> LayerProfile:
         layer, held = self._chain[at], self.tensors.held_output_bytes(at)
