@@ -9,6 +9,7 @@ its caller and are not counted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 from runner.profile import LayerProfile
 
@@ -74,10 +75,16 @@ class StageTensors:
 
     def callers_gradient_bytes(self, at: int) -> int:
         """Bytes of the gradient of a layer's output that the stage's caller holds: they pass through unchanged."""
-        leaving = {tensor.storage for tensor in self._chain[-1].output}
-        used = set[int]().union(*(self.saves(later) for later in range(at + 1, len(self._chain))))
         own = self._chain[at].output
-        return sum(tensor.gradient_bytes for tensor in own if tensor.storage in leaving - used)
+        return sum(each.gradient_bytes for each in own if self._last_use_of_leaving.get(each.storage, at + 1) <= at)
+
+    @cached_property
+    def _last_use_of_leaving(self) -> dict[int, int]:
+        """For each storage of the stage's output, the last layer whose autograd keeps it; -1 if none does."""
+        last = {tensor.storage: -1 for tensor in self._chain[-1].output}
+        for at in range(len(self._chain)):
+            last.update(dict.fromkeys(self.saves(at) & last.keys(), at))
+        return last
 
     def counted_bytes(self, at: int) -> int:
         """Bytes that are counted in a layer's row."""
