@@ -138,7 +138,8 @@ def _closing(plan: RunPlan, width: int) -> Iterator[str]:
     yield f"{verdict}: at most {format_bytes(max(plan.memory.peak_bytes))} of {format_bytes(plan.memory_limit_bytes)}"
     yield from _reserved(plan)
     yield from _host(plan)
-    yield f"step {format_seconds(time.step_seconds)} ({time.source}), bubble {time.bubble_ratio:.1%}"
+    bubble = f", bubble {time.bubble_ratio:.1%}" if plan.has_bubble else ""
+    yield f"step {format_seconds(time.step_seconds)} ({time.source}){bubble}"
     yield from _speed(plan)
     if plan.gradient_bytes_sent:
         yield f"gradients: {format_bytes(plan.gradient_bytes_sent)} sent in a step by all ranks together"

@@ -196,6 +196,11 @@ class RunPlan:
     gradient_bytes_sent: float | None = None
 
     @property
+    def has_bubble(self) -> bool:
+        """Whether ranks wait for the neighbours of their stage. One stage has none: replicas wait for sums alone."""
+        return self.layout["pipeline"] > 1
+
+    @property
     def fits(self) -> bool:
         """Whether each rank's predicted peak is within the limit, and offloaded values fit into the host's memory."""
         return max(self.memory.peak_bytes) <= self.memory_limit_bytes and self.fits_host

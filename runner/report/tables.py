@@ -115,12 +115,12 @@ class Comparison:
 def predicted_measured(record: RunRecord) -> list[Comparison]:
     """Step seconds, bubble ratio and peak memory of every rank, each predicted and measured.
 
-    One rank has no bubble.
+    One stage has no bubble.
     """
     seconds, bubble, memory = record.step_seconds, record.bubble_ratio, record.peak_memory_bytes
     predicted, measured = memory.get("predicted") or [], memory.get("measured") or []
     rows = [Comparison("step", seconds.get("predicted"), seconds.get("median"), "s")]
-    if record.layout.get("world_size") != 1:
+    if record.layout.get("pipeline") != 1:
         rows.append(Comparison("bubble ratio", bubble.get("predicted"), bubble.get("measured"), ""))
     for rank in range(max(len(predicted), len(measured))):
         rows.append(Comparison(f"peak memory, rank {rank}", _at(predicted, rank), _at(measured, rank), "B"))

@@ -286,7 +286,7 @@ def _predict(strategy: EngineStrategy, config: RunConfig, profile: ModelProfile,
             bubble_ratio=record.bubble_ratio | {"predicted": plan.time.bubble_ratio},
             extras=record.extras | {"seconds_source": plan.time.source},
         ).save(run_dir)
-        bubble = f", bubble {plan.time.bubble_ratio:.1%}" if plan.topology.world_size > 1 else ""
+        bubble = f", bubble {plan.time.bubble_ratio:.1%}" if plan.has_bubble else ""
         seconds, rehearsed = format_seconds(plan.time.step_seconds), format_seconds(time.perf_counter() - start)
         logger.info("predicted: %s per step%s (rehearsed in %s)", seconds, bubble, rehearsed)
     return plan

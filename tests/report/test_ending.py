@@ -37,8 +37,8 @@ def test_a_run_without_steps_has_no_loss() -> None:
     assert ending(RunRecord(), Path("run"), 0.5) == ["0 steps in 500 ms", "report  runner report run"]
 
 
-def test_one_rank_has_no_bubble() -> None:
-    one, two = (RunRecord(layout={"world_size": ranks}) for ranks in (1, 2))
+def test_one_stage_has_no_bubble() -> None:
+    one, two = (RunRecord(layout={"pipeline": stages, "data": 3}) for stages in (1, 2))
     assert [row.name for row in predicted_measured(one)] == ["step"]
     assert [row.name for row in predicted_measured(two)] == ["step", "bubble ratio"]
 

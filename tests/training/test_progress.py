@@ -52,11 +52,12 @@ def test_the_last_step_of_an_epoch_counts_its_own_samples() -> None:
     assert [samples_of_step(loader, 8, batch) for batch in range(5)] == [8, 8, 4, 8, 8]
 
 
-def _plan(ranks: int, *, replicas: bool = False) -> RunPlan:
-    """A plan of so many ranks: those of one pipeline, or a replica each."""
+def _plan(ranks: int, replicas: int = 1) -> RunPlan:
+    """A plan of so many ranks."""
     schedule = SimpleNamespace(is_asynchronous=False, windows=1)
-    topology = SimpleNamespace(coordinates=lambda rank: SimpleNamespace(data=rank if replicas else 0))
-    return cast(RunPlan, SimpleNamespace(layout={"world_size": ranks}, schedule=schedule, topology=topology))
+    topology = SimpleNamespace(coordinates=lambda rank: SimpleNamespace(data=rank % replicas))
+    several = {"layout": {"world_size": ranks}, "has_bubble": ranks > replicas}
+    return cast(RunPlan, SimpleNamespace(**several, schedule=schedule, topology=topology))
 
 
 def _times(rank: int, steps: int) -> list[StepTimes]:
@@ -80,11 +81,20 @@ def test_rank_0_knows_the_bubble_and_the_peak_of_all_ranks() -> None:
 
 def test_replicas_do_not_wait_for_one_another_in_the_bubble() -> None:
     store = HashStore()
-    plan = _plan(2, replicas=True)
-    first, second = (SharedFigures(plan, rank, store) for rank in range(2))
-    second.update([StepTimes(0, first_compute=7.0, last_compute=8.0, compute=1.0, end=8.0)], 1)
-    first.update([StepTimes(0, first_compute=0.0, last_compute=1.0, compute=1.0, end=8.0)], 1)
-    assert first.bubble == 0.0
+    plan = _plan(4, replicas=2)
+    ranks = [SharedFigures(plan, rank, store) for rank in range(4)]
+    for rank in (3, 2, 1, 0):  # replica 1 computes 7 s later, and each of its ranks for half of its second
+        start, compute = 7.0 * (rank % 2), 0.5 if rank % 2 else 1.0
+        ranks[rank].update([StepTimes(0, first_compute=start, last_compute=start + 1, compute=compute, end=8.0)], 1)
+    assert ranks[0].bubble == 0.25
+
+
+def test_replicas_of_one_stage_have_no_bubble_but_a_peak() -> None:
+    store = HashStore()
+    ranks = [SharedFigures(_plan(2, replicas=2), rank, store) for rank in range(2)]
+    for rank in (1, 0):
+        ranks[rank].update(_times(rank, 1), 100 + rank)
+    assert (ranks[0].bubble, ranks[0].peak_bytes) == (None, 101)
 
 
 def test_ranks_whose_steps_are_short_tell_seldom_and_of_the_same_steps() -> None:

@@ -37,7 +37,8 @@ class SharedFigures:
         store: see :func:`store_of_ranks`.
 
     Attributes:
-        bubble: bubble of all ranks over the latest steps that all have told of; on rank 0 of several, else None.
+        bubble: bubble of all ranks over the latest steps that all have told of, as the record measures it over the run;
+            on rank 0 of a run with several stages, else None.
         peak_bytes: peak memory of the fullest rank on rank 0, on others their own.
     """
 
@@ -74,6 +75,8 @@ class SharedFigures:
             return
         others = [_heard(store.get(_key(rank))) for rank in ranks]
         self.peak_bytes = max(self.peak_bytes, *(rank.peak_memory_bytes for rank in others))
+        if not self._plan.has_bubble:
+            return
         measures = _of_common_steps([_measures(self._replica, own[-4 * self._stride - _STEPS :], 0), *others])
         bubble = measured_bubble_ratio(self._plan, measures, range(len(measures[0].steps)))
         self.bubble = bubble if bubble is not None else self.bubble
