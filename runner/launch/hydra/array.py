@@ -21,7 +21,7 @@ from runner.config.schema import RunConfig
 from runner.errors import Problem
 from runner.launch.rank import leave
 from runner.launch.slurm.requeue import ENDED, job_state
-from runner.launch.slurm.submit import without_job
+from runner.launch.slurm.step import without_job
 from runner.record import RunRecord, finish_failed, write_atomically
 
 __all__ = ["ARRAY_FILE", "array_problems", "follow_jobs", "submit_array", "unfinished"]

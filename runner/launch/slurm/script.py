@@ -13,7 +13,7 @@ from pathlib import Path
 from runner.config.schema import RunConfig
 from runner.launch.local.meeting import TOKEN_VARIABLE
 
-__all__ = ["LOG_FILE", "SCRIPT_FILE", "batch_script", "ranks_per_node"]
+__all__ = ["LOG_FILE", "SCRIPT_FILE", "batch_script", "cpus_per_rank", "ranks_per_node"]
 
 _PLAIN = re.compile(r"[\w.,:@+/=-]+")  # no character of these means anything to sbatch
 SCRIPT_FILE = "job.sh"
@@ -52,6 +52,11 @@ def _setup_line(line: str) -> str:
     return f"eval {shlex.quote(line)} || {{ echo {said} >&2; exit 1; }}"
 
 
+def cpus_per_rank(config: RunConfig) -> int:
+    """The number of CPUs that each rank asks SLURM for."""
+    return config.launcher.cpus_per_task or config.trainer.threads + config.data.workers
+
+
 def ranks_per_node(config: RunConfig) -> int:
     """The number of ranks on each machine."""
     degrees = config.parallelism
@@ -63,7 +68,7 @@ def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
     yield _option("--job-name", re.sub(r"\s+", " ", config.name))
     yield f"--nodes={launcher.nodes or 1}"
     yield f"--ntasks-per-node={ranks}"
-    yield f"--cpus-per-task={launcher.cpus_per_task or config.trainer.threads + config.data.workers}"
+    yield f"--cpus-per-task={cpus_per_rank(config)}"
     gpus = launcher.gpus_per_node
     if gpus is None and config.device == "cuda":
         gpus = ranks

@@ -5,17 +5,18 @@ Source: srun(1), OUTPUT ENVIRONMENT VARIABLES.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from runner.config.schema import RunConfig
 from runner.errors import Problem
 from runner.launch.local.meeting import FIRST_PORT, MEETING_VARIABLE, NUM_PORTS
 
-__all__ = ["Step", "current_step"]
+__all__ = ["Step", "current_step", "without_job"]
 
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -88,6 +89,18 @@ class Step:
                 MEETING_VARIABLE: "1",
             }
         )
+
+
+@contextlib.contextmanager
+def without_job() -> Iterator[None]:
+    """Hide the job in which this process runs, because sbatch takes its variables as options of the new job."""
+    hidden = {name: os.environ[name] for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def current_step(environment: Mapping[str, str] | None = None) -> Step | None:

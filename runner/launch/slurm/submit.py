@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,11 +31,13 @@ from runner.launch.run.directory import OUTPUTS, create_run_directory
 from runner.launch.run.lock import refuse_if_in_use
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, write_submitted
 from runner.launch.run.resume import with_checkpoint
+from runner.launch.slurm.capacity import refuse_too_large
 from runner.launch.slurm.requeue import ENDED, job_state
 from runner.launch.slurm.script import LOG_FILE, SCRIPT_FILE, batch_script
+from runner.launch.slurm.step import without_job
 from runner.record import RunRecord, Status, finish_failed, write_atomically
 
-__all__ = ["follow", "needs_sbatch", "print_script", "submit", "submit_in", "unfinished_job", "without_job"]
+__all__ = ["follow", "needs_sbatch", "print_script", "submit", "submit_in", "unfinished_job"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ def submit(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY) -> int:
     """
     check_elsewhere(config)
     needs_sbatch("launcher", "slurm")
+    refuse_too_large(config)
     if config.run_dir is not None:
         refuse_if_in_use(Path(config.run_dir))
     config = with_checkpoint(config)
@@ -112,18 +113,6 @@ def needs_sbatch(path: str, value: str) -> None:
     """
     if shutil.which("sbatch") is None:
         raise_problems([Problem(path, value, "needs sbatch", "It is not on the PATH", "launcher=local")])
-
-
-@contextlib.contextmanager
-def without_job() -> Iterator[None]:
-    """Hide the job in which this process runs, because sbatch takes its variables as options of the new job."""
-    hidden = {name: os.environ[name] for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"}
-    for name in hidden:
-        del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
 
 
 def _script(config: RunConfig, run_dir: Path, entry: str) -> str:

@@ -86,6 +86,7 @@ def _on_slurm(job_dir: Path, config: RunConfig, command: str, entry: str) -> int
 
     A batch job that an earlier start of the sweep submitted, and that has not ended, is followed instead.
     """
+    from runner.launch.slurm.capacity import refuse_too_large
     from runner.launch.slurm.submit import follow, submit_in, unfinished_job
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the sweep's SIGTERM cancels the batch job
@@ -94,6 +95,7 @@ def _on_slurm(job_dir: Path, config: RunConfig, command: str, entry: str) -> int
         logger.info("SLURM job %s has been submitted already", submitted)
         return follow(submitted, job_dir)
     check_elsewhere(config, place_is_made=True)
+    refuse_too_large(config)
     config = from_newest(config)
     return submit_in(job_dir, config, command=command, entry=entry, wait=True)
 
