@@ -12,7 +12,7 @@ __all__ = ["run"]
 
 
 def run(arguments: Arguments) -> int:
-    """Print and write the report of one directory.
+    """Print and write the report of one directory. A job that SLURM has ended before it could say so is recorded first.
 
     Raises:
         RequestError: the directory holds no record, or the table of runs has no such column.
@@ -23,10 +23,12 @@ def run(arguments: Arguments) -> int:
         rule = "must be one directory of a run or of a sweep"
         problems.append(Problem("DIR", asked, rule, fix="runner report outputs/NAME/TIME"))
     raise_problems(problems)
+    from runner.launch.slurm.ended import complete_ended
     from runner.report.write import REPORT_DIRECTORY, report, tables
 
     named = arguments.value("allow")
     allowed = named.split(",") if named else ()
+    complete_ended(Path(arguments.words[0]))
     found = report(Path(arguments.words[0]), sort=arguments.value("sort"), allowed=allowed)
     if arguments.switch("json"):
         print(json.dumps(found.to_json(), indent=2))

@@ -20,9 +20,10 @@ from typing import Any
 from runner.config.schema import RunConfig
 from runner.errors import Problem
 from runner.launch.rank import leave
+from runner.launch.slurm.ended import SETTLED, complete_record
 from runner.launch.slurm.requeue import ENDED, job_state
 from runner.launch.slurm.step import without_job
-from runner.record import RunRecord, finish_failed, write_atomically
+from runner.record import finish_failed, write_atomically
 
 __all__ = ["ARRAY_FILE", "array_problems", "follow_jobs", "submit_array", "unfinished"]
 
@@ -33,7 +34,6 @@ ARRAY_FILE = "array.json"
 
 _OF_EXECUTOR = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name")
 _POLL_SECONDS = 0.5
-_SETTLED = 3  # polls in a row: a job that is queued again also passes through states that mean "ended"
 
 
 def array_problems(settings: Mapping[str, Any], configs: Sequence[RunConfig]) -> list[Problem]:
@@ -101,17 +101,17 @@ def follow_jobs(jobs: Mapping[int, str], sweep_dir: Path) -> None:
     ended = dict.fromkeys(jobs, 0)
     states: dict[int, str] = {}
     try:
-        while open_jobs := [number for number, times in ended.items() if times < _SETTLED]:
+        while open_jobs := [number for number, times in ended.items() if times < SETTLED]:
             for number in open_jobs:
                 state = job_state(jobs[number]) or "unknown to SLURM"
                 ended[number] = ended[number] + 1 if state in ENDED or state == "unknown to SLURM" else 0
                 states[number] = state
-                if ended[number] == _SETTLED:
+                if ended[number] == SETTLED:
                     _account(sweep_dir / str(number), jobs[number], state)
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         subprocess.run(["scancel", *jobs.values()], stdin=subprocess.DEVNULL, check=False)
-        for number in (number for number, times in ended.items() if times < _SETTLED):
+        for number in (number for number, times in ended.items() if times < SETTLED):
             finish_failed(sweep_dir / str(number), "interrupted", f"stopped by SIGINT: {jobs[number]} is cancelled")
         raise
 
@@ -156,9 +156,7 @@ def _ranks(config: RunConfig) -> int:
 
 
 def _account(job_dir: Path, job: str, state: str) -> None:
-    if RunRecord.load(job_dir).status == "running":
-        finish_failed(job_dir, "failed", f"SLURM job {job} ended as {state}")
-    logger.info("job %s: %s", job_dir.name, RunRecord.load(job_dir).status)
+    logger.info("job %s: %s", job_dir.name, complete_record(job_dir, job, state).status)
 
 
 def _read(sweep_dir: Path) -> dict[int, str]:

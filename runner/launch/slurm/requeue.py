@@ -11,7 +11,7 @@ import math
 import subprocess
 import time
 
-__all__ = ["ENDED", "job_state", "requeue"]
+__all__ = ["ENDED", "NoAnswerError", "job_state", "requeue"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _NO_SUCH_JOB = "invalid job id"
 _OURS = ("RUNNING", "TIMEOUT")
 
 
-class _NoAnswerError(Exception):
+class NoAnswerError(Exception):
     """SLURM's controller did not answer; the message is what scontrol said."""
 
 
@@ -49,7 +49,7 @@ def requeue(job: str) -> bool:
                 logger.info("job %s is %s: it is not queued again from here", job, state or "unknown to SLURM")
                 return False
             _scontrol("requeue", job)
-        except _NoAnswerError as error:
+        except NoAnswerError as error:
             if time.monotonic() < end:
                 time.sleep(_RETRY_SECONDS)
                 continue
@@ -68,7 +68,7 @@ def job_state(job: str, patience_seconds: float = math.inf) -> str | None:
     A controller that does not answer is asked again for ``patience_seconds``.
 
     Raises:
-        _NoAnswerError: it did not answer for so long.
+        NoAnswerError: it did not answer for so long.
     """
     end, is_told = time.monotonic() + patience_seconds, False
     while True:
@@ -78,13 +78,13 @@ def job_state(job: str, patience_seconds: float = math.inf) -> str | None:
             if _NO_SUCH_JOB in str(error).lower():
                 return None
             reason: Exception = error  # not about the job: nothing is known of it
-        except _NoAnswerError as error:
+        except NoAnswerError as error:
             reason = error
         else:
             words = [word.split("=", 1) for word in said.split() if "=" in word]
             return next((value for key, value in words if key == "JobState"), None)
         if time.monotonic() >= end:
-            raise _NoAnswerError(str(reason)) from reason
+            raise NoAnswerError(str(reason)) from reason
         if not is_told:
             logger.warning("SLURM does not tell the state of job %s (%s); it is asked again", job, reason)
             is_told = True
@@ -95,7 +95,7 @@ def _scontrol(*words: str) -> str:
     """Run scontrol and return what it prints.
 
     Raises:
-        _NoAnswerError: the controller is away, or this machine has no room for a process now.
+        NoAnswerError: the controller is away, or this machine has no room for a process now.
         _RefusedError: it refuses, or there is no scontrol here, so that no job of SLURM can be known.
     """
     command = ["scontrol", *words]
@@ -106,8 +106,8 @@ def _scontrol(*words: str) -> str:
     except FileNotFoundError:
         raise _RefusedError(f"{_NO_SUCH_JOB}: there is no scontrol on this machine") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _NoAnswerError(str(error)) from error
+        raise NoAnswerError(str(error)) from error
     if not done.returncode:
         return done.stdout
     said = " ".join(done.stderr.split()) or f"status {done.returncode}"
-    raise (_NoAnswerError if any(words in said.lower() for words in _AWAY) else _RefusedError)(said)
+    raise (NoAnswerError if any(words in said.lower() for words in _AWAY) else _RefusedError)(said)

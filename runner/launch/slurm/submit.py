@@ -32,6 +32,7 @@ from runner.launch.run.lock import refuse_if_in_use
 from runner.launch.run.prepare import CONFIG_FILE, check_elsewhere, write_submitted
 from runner.launch.run.resume import with_checkpoint
 from runner.launch.slurm.capacity import refuse_too_large
+from runner.launch.slurm.ended import JOB, POLL_SECONDS, SETTLED, complete_record
 from runner.launch.slurm.requeue import ENDED, job_state
 from runner.launch.slurm.script import LOG_FILE, SCRIPT_FILE, batch_script
 from runner.launch.slurm.step import without_job
@@ -41,10 +42,7 @@ __all__ = ["follow", "needs_sbatch", "print_script", "submit", "submit_in", "unf
 
 logger = logging.getLogger(__name__)
 
-_JOB = "slurm_job"  # the record's key for the job's number
-_POLL_SECONDS = 0.5
 _UNKNOWN_LIMIT = 30  # polls in a row without an answer from SLURM
-_SETTLED = 3  # polls in a row: a job that is queued again also passes through states that mean "ended"
 _EXIT_OF: Mapping[Status, int] = {
     "ok": EXIT_OK,
     "failed": EXIT_FAILED,
@@ -100,7 +98,7 @@ def submit_in(run_dir: Path, config: RunConfig, *, command: str, entry: str, wai
         finish_failed(run_dir, "failed", str(error))
         raise
     record = RunRecord.load(run_dir)
-    record.replace(extras=record.extras | {_JOB: job}).save(run_dir)
+    record.replace(extras=record.extras | {JOB: job}).save(run_dir)
     logger.info("submitted as SLURM job %s: %s", job, run_dir)
     return follow(job, run_dir) if wait else EXIT_OK
 
@@ -137,7 +135,7 @@ def _sbatch(script: Path) -> str:
 
 def unfinished_job(run_dir: Path) -> str | None:
     """The number of the job as which the directory's run was submitted, if SLURM has not ended it yet."""
-    job = RunRecord.load(run_dir).extras.get(_JOB)
+    job = RunRecord.load(run_dir).extras.get(JOB)
     state = job_state(job) if isinstance(job, str) else None
     return job if state is not None and state not in ENDED else None
 
@@ -154,9 +152,7 @@ def follow(job: str, run_dir: Path) -> int:
         finish_failed(run_dir, "interrupted", f"stopped by SIGINT: SLURM job {job} is cancelled")
         return EXIT_INTERRUPTED
     log.show()
-    record = RunRecord.load(run_dir)
-    if record.status == "running":
-        record = finish_failed(run_dir, "failed", f"SLURM job {job} ended as {state}")
+    record = complete_record(run_dir, job, state)
     if record.status != "ok":
         logger.error("%s", record.reason)
     return _EXIT_OF[record.status]
@@ -165,7 +161,7 @@ def follow(job: str, run_dir: Path) -> int:
 def _wait(job: str, log: _Tail) -> str:
     """Wait until the job has ended for good, and return its last state."""
     shown, unknown, ended = "", 0, 0
-    while unknown < _UNKNOWN_LIMIT and ended < _SETTLED:
+    while unknown < _UNKNOWN_LIMIT and ended < SETTLED:
         state = job_state(job)
         unknown = unknown + 1 if state is None else 0
         ended = ended + 1 if state in ENDED else 0
@@ -173,7 +169,7 @@ def _wait(job: str, log: _Tail) -> str:
             logger.info("SLURM job %s: %s", job, state.lower())
             shown = state
         log.show()
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
     return shown or "unknown"
 
 
