@@ -20,12 +20,24 @@ from enum import IntEnum
 from types import FrameType
 from typing import ClassVar
 
-__all__ = ["MOST_SECONDS_PER_POLL", "PULSES_VARIABLE", "STACKS_SIGNAL", "Phase", "PollClock", "Pulse", "Pulses"]
+__all__ = [
+    "MOST_SECONDS_PER_POLL",
+    "NO_PROGRESS",
+    "PULSES_VARIABLE",
+    "STACKS_SIGNAL",
+    "Phase",
+    "PollClock",
+    "Pulse",
+    "Pulses",
+]
 
 PULSES_VARIABLE = "RUNNER_PULSES_FD"
 """The environment variable that names the descriptor of the shared memory in a rank."""
 STACKS_SIGNAL = getattr(signal, "SIGRTMIN", None)
 """The signal at which a rank writes its stacks; None on a system without it."""
+
+NO_PROGRESS = "no progress for"
+"""The first words of what a rank leaves when it ends itself because nothing happens."""
 
 MOST_SECONDS_PER_POLL = 1.0
 """What one poll counts at most: while this process was stopped, or its machine slept, it could see no progress."""

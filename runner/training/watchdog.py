@@ -12,13 +12,14 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from runner.pulse import Phase, PollClock, Pulse
+from runner.pulse import NO_PROGRESS, Phase, PollClock, Pulse
 from runner.record import RunRecord, finish_failed, hang_file, write_atomically
 from runner.strategy.pipeline import EngineStrategy
 
@@ -29,6 +30,13 @@ logger = logging.getLogger(__name__)
 _POLLS = 10  # polls until a report
 _MOST_SECONDS = 1.0  # between two polls
 _SILENT = "does not say where it is, as one that hangs outside Python"
+_WAITS = ", waiting for other ranks"
+_RUNNER = str(Path(__file__).parents[1])
+# Whose code waits for other ranks.
+_WAITING = (
+    *(f"{_RUNNER}{os.sep}{room}{os.sep}" for room in ("engine", "strategy")),
+    os.sep.join(("torch", "distributed")),
+)
 _GRACE_SECONDS = 2.0  # ranks do not get stuck at the same moment: time for the others to report
 
 
@@ -114,7 +122,7 @@ class Watchdog(Callback):
         place, picture = engine.place() if engine is not None else ("before the first step", "")
         frames = {thread.ident: thread.name for thread in threading.enumerate()}
         stacks = sys._current_frames()
-        where = _innermost(stacks[self._main]) if self._main in stacks else ""
+        where = _doing(stacks[self._main]) if self._main in stacks else ""
         lines = [f"rank {self._rank} {place}{where}", "", picture, ""]
         for ident, frame in stacks.items():
             lines += [f"thread {frames.get(ident, ident)}", "".join(traceback.format_stack(frame))]
@@ -123,16 +131,15 @@ class Watchdog(Callback):
         try:
             write_atomically(file, "\n".join(lines) + "\n")
         except OSError as error:
-            logger.warning("no progress for %.0f s: %s; %s could not be written (%s)", still, lines[0], file, error)
+            logger.warning(f"{NO_PROGRESS} %.0f s: %s; %s could not be written (%s)", still, lines[0], file, error)
         else:
-            logger.warning("no progress for %.0f s: %s; see %s", still, lines[0], file)
+            logger.warning(f"{NO_PROGRESS} %.0f s: %s; see %s", still, lines[0], file)
 
     def _end(self, still: float) -> None:
         if self._done.wait(_GRACE_SECONDS):
             return
         places = [_told_by(self._run_dir, rank) for rank in range(self._num_ranks)]
-        told = [place or f"rank {rank} {_SILENT}" for rank, place in enumerate(places)]
-        reason = f"no progress for {still:.0f} s: {'; '.join(told)}"
+        reason = f"{NO_PROGRESS} {still:.0f} s: {'; '.join(_causes_first(places))}"
         Pulse.current().say(f"{reason}\n{places[self._rank]}")
         file = hang_file(self._run_dir, self._rank)
         try:
@@ -153,10 +160,30 @@ def _told_by(run_dir: Path, rank: int) -> str:
     return next((line for line in text.splitlines() if line.startswith(f"rank {rank} ")), "")
 
 
-def _innermost(frame: Any) -> str:
-    """The innermost frame of the user's own code, outside packages and the runner."""
-    here = str(Path(__file__).parents[1])
+def _causes_first(places: Sequence[str]) -> list[str]:
+    """What each rank says of itself, most likely cause first: one that can say nothing, and last those that wait."""
+    said = [place or f"rank {rank} {_SILENT}" for rank, place in enumerate(places)]
+    return sorted(said, key=lambda place: (place.endswith(_WAITS), not place.endswith(_SILENT)))
+
+
+def _doing(frame: Any) -> str:
+    """What a thread does, in words: that it waits for other ranks, or where it is in the user's own code."""
     frames = traceback.extract_stack(frame)
-    own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(("<", here))]
-    own = [one for one in own if f"{os.sep}lib{os.sep}python" not in one.filename]
+    return _WAITS if _is_waiting(frames) else _innermost(frames)
+
+
+def _is_waiting(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Whether the engine waits for a message: between its own code and the system there is at most Python's library."""
+    inner = next((one.filename for one in reversed(frames) if not _is_of_python(one.filename)), "")
+    return any(part in inner for part in _WAITING)
+
+
+def _is_of_python(filename: str) -> bool:
+    return f"{os.sep}lib{os.sep}python" in filename and "site-packages" not in filename
+
+
+def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost frame of the user's own code, outside packages and the runner."""
+    own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(("<", _RUNNER))]
+    own = [one for one in own if not _is_of_python(one.filename)]
     return f", at {Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.config.schema import WATCHDOG_MARGIN_SECONDS, RunConfig
-from runner.pulse import STACKS_SIGNAL, Phase, Pulses
+from runner.pulse import NO_PROGRESS, STACKS_SIGNAL, Phase, Pulses
 
 __all__ = ["Overdue", "Watch", "limits_of"]
 
@@ -91,6 +91,20 @@ class Watch:
         key, told = _LIMITS[phase]
         reason = f"{told.format(self._limit(number))} ({key}){_place(self._stacks(pid))}"
         return Overdue(reason, is_done=phase is Phase.DONE)
+
+    def silent(self, alive: Sequence[int], failed: Sequence[int]) -> list[int]:
+        """The numbers of those processes that cannot say where they are, although one has ended that waited for them.
+
+        Args:
+            alive, failed: the numbers of the processes that run, and of those that have failed by themselves.
+        """
+        if not any(self.pulses.said_by(number).startswith(NO_PROGRESS) for number in failed):
+            return []
+        return [one for one in alive if self.pulses.of(one)[0] is Phase.STEP and not self.pulses.said_by(one)]
+
+    def judged_silent(self, pid: int) -> Overdue:
+        """What is to be told of such a process. It is asked for its stacks, which takes a moment."""
+        return Overdue(f"it stood still outside Python{_place(self._stacks(pid))}", is_done=False)
 
     def _limit(self, number: int) -> float:
         return self.limits.get(self._seen[number][0], float("inf"))

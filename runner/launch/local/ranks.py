@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import secrets
 import signal
 import socket
@@ -30,7 +31,7 @@ from runner.launch.local.stops import exit_status_of, name_of_signal
 from runner.launch.local.supervise import Ending, ProcessSpec, supervise
 from runner.launch.local.template import Orders, imports_of
 from runner.launch.rank import ENDINGS, TRAIN_ENTRY, rank_variables, uses_cuda
-from runner.pulse import Phase, Pulses
+from runner.pulse import NO_PROGRESS, Phase, Pulses
 from runner.record import RECORD_FILE, RunRecord, Status, finish_failed, hang_file
 
 __all__ = ["Launch", "Outcome", "import_ahead", "run_ranks", "stopped_early", "stopped_reason"]
@@ -259,7 +260,7 @@ def _outcome(launch: Launch, ending: Ending, left: _Left, *, killed_for_memory: 
     reports = {
         rank: left.reports.get(rank) or RankFailure.load(error_file(launch.run_dir, rank)) for rank in ending.failed
     }
-    ordered = _without_repetitions(_first_cause_first(ending, reports), reports)
+    ordered = _without_repetitions(_first_cause_first(ending, reports), reports, left.said)
     first = reports[ordered[0]]
     if first is not None and first.exit_status == EXIT_WRONG_REQUEST:  # the rank that found it does not matter
         return Outcome(EXIT_WRONG_REQUEST, "unsupported", tuple(first.message.splitlines()))
@@ -306,32 +307,38 @@ def stopped_reason(number: int | None, saved: int | None) -> str:
 def _first_cause_first(ending: Ending, reports: dict[int, RankFailure | None]) -> Sequence[int]:
     """The failed ranks, most likely cause first.
 
-    A rank that left no report was killed, so its end is not a consequence of another rank's end; the others follow by
-    time.
+    A rank that left no report was killed, so its end is not a consequence of another rank's end; one that was killed
+    because it did nothing comes first; the others follow by time.
     """
 
-    def order(rank: int) -> tuple[bool, float]:
+    def order(rank: int) -> tuple[bool, bool, float]:
         report = reports[rank]
-        return (report is not None, report.time if report is not None else ending.failed.index(rank))
+        when = report.time if report is not None else ending.failed.index(rank)
+        return (report is not None, rank not in ending.overdue, when)
 
     return sorted(ending.failed, key=order)
 
 
-def _without_repetitions(ordered: Sequence[int], reports: dict[int, RankFailure | None]) -> Sequence[int]:
-    """The ranks without those that say what a rank before them says: some checks fail on all ranks together."""
-    said: dict[object, int] = {}
+def _without_repetitions(
+    ordered: Sequence[int], reports: Mapping[int, RankFailure | None], said: Mapping[int, str]
+) -> Sequence[int]:
+    """The ranks without those that say what a rank before them says.
+
+    Some checks fail on all ranks together, and a rank that ends because nothing happens tells of all ranks.
+    """
+    heard: dict[object, int] = {}
     for rank in ordered:
         report = reports[rank]
-        said.setdefault(report.message if report is not None and report.explained else rank, rank)
-    return list(said.values())
+        key = report.message if report is not None and report.explained else rank
+        heard.setdefault(NO_PROGRESS if report is None and said[rank].startswith(NO_PROGRESS) else key, rank)
+    return list(heard.values())
 
 
 def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | None, said: str) -> str:
     """The line for the user about a failed rank; ``said`` is what it, or who has ended it, has left to say of it."""
     who = f"rank {rank} ({launch.place(rank)})"
-    hang = hang_file(launch.run_dir, rank)
-    if report is None and returncode > 0 and hang.exists():
-        return f"{who} was ended: {hang.read_text(encoding='utf-8').partition(chr(10))[0]}; see {hang}"
+    if report is None and said.startswith(NO_PROGRESS):
+        return _of_hang(launch.run_dir, rank, said)
     if report is None and said:
         return f"{who} was ended: {said}"
     if report is None and returncode < 0:
@@ -342,6 +349,20 @@ def _message(launch: Launch, rank: int, returncode: int, report: RankFailure | N
         early = " before its work was complete" if returncode == EXIT_OK else ""
         return f"{who} ended with status {returncode}{early}{hint}"
     return f"{who} failed: {report.summary()}{'' if report.explained else hint}"
+
+
+def _of_hang(run_dir: Path, rank: int, said: str) -> str:
+    """The line about a run that a rank has ended because nothing happened: its file's first line names all ranks.
+
+    The file to look into is that of the rank which the line names first, if that could write one.
+    """
+    own = hang_file(run_dir, rank)
+    if own.exists():
+        said = own.read_text(encoding="utf-8").partition("\n")[0]
+    first = re.search(r"\brank (\d+) ", said)
+    named = hang_file(run_dir, int(first[1])) if first is not None else own
+    see = next((file for file in (named, own) if file.exists()), None)
+    return f"{said}; see {see}" if see is not None else said
 
 
 def _kills_for_memory() -> int:

@@ -236,6 +236,8 @@ def _wait(
         now = clock.tick()
         told = stop.is_told or any(endings.means_killed(process.poll()) for process in processes)
         if kill_at is None and (told or (settled_at is not None and now >= settled_at)):
+            if not told:
+                overdue |= _end_silent(processes, watch, failed)
             end([process for process in processes if process.poll() is None], signal.SIGTERM)
             kill_at = now + (grace_seconds() if told else FAILURE_GRACE_SECONDS)
         if kill_at is not None and (now >= kill_at or stop.interrupts > 1):
@@ -265,6 +267,16 @@ def _end_overdue(
     for index, each in judged.items():
         if each.is_done:
             logger.warning("process %d was ended, and nothing is lost: %s", processes[index].pid, each.reason)
+    return judged
+
+
+def _end_silent(processes: Sequence[Process], watch: Watch | None, failed: list[int]) -> dict[int, Overdue]:
+    """End the processes for which one of the ``failed`` ones has waited, and add them there; what is to be told."""
+    alive = [index for index, process in enumerate(processes) if process.poll() is None]
+    silent = watch.silent(alive, failed) if watch is not None else []
+    judged = {index: watch.judged_silent(processes[index].pid) for index in silent if watch is not None}
+    end([processes[index] for index in judged], signal.SIGKILL)
+    failed += judged
     return judged
 
 
