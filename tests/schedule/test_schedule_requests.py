@@ -111,7 +111,7 @@ def _file(tmp_path: Path, text: str) -> str:
 def test_a_file_has_each_stage_on_one_rank(tmp_path: Path) -> None:
     file = _file(tmp_path, to_csv(build("pipefb", ranks=4, microbatches=2)))
     found = problems_of("from_file", ranks=4, microbatches=2, file=file)
-    assert "stage 0 must be on one rank, but rows 1 and 4 both have it" in found[0].line()
+    assert "stage 0 must be on one rank, but ranks 0 and 3 both have it" in found[0].line()
 
 
 @pytest.mark.parametrize(
@@ -150,16 +150,21 @@ def test_several_stages_per_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("0F0,0X0\n1F0,1B0\n", "row 1, cell 2 (0X0): must be <stage><op><micro-batch>"),
-        ("0F0,0B0garbage\n1F0,1B0\n", "row 1, cell 2 (0B0garbage): must be <stage><op><micro-batch>"),
-        ("0F0,0STEP\n1F0,1B0\n", "row 1, cell 2 (0STEP): must be a compute action"),
-        ("(0F0;0B1)OVERLAP_F_B\n1F0,1B0\n", "row 1, cell 1 ((0F0;0B1)OVERLAP_F_B): overlapped pairs are not available"),
+        ("0F0,0X0\n1F0,1B0\n", "rank 0, cell 1 (0X0): must be <stage><op><micro-batch>"),
+        ("0F0,0B0garbage\n1F0,1B0\n", "rank 0, cell 1 (0B0garbage): must be <stage><op><micro-batch>"),
+        ("0F0,0STEP\n1F0,1B0\n", "rank 0, cell 1 (0STEP): must be a compute action"),
+        (
+            "(0F0;0B1)OVERLAP_F_B\n1F0,1B0\n",
+            "rank 0, cell 0 ((0F0;0B1)OVERLAP_F_B): overlapped pairs are not available",
+        ),
+        ("0F0,,0B0\n1F0,,0SEND_B0,1X0\n", "rank 1, cell 1 (1X0): must be <stage><op><micro-batch>"),
+        ("0F0,0B0\n,1B0,1F0\n", "rank 1, cell 0 (1B0): must come after 1F0 (cell 1)"),
         ("", "must hold at least one action"),
         (",,\n,\n", "must hold at least one action"),
-        ("0F0,0B0\n0F1,0B1\n", "stage 0 must be on one rank, but rows 1 and 2 both have it"),
+        ("0F0,0B0\n0F1,0B1\n", "stage 0 must be on one rank, but ranks 0 and 1 both have it"),
         ("0F0,0B0\n2F0,2B0\n", "stages must be numbered from 0 without gaps, but 1 is in no cell"),
         ("0F0,0B0\n1F999999999,1B0\n", "micro-batches must be numbered from 0 without gaps, but 1 is in no cell"),
-        ("0F0,1F0,1B0,0B0\n2F0,2B0\n", "every rank must have the same number of stages, but the rows have 2, 1"),
+        ("0F0,1F0,1B0,0B0\n2F0,2B0\n", "every rank must have the same number of stages, but the ranks have 2, 1"),
         ("0F0,0B0\n1F0\n", "rank 1, stage 1, micro-batch 0: no backward (1B0)"),
         ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", "rank 0, cell 1 (0B0): hangs, because it waits for 1B0"),
     ],
@@ -167,6 +172,8 @@ def test_several_stages_per_rank(tmp_path: Path) -> None:
 def test_wrong_files(text: str, says: str, tmp_path: Path) -> None:
     problems = problems_of("from_file", ranks=2, microbatches=1, file=_file(tmp_path, text))
     assert any(says in problem.line() for problem in problems), problems
+    counted = "Ranks and cells count from 0, without blank cells"
+    assert all((counted in problem.line()) == (", cell " in problem.line()) for problem in problems)
     assert {problem.path for problem in problems} == {"schedule.file"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.errors import Problem, RequestError
 from runner.schedule.catalogue.kinds import Legal, ScheduleRequest, ScheduleSpec
-from runner.schedule.checking.schedule import check
+from runner.schedule.checking.schedule import check, why_of
 from runner.schedule.generators.one_directional.from_file import schedule_of_rows
 from runner.schedule.values import Schedule
 from runner.targets import call_named, import_named
@@ -82,7 +82,7 @@ def _made(name: str, target: str, make: Callable[..., Any], request: ScheduleReq
         made = rows
     made = replace(made, name=name)
     if defects := check(made):
-        return [Problem(_PATH, target, defect) for defect in defects]
+        return [Problem(_PATH, target, defect, why_of(defect)) for defect in defects]
     asked = (("ranks", request.ranks, made.ranks), ("micro-batches", request.microbatches, _of_a_window(made)))
     return [
         Problem(_PATH, target, f"must make a schedule of {wanted} {what}", f"It made one of {there}")

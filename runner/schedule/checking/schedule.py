@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from runner.schedule.values import COMPUTE, MOVES, Action, Op, Program, Schedule
 from runner.schedule.walk import walk
 
-__all__ = ["cell", "cells", "check", "hangs"]
+__all__ = ["cell", "cells", "check", "hangs", "why_of"]
 
 
 def check(schedule: Schedule) -> list[str]:
@@ -37,7 +37,12 @@ def check(schedule: Schedule) -> list[str]:
     return defects or [*hangs(schedule)]  # a schedule with missing or misplaced actions would hang anyway
 
 
-def cell(rank: int, index: int, action: Action) -> str:
+def why_of(defect: str) -> str:
+    """How a defect that names a cell counts it, for people who count the lines of a file from 1; else empty."""
+    return "Ranks and cells count from 0, without blank cells" if ", cell " in defect else ""
+
+
+def cell(rank: int, index: int, action: Action | str) -> str:
     """The place of an action, as text for the line of a defect."""
     return f"rank {rank}, cell {index} ({action})"
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import csv
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.errors import Problem, RequestError, did_you_mean
 from runner.schedule.catalogue.kinds import Legal, ScheduleRequest, ScheduleSpec
-from runner.schedule.checking.schedule import check
+from runner.schedule.checking.schedule import cell, check, why_of
 from runner.schedule.values import COMPUTE, Action, Op, Schedule, parse_action
 
 __all__ = ["SPEC", "read_schedule", "schedule_of_rows"]
@@ -73,7 +74,7 @@ def _schedule(file: str, written: Sequence[_Cell], name: str) -> Schedule | list
         joined=2 if doubled or halved else 1,
         parts=2 if halved else 1,
     )
-    return [Problem(_PATH, file, defect) for defect in check(schedule)] or schedule
+    return [Problem(_PATH, file, defect, why_of(defect)) for defect in check(schedule)] or schedule
 
 
 _Cell = tuple[int, int, str]
@@ -95,16 +96,18 @@ def _rows(file: str, cells: Sequence[_Cell], *, halved: bool) -> list[tuple[Acti
     """Each rank's actions, or problems; halves of micro-batches are numbered like micro-batches."""
     rows: list[list[Action]] = [[] for _ in range(1 + max((rank for rank, _, _ in cells), default=-1))]
     problems: list[Problem] = []
-    derived = 0
-    for rank, column, text in cells:
+    derived, seen = 0, Counter[int]()
+    for rank, _, text in cells:
         if not text:
             continue
         if _DERIVED.fullmatch(text):
             derived += 1
             continue
+        index, seen[rank] = seen[rank], seen[rank] + 1
         found = _halves(text) if halved else _whole(text)
         if isinstance(found, str):
-            problems.append(Problem(_PATH, file, f"row {rank + 1}, cell {column + 1} ({text}): {found}"))
+            defect = f"{cell(rank, index, text)}: {found}"
+            problems.append(Problem(_PATH, file, defect, why_of(defect)))
         else:
             rows[rank] += found
     if derived:
@@ -195,7 +198,7 @@ def _placement_problems(
     held = {(action.stage, rank) for rank, row in enumerate(actions) for action in row}
     if len(_owners(actions)) == 1:
         for stage, rank in sorted(held - set(owner.items())):
-            rule = f"stage {stage} must be on one rank, but rows {owner[stage] + 1} and {rank + 1} both have it"
+            rule = f"stage {stage} must be on one rank, but ranks {owner[stage]} and {rank} both have it"
             yield Problem(_PATH, file, rule)
     microbatches = {action.microbatch for row in actions for action in row}
     for what, numbers in (("stages", owner.keys()), ("micro-batches", microbatches)):
@@ -205,7 +208,7 @@ def _placement_problems(
             yield Problem(_PATH, file, rule)
     counts = _counts(owner, len(actions))
     if len(set(counts)) > 1:
-        rule = f"every rank must have the same number of stages, but the rows have {', '.join(map(str, counts))}"
+        rule = f"every rank must have the same number of stages, but the ranks have {', '.join(map(str, counts))}"
         yield Problem(_PATH, file, rule, "Costs and partition divide a rank's share evenly over its chunks")
 
 
