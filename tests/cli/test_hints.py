@@ -27,6 +27,11 @@ HINTS = [
     ("--seed=4", "seed=4"),
     ("--max-steps 3", "trainer.max_steps=3"),
     ("--optimizer sgd", "optimizer=sgd"),
+    ("sweep_dir=x", "run_dir=x"),
+    ("hydra.sweep.dir=x", "run_dir=x"),
+    ("--output-dir x", "run_dir=x"),
+    ("learning_rate=0.1", "optimizer.lr=0.1"),
+    ("epochs=2", "trainer.max_epochs=2"),
 ]
 NO_HINTS = [
     ("trainer.min_epochs=3", "trainer has "),

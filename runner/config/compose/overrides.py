@@ -114,7 +114,7 @@ def _refused(line: str, override: Override) -> list[Problem]:
         return [Problem(key, shown, "several values make a sweep", "A plain command runs one job", f"{line} -m")]
     if override.is_hydra_override():
         why = "The runner starts, names and places its runs itself"
-        fix = f"run_dir={shown}" if key == "hydra.run.dir" else ""
+        fix = f"run_dir={shown}" if key in ("hydra.run.dir", "hydra.sweep.dir") else ""
         return [Problem(key, shown, "Hydra's own settings are not used", why, fix)]
     if override.package is not None:
         why = "Every option has one place in a request"

@@ -75,7 +75,18 @@ def unknown_key(path: str, value: object, *, where: str = "") -> Problem:
     return Problem(where + path, _shown(value), "there is no such key", why)
 
 
+# Names that other tools have for a key, which no likeness of letters tells. A sweep's jobs lie below run_dir, too.
+_ELSEWHERE = {
+    **dict.fromkeys(("sweep_dir", "output_dir", "out_dir", "log_dir", "default_root_dir"), "run_dir"),
+    "learning_rate": "optimizer.lr",
+    "epochs": "trainer.max_epochs",
+    "num_workers": "data.workers",
+}
+
+
 def _nearest_path(path: str) -> str | None:
+    if path in _ELSEWHERE:
+        return _ELSEWHERE[path]
     mended = _with_names_mended(path)
     if mended is not None:
         return mended
