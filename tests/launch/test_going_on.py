@@ -8,11 +8,12 @@ from typing import get_args
 
 import pytest
 
+from runner.config.compose.resolve import resolve
 from runner.config.schema import RunConfig
 from runner.launch.local.ranks import stopped_early
 from runner.launch.run.directory import last_run, run_directory_problems
+from runner.launch.run.going_on import command_that_continues, run_dir_word
 from runner.launch.run.resume import with_checkpoint
-from runner.launch.run.start import command_that_continues
 from runner.record import RunRecord, Status
 
 
@@ -31,6 +32,32 @@ def test_the_command_that_continues_is_whole(tmp_path: Path) -> None:
     whole = "runner train model=gpt 'model.kwargs={a: 1}' run_dir=outputs/a resume=auto"
     assert command_that_continues(command, tmp_path / "outputs" / "a") == whole
     assert command_that_continues("runner train", Path("/elsewhere")) == "runner train run_dir=/elsewhere resume=auto"
+
+
+def test_a_sweep_continues_in_its_directory_without_resume(tmp_path: Path) -> None:
+    command = "runner train model=mlp optimizer.lr=1e-3,1e-2 -m"
+    assert command_that_continues(command, tmp_path / "sw") == f"{command} run_dir=sw"
+
+
+def test_what_was_started_as_a_module_continues_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/a/runner/__main__.py", "train"])
+    assert command_that_continues("runner train", tmp_path / "a").startswith("python -m runner train run_dir=a ")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a b, c", "lr=1e-3", "(old) [1] {2}", "über", 'a"b', "it's", "a\\"),
+        'a\\"b',
+        "null",
+        "2026",
+        "a:b",
+        " a ",
+        "~a#b!c;d",
+    ],
+)
+def test_a_directory_of_any_name_can_be_typed(name: str) -> None:
+    assert resolve(["model=mlp", run_dir_word(name)]).run_dir == name
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from runner.config.schema import RunConfig
 from runner.environment import arithmetic
 from runner.errors import Problem, raise_problems
 from runner.launch.run.directory import last_run
+from runner.launch.run.going_on import run_dir_word
 from runner.record import RunRecord, StepLog, read_steps
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _steps_as_saved(run_dir: Path, history: History) -> int:
 def _newest(config: RunConfig) -> Path | None:
     if config.run_dir is None:
         last = last_run(config.name)
-        continues = f"; run_dir={last} continues the last run of this name" if last is not None else ""
+        continues = f"; {run_dir_word(last)} continues the last run of this name" if last is not None else ""
         logger.warning("resume=auto without run_dir: the run starts anew, in a new directory%s", continues)
         return None
     directory = Path(config.run_dir, CHECKPOINTS)

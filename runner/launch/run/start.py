@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from runner.launch.local.ranks import Launch, Outcome, import_ahead, run_ranks, 
 from runner.launch.local.stops import end_undisturbed, signal_of
 from runner.launch.mpi import become_rank, num_ranks
 from runner.launch.rank import TORCHRUN_VARIABLE, TRAIN_ENTRY, leave
+from runner.launch.run.going_on import command_that_continues, short_path
 from runner.launch.run.lock import take_directory
 from runner.launch.run.memory_advice import advise
 from runner.launch.run.prepare import place_of, prepare, write_request
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from runner.launch.local.forked import Template
     from runner.plan.values import RunPlan
 
-__all__ = ["command_that_continues", "run_in", "train"]
+__all__ = ["run_in", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,18 +77,6 @@ def train(config: RunConfig, *, command: str, entry: str = TRAIN_ENTRY, console:
     if status in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         logger.error("to continue: %s", command_that_continues(command, run_dir))
     return status
-
-
-def command_that_continues(command: str, run_dir: Path) -> str:
-    """The whole command that continues the run which ``command`` has begun in ``run_dir``."""
-    words = [word for word in shlex.split(command) if not word.startswith(("run_dir=", "resume="))]
-    return shlex.join([*words, f"run_dir={_short(run_dir)}", "resume=auto"])
-
-
-def _short(path: Path) -> Path:
-    """The path as people type it: relative if it is below the working directory."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _submit(config: RunConfig, *, command: str, entry: str) -> int:
@@ -177,7 +165,7 @@ def _show(run_dir: Path, seconds: float, console: Console | None) -> None:
 
     record, console = RunRecord.load(run_dir), console or Console()
     console.print(predicted_measured_table(record))
-    results, *files = (printable_line(line) for line in ending(record, _short(run_dir), seconds))
+    results, *files = (printable_line(line) for line in ending(record, short_path(run_dir), seconds))
     console.print(results, markup=False, highlight=False)
     for line in files:
         console.print(line, markup=False, highlight=False, soft_wrap=True)  # a path is copied as a whole

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.schema import RunConfig
-from runner.errors import Problem, RequestError, raise_problems
+from runner.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_packages
 from runner.launch.rank import TRAIN_ENTRY
 from runner.launch.run.directory import create_run_directory, run_directory_problems
+from runner.launch.run.going_on import command_that_continues, run_dir_word, short_path
 from runner.launch.slurm.submit import needs_sbatch
 from runner.launch.sweep.jobs import Request, Sweep, run_all
 from runner.launch.sweep.live import in_place
@@ -107,6 +108,8 @@ def run_sweep(
         with in_place(partial(read_report, directory), console):
             status = run_all(one, list(zip(jobs, requests, strict=True)))
     show_table(directory, console)
+    if status in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+        logger.error("to continue: %s", command_that_continues(command, directory))
     return status, [directory / str(job.number) for job in jobs]
 
 
@@ -178,7 +181,9 @@ def _alone(directory: Path) -> Iterator[None]:
             alone = True
         if not alone:
             why = "Another process runs this sweep: `runner report` shows how far it is"
-            raise_problems([Problem("run_dir", directory, "must not be in use", why, f"run_dir={directory}_again")])
+            raise_problems(
+                [Problem("run_dir", directory, "must not be in use", why, run_dir_word(f"{directory}_again"))]
+            )
         yield
 
 
@@ -186,7 +191,9 @@ def _ledger(directory: Path) -> Ledger:
     try:
         return Ledger.load(directory)
     except ValueError as error:
-        raise_problems([Problem("run_dir", directory, "must hold a sweep", str(error), f"run_dir={directory}_again")])
+        raise_problems(
+            [Problem("run_dir", directory, "must hold a sweep", str(error), run_dir_word(f"{directory}_again"))]
+        )
         raise
 
 
@@ -194,7 +201,7 @@ def show_table(directory: Path, console: Console) -> None:
     """Print the table of all jobs that were ever requested in the directory, and what can be done with them next."""
     found = read_report(directory)
     console.print(runs_table(found))
-    place = str(_short(directory))
+    place = str(short_path(directory))
     lines = {"report": ["report", place, "--sort", "loss"]}
     figure = figure_of(found.runs)
     if figure is not None:
@@ -202,10 +209,3 @@ def show_table(directory: Path, console: Console) -> None:
         lines["best weights"] = ["export", place, "best.safetensors", "--best", figure]
     for name, words in lines.items():
         console.print(f"{name:12}  {shlex.join(['runner', *words])}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _short(directory: Path) -> Path:
-    """The directory as it is typed here: from the working directory, if it lies there."""
-    with contextlib.suppress(ValueError):
-        return directory.relative_to(Path.cwd())
-    return directory
