@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, cast
 
@@ -237,7 +237,7 @@ class EngineStrategy(NamedCheckpointStrategy):
         activations = self.plan.activations
         for number, stage in stages.items():
             stage.to(device=self.root_device, dtype=self.options.dtype)
-            install(stage, activations.stages[number], to_host=activations.to_host)
+            install(stage, activations.stages[number], to_host=activations.to_host, moving=self._moving)
             if self.options.compile:
                 compile_layers(stage)
         schedule = self.plan.schedule
@@ -262,6 +262,11 @@ class EngineStrategy(NamedCheckpointStrategy):
             keep=self._gradients_of,
             prediction=self.plan.prediction,
         )
+
+    def _moving(self) -> AbstractContextManager[None]:
+        """The context in which offloading moves tensors; the engine's timeline measures it."""
+        assert self.engine is not None
+        return self.engine.timeline.moving()
 
     def _sharding_of(self, stages: Mapping[int, StageModule]) -> Sharding | None:
         """The object that keeps the gradients of this rank's stages instead of the engine, or None."""

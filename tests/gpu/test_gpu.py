@@ -108,10 +108,11 @@ def test_ranks_that_share_the_device_compute_what_one_does() -> None:
 
 
 def test_activations_go_to_the_host_and_come_back() -> None:
-    """``memory/apply/install`` (pinned memory)."""
+    """``memory/apply/install`` (pinned memory), ``engine/measure/timeline.moving`` in autograd's thread."""
     kept, moved = train("kept", *GPT), train("moved", *GPT, "offload=activations_save_on_cpu")
     assert moved.loss == kept.loss
     assert moved.peak_memory_bytes["measured"][0] < kept.peak_memory_bytes["measured"][0]
+    assert moved.seconds["offload"] > kept.seconds["offload"] == 0
 
 
 def test_compiled_layers_compute_the_same() -> None:

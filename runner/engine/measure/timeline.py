@@ -5,7 +5,10 @@ Seconds are those of ``time.perf_counter``, which processes of one machine share
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +17,7 @@ from runner.engine.measure.clocks import Clock, HostClock
 __all__ = ["Event", "StepTimes", "Timeline"]
 
 _STEPS_WITH_EVENTS = 64
+_WITH_MOVES = ("compute", "optimizer")  # the parts in which tensors are moved to the host and back
 
 
 class Event(NamedTuple):
@@ -38,6 +42,9 @@ class StepTimes:
         optimizer: time of clipping and update.
         waited_at_step: time of waiting, at STEP, for the loss and the sums of gradients.
         messages: time of starting to send and to receive, and of starting sums of gradients.
+        moved_in_compute, moved_in_optimizer: the shares of ``compute`` and ``optimizer`` in which offloading moved
+            tensors to the host's memory or back.
+        moved_between: time of such moves outside both.
     """
 
     step: int
@@ -50,6 +57,14 @@ class StepTimes:
     optimizer: float = 0.0
     waited_at_step: float = 0.0
     messages: float = 0.0
+    moved_in_compute: float = 0.0
+    moved_in_optimizer: float = 0.0
+    moved_between: float = 0.0
+
+    @property
+    def moved(self) -> float:
+        """Time in which offloading moved tensors to the host's memory or back."""
+        return self.moved_in_compute + self.moved_in_optimizer + self.moved_between
 
     def numbers(self) -> tuple[float, ...]:
         return (
@@ -62,6 +77,9 @@ class StepTimes:
             self.optimizer,
             self.waited_at_step,
             self.messages,
+            self.moved_in_compute,
+            self.moved_in_optimizer,
+            self.moved_between,
         )
 
 
@@ -80,6 +98,8 @@ class Timeline:
     _start: Any = None
     _open: list[tuple[str, int, int | None, Any, Any]] = field(default_factory=list)
     _parts: list[tuple[str, Any, Any]] = field(default_factory=list)
+    _moves: list[tuple[Any, Any]] = field(default_factory=list)
+    _is_moving: bool = False
 
     def moment(self) -> Any:
         """Now, for :meth:`compute` and :meth:`add`."""
@@ -101,6 +121,19 @@ class Timeline:
         """Add the time between two moments, the second of which may be now, to a part of :class:`StepTimes`."""
         self._parts.append((part, start, self.moment() if end is None else end))
 
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Within the context, offloading moves tensors to the host's memory or back; a move in a move is part of it."""
+        if self._is_moving:
+            yield
+            return
+        self._is_moving, start = True, self.moment()
+        try:
+            yield
+        finally:
+            self._is_moving = False
+            self._moves.append((start, self.moment()))
+
     def finish(self) -> None:
         """Close the step; forward-only windows are not kept."""
         end = self.moment()
@@ -117,8 +150,25 @@ class Timeline:
 
     def _settle(self) -> None:
         """Add what is noted to the step's parts."""
-        seconds = iter(self.clock.seconds([moment for _, *both in self._parts for moment in both]))
-        for part, _, _ in self._parts:
-            begin, end = next(seconds), next(seconds)
-            setattr(self.current, part, getattr(self.current, part) + end - begin)
-        self._parts = []
+        spans = self._spans([(start, end) for _, start, end in self._parts])
+        moves = self._spans(self._moves)
+        parts = [(name, *span) for (name, *_), span in zip(self._parts, spans, strict=True)]
+        noted = [(name, end - begin) for name, begin, end in parts]
+        for name, seconds in [*noted, *_placed(moves, [part for part in parts if part[0] in _WITH_MOVES])]:
+            setattr(self.current, name, getattr(self.current, name) + seconds)
+        self._parts, self._moves = [], []
+
+    def _spans(self, moments: list[tuple[Any, Any]]) -> list[tuple[float, float]]:
+        seconds = self.clock.seconds([moment for both in moments for moment in both])
+        return list(zip(seconds[::2], seconds[1::2], strict=True))
+
+
+def _placed(moves: list[tuple[float, float]], parts: list[tuple[str, float, float]]) -> Iterator[tuple[str, float]]:
+    """For every move the field of :class:`StepTimes` that counts it, by the part in whose time its middle is."""
+    parts = sorted(parts, key=lambda part: part[1])
+    begins = [begin for _, begin, _ in parts]
+    for begin, end in moves:
+        middle = (begin + end) / 2
+        begun = bisect_right(begins, middle)
+        is_inside = begun > 0 and middle <= parts[begun - 1][2]
+        yield f"moved_in_{parts[begun - 1][0]}" if is_inside else "moved_between", end - begin

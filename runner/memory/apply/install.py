@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,7 +16,10 @@ from runner.model.layers import Part, StageModule
 __all__ = ["install"]
 
 
-def install(stage: StageModule, program: ChainProgram, *, to_host: bool = False) -> None:
+Moving = Callable[[], AbstractContextManager[None]]
+
+
+def install(stage: StageModule, program: ChainProgram, *, to_host: bool = False, moving: Moving = nullcontext) -> None:
     """Make a stage drop, keep and move saved tensors as planned; its outputs and gradients stay the same bits.
 
     A segment inside another one is a checkpoint inside a checkpoint. At every depth the stage's autograd graph is that
@@ -24,8 +29,9 @@ def install(stage: StageModule, program: ChainProgram, *, to_host: bool = False)
         stage: the stage's module; it must be on its device already.
         program: the stage's program.
         to_host: whether saved tensors are moved to the host's memory and fetched back in the backward.
+        moving: makes the context in which a tensor is moved, which measures how long that takes.
     """
-    stage.wrap(_parts(stage, program), _SaveOnCpu(stage) if to_host else None)
+    stage.wrap(_parts(stage, program), _SaveOnCpu(stage, moving) if to_host else None)
 
 
 def _parts(stage: StageModule, program: ChainProgram) -> tuple[Part, ...]:
@@ -42,15 +48,27 @@ class _SaveOnCpu:
     """Runs a stage under ``torch.autograd.graph.save_on_cpu``, which moves every saved tensor synchronously.
 
     A part that is computed again saves only its input, so only that input moves. If the device is the CPU,
-    ``tensor.cpu()`` is the tensor itself: nothing moves, and nothing is copied.
+    ``tensor.cpu()`` is the tensor itself: nothing moves, and nothing is copied. What is measured then is the time of
+    the hooks' calls.
     """
 
-    def __init__(self, stage: StageModule) -> None:
+    def __init__(self, stage: StageModule, moving: Moving) -> None:
         self._stage = stage
+        self._moving = moving
 
     def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
         if not torch.is_grad_enabled():
             return run(value)
         on_cuda = any(parameter.is_cuda for parameter in self._stage.parameters())
-        with torch.autograd.graph.save_on_cpu(pin_memory=on_cuda):
+        hooks: Any = torch.autograd.graph.save_on_cpu(pin_memory=on_cuda)
+        hooks.pack_hook, hooks.unpack_hook = self._measured(hooks.pack_hook), self._measured(hooks.unpack_hook)
+        with hooks:
             return run(value)
+
+    def _measured(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @wraps(hook)
+        def measured(value: Any) -> Any:
+            with self._moving():
+                return hook(value)
+
+        return measured

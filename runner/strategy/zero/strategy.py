@@ -30,6 +30,7 @@ from runner.optim.states.settings import settings_of
 from runner.strategy.held_bytes import held_bytes
 from runner.strategy.pipeline import EngineStrategy, Layout
 from runner.strategy.zero.flat_state import FLAT, has_blocks, load_flat_states, own_flat_states, place_key
+from runner.strategy.zero.host_moves import measure_moves
 from runner.strategy.zero.stage import DeepSpeedGradients, DeepSpeedStage, StageGroups, start_deepspeed
 from runner.strategy.zero.state import gathered_weights, load_states, whole_states
 from runner.strategy.zero.traffic import Traffic
@@ -109,6 +110,7 @@ class ZeroEngineStrategy(EngineStrategy):
         groups = self._groups()
         if self.sharding is not None:
             self.sharding.attach(deepspeed, self.optimizers[0], groups)
+            measure_moves(self.sharding.optimizer, self._moving)
             self.meter = MemoryMeter(self.engine, self.sharding.tensors())
             return
         for stage, module in self.engine.stages.items():

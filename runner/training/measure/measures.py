@@ -124,8 +124,8 @@ def seconds_of_median_step(
     The bubble is the time spent waiting for activations, gradients and the step's header, and at STEP for slower ranks.
     The rank that arrives last at STEP waits for nobody, so its time there is the cost of the exchange itself, which is
     communication, as is the time of starting messages and sums. Each part is measured, and what is left is the rest:
-    the engine's own time between its actions, and Lightning's loop. What offloading moves is moved within compute and
-    optimizer, so that it has no part of its own.
+    the engine's own time between its actions, and Lightning's loop. What offloading moves is moved within compute
+    actions and updates; compute and optimizer are without it.
     """
     if not timed:
         return None
@@ -146,11 +146,11 @@ def _shares(rank: RankMeasures, index: int, exchange: float, wall: float) -> dic
     step, own = rank.steps[index], rank.walls[index] if rank.walls else wall
     parts = {
         "data": rank.loads[index] if rank.loads else 0.0,
-        "compute": step.compute,
+        "compute": step.compute - step.moved_in_compute,
         "communication": step.messages + exchange,
         "bubble": step.waiting + step.waited_at_step - exchange,
-        "optimizer": step.optimizer,
-        "offload": 0.0,
+        "optimizer": step.optimizer - step.moved_in_optimizer,
+        "offload": step.moved,
         "callbacks": rank.calls[index] if rank.calls else 0.0,
     }
     return {part: seconds / own for part, seconds in (parts | {"rest": own - sum(parts.values())}).items()}
