@@ -160,12 +160,20 @@ def _plan(overrides: Sequence[str], arguments: Arguments | None = None) -> RunPl
     if config.resume is not None and (arguments is not None or config.resume != AUTO):  # jobs have own directories
         with_checkpoint(config)
     from runner.model.device import device_memory_bytes
+    from runner.plan.cores import num_cores
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
 
     notes = [*_epoch_notes(config), *_place_notes(config)]
     device, alone = device_memory_bytes(config), arguments is not None
-    made = make_plan(config, profile_model(config), device_memory_bytes=device, profile_of=profile_model, suggest=alone)
+    made = make_plan(
+        config,
+        profile_model(config),
+        device_memory_bytes=device,
+        cores=num_cores(),
+        profile_of=profile_model,
+        suggest=alone,
+    )
     return replace(made, advice=(*notes, *made.advice)) if notes else made
 
 

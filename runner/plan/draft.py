@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from runner.config.schema import RunConfig
 from runner.optim.catalogue.registry import optimizer_of
+from runner.plan.cores import SharedCores, shared_cores
 from runner.plan.layout import batches
 from runner.plan.memory.extra import ExtraCopies, older_versions
 from runner.plan.memory.limits import host_memory_bytes, memory_limit_bytes, on_accelerator, ranks_of_a_node
@@ -31,11 +32,13 @@ class Machine:
         link: the measured link between ranks; None if it was not measured.
         local_ranks: number of ranks that share this machine's memory; None: those of a node.
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
+        cores: cores that the ranks of a local run may use; None: as many as they need.
     """
 
     link: Link | None
     local_ranks: int | None
     device_memory_bytes: int | None
+    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class Draft:
         host_limit_bytes: a rank's part of the host's memory; None if it is not known.
         needs: inputs of the memory prediction besides the layers.
         prediction: the predictions of weights by which gradients are computed; None: there are none.
+        shared: the cores that the ranks share; None if every rank has its own.
     """
 
     config: RunConfig
@@ -96,6 +100,7 @@ class Draft:
     host_limit_bytes: int | None
     needs: MemoryNeeds
     prediction: Prediction | None
+    shared: SharedCores | None = None
 
 
 def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule) -> Draft:
@@ -124,6 +129,7 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
         host_limit_bytes=host_memory_bytes(config, local_ranks=local_ranks),
         needs=_memory_needs(config, profile, machine, schedule, prediction),
         prediction=prediction,
+        shared=shared_cores(config, machine.cores, accelerated=on_accelerator(config, machine.device_memory_bytes)),
     )
 
 

@@ -11,7 +11,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import raise_problems
 from runner.plan.activations import activation_notes
-from runner.plan.core_notes import core_notes
+from runner.plan.cores import core_note
 from runner.plan.cut.chosen import FIXED, with_partition
 from runner.plan.draft import Draft, Machine, draft_of
 from runner.plan.layout.empty_microbatches import empty_microbatch_notes
@@ -52,6 +52,7 @@ def make_plan(
     link: Link | None = None,
     local_ranks: int | None = None,
     device_memory_bytes: int | None = None,
+    cores: int | None = None,
     profile_of: Callable[[RunConfig], ModelProfile] | None = None,
     suggest: bool = False,
 ) -> RunPlan:
@@ -65,6 +66,7 @@ def make_plan(
         link: the measured link; default: that of ``config.hardware``.
         local_ranks: number of ranks that share this machine's memory; default: those of a node.
         device_memory_bytes: memory of this machine's accelerator, if the run uses one.
+        cores: cores of this machine that the ranks of a local run may use; default: as many as they need.
         profile_of: makes the profile of a changed request; with it, advice may try other precisions and threads.
         suggest: whether the advice names the override that would shorten the step most; this plans dozens of requests.
 
@@ -75,7 +77,7 @@ def make_plan(
         RequestError: the request has problems; the error contains all that :func:`plan_problems` finds.
     """
     with _collector_paused():
-        machine = Machine(link, local_ranks, device_memory_bytes)
+        machine = Machine(link, local_ranks, device_memory_bytes, cores)
         return _make(config, profile, machine, schedule, stage_seconds, profile_of, suggest=suggest)
 
 
@@ -185,6 +187,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
     draft = _ordered_by_profile(draft, stages.figures)
     schedule, layout = draft.schedule, draft.layout
     program, in_flight = lower(schedule), in_flight_microbatches(schedule)
+    time = _time(draft, program, stages.figures, stage_seconds)
     return RunPlan(
         layout=layout.to_json(),
         topology=Topology.grid(layout.pipeline, layout.data, layout.tensor, placement=schedule.rows),
@@ -196,11 +199,11 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         in_flight=in_flight,
         activations=stages.activations,
         memory=memory_of(draft, program, stages.figures),
-        time=_time(draft, program, stages.figures, stage_seconds),
+        time=time,
         memory_limit_bytes=draft.limit_bytes,
         host_limit_bytes=draft.host_limit_bytes,
         prediction=draft.prediction,
-        advice=_notes(draft, stages, in_flight, measured=stage_seconds is not None),
+        advice=_notes(draft, stages, in_flight, time, measured=stage_seconds is not None),
         work=work_of(draft.config, draft.profile),
         gradient_bytes_sent=sent_bytes(draft.config, draft.profile, stages.figures, schedule),
     )
@@ -233,6 +236,7 @@ def _time(
         stage_seconds=stage_seconds,
         adjusted=adjusted,
         post_validation=draft.config.schedule.post_validation,
+        at_once=draft.shared.at_once(draft.layout.data) if draft.shared is not None else None,
     )
 
 
@@ -244,7 +248,9 @@ def _with_reductions(draft: Draft, costs: StageCosts, figures: Sequence[StageFig
     return with_compression(costs, planned, draft.layout.data, draft.link)
 
 
-def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], *, measured: bool) -> tuple[str, ...]:
+def _notes(
+    draft: Draft, stages: Stages, in_flight: Sequence[int], time: TimePrediction, *, measured: bool
+) -> tuple[str, ...]:
     """Notes for a reader of the plan about its figures."""
     kept = activation_notes(
         draft.config, draft.profile, stages.activations, in_flight, on_accelerator=draft.needs.accelerated
@@ -257,7 +263,7 @@ def _notes(draft: Draft, stages: Stages, in_flight: Sequence[int], *, measured: 
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, draft.profile, stages.layers),
         *_link_notes(draft, measured=measured),
-        *([] if measured else core_notes(draft, stages.figures)),
+        *([core_note(draft.shared, time)] if draft.shared is not None and not measured else []),
     )
 
 

@@ -135,6 +135,8 @@ class TimePrediction:
         source: whether the seconds were measured or estimated.
         costs: the durations, in seconds, with which the schedule was simulated.
         fill_seconds: the part of ``busy_seconds`` in work that fills the bubbles; empty if there is none.
+        alone_seconds: what ``step_seconds`` would be if no ranks shared cores; None if none do. The bubble is of a
+            pipeline whose ranks share none.
     """
 
     step_seconds: float
@@ -143,6 +145,7 @@ class TimePrediction:
     source: SecondsSource
     costs: StageCosts
     fill_seconds: tuple[float, ...] = ()
+    alone_seconds: float | None = None
 
     @property
     def utilisation_without_fills(self) -> float:

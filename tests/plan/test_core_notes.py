@@ -1,31 +1,79 @@
-"""A plan for this machine says when its ranks share cores, and how long a step then takes at least."""
+"""A plan for this machine counts in its step that ranks share cores, and says so."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 
 from runner.config.compose.resolve import resolve
-from runner.plan import core_notes
+from runner.config.units import format_seconds
 from runner.plan.make import make_plan
+from runner.plan.values import RunPlan
+from runner.profile import ModelProfile
 from runner.profiling.model import profile_model
+
+FOUR = ("model=mlp", "parallelism.pipeline=4", "schedule.microbatches=8", "device=cpu")
+ACCELERATED = ("device=cuda", "memory_limit=1GB")
+
+
+def measured(*overrides: str, **options: Any) -> RunPlan:
+    """The plan of layers that take 10 ms forward and 20 ms back."""
+    return make_plan(resolve(list(overrides)), profile(), **options)
+
+
+@cache
+def profile() -> ModelProfile:
+    made = profile_model(resolve(["model=mlp", "device=cpu"]))
+    layers = [replace(layer, forward_seconds=0.01, backward_seconds=0.02) for layer in made.layers]
+    loss = replace(made.loss, forward_seconds=0.0, backward_seconds=0.0)
+    return replace(made, layers=tuple(layers), loss=loss, seconds_source="measured", optimizer_seconds_per_byte=0.0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_h1", "pipedream"])
+def test_a_step_is_not_shorter_than_the_work_of_all_ranks_over_the_cores(schedule: str) -> None:
+    own = measured(*FOUR, f"schedule={schedule}")
+    assert own.time.alone_seconds is None
+    for cores in (1, 2, 3):
+        plan = measured(*FOUR, f"schedule={schedule}", cores=cores)
+        least = sum(plan.time.busy_seconds) / cores
+        assert plan.time.step_seconds >= max(least, own.time.step_seconds) * (1 - 1e-9)
+        assert plan.time.step_seconds <= least + own.time.step_seconds
+        assert plan.time.bubble_ratio == own.time.bubble_ratio, "the schedule's own, as where schedules are compared"
+        assert plan.time.alone_seconds == own.time.step_seconds
+
+
+def test_one_core_does_everything_one_after_the_other() -> None:
+    plan = measured(*FOUR, cores=1)
+    assert plan.time.step_seconds == pytest.approx(sum(plan.time.busy_seconds))
+    (note,) = [note for note in plan.advice if " share " in note]
+    alone = format_seconds(measured(*FOUR).time.step_seconds)
+    told = f"4 ranks share 1 core, which the predicted step counts: with a core for each thread it would be {alone}"
+    assert note == told
+
+
+def test_replicas_share_the_cores_too() -> None:
+    """Two pipelines of two ranks on two cores: each has one, and its ranks take turns."""
+    plan = measured("model=mlp", "parallelism.pipeline=2", "parallelism.data=2", "schedule.microbatches=8",
+                    "device=cpu", cores=2)  # fmt: skip
+    assert plan.time.step_seconds == pytest.approx(sum(plan.time.busy_seconds))
 
 
 @pytest.mark.parametrize(
-    ("cores", "told"), [(2, "4 ranks share 2 cores: a step takes at least "), (4, ""), (1, "1 core:")]
+    "overrides",
+    [(), ("hardware=a100_40gb",), ACCELERATED, ("launcher=slurm",), ("parallelism.pipeline=1",)],
+    ids=["cores_for_all", "another_machine", "accelerator", "cluster", "one_rank"],
 )
-def test_ranks_that_share_cores_are_told(cores: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_notes, "num_cores", lambda: cores)
-    config = resolve(["model=mlp", "parallelism.pipeline=4", "schedule.microbatches=8", "device=cpu"])
-    profile = profile_model(config)
-    layers = [replace(layer, forward_seconds=0.01, backward_seconds=0.02) for layer in profile.layers]
-    profile = replace(profile, layers=tuple(layers), seconds_source="measured")
-    notes = [note for note in make_plan(config, profile).advice if " share " in note]
-    assert len(notes) == bool(told)
-    assert all(told in note for note in notes)
-    if cores == 2:
-        value, unit = re.findall(r"at least ([0-9.]+) (ms|s)", notes[0])[0]
-        least = len(layers) * 0.03 * 8 / 2  # the loss, which is measured in milliseconds or less, comes on top
-        assert least * 0.99 <= float(value) * {"ms": 1e-3, "s": 1}[unit] <= least * 1.1
+def test_ranks_with_cores_of_their_own_are_predicted_as_before(overrides: tuple[str, ...]) -> None:
+    cores = 2 if overrides else 4
+    plan = measured(*FOUR, *overrides, cores=cores)
+    assert plan.time.alone_seconds is None
+    assert not [note for note in plan.advice if " share " in note]
+
+
+def test_threads_of_a_rank_count() -> None:
+    plan = measured(*FOUR, "trainer.threads=2", cores=4)
+    assert [note for note in plan.advice if "4 ranks of 2 threads each share 4 cores" in note]
+    assert plan.time.step_seconds == pytest.approx(measured(*FOUR, cores=2).time.step_seconds)

@@ -58,6 +58,7 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     from runner.model.compiled import compile_problems
     from runner.model.device import device_memory_bytes, device_type
     from runner.model.pretrained.check import pretrained_problems
+    from runner.plan.cores import num_cores
     from runner.plan.make import make_plan
     from runner.profiling.model import profile_model
 
@@ -70,7 +71,8 @@ def prepare(config: RunConfig, *, place_is_made: bool = False) -> RunPlan:
     raise_problems(pretrained_problems(config))
     _check_epochs(config)
     profile = profile_model(config)
-    plan = make_plan(config, profile, device_memory_bytes=device_memory_bytes(config), profile_of=profile_model)
+    device = device_memory_bytes(config)
+    plan = make_plan(config, profile, device_memory_bytes=device, cores=num_cores(), profile_of=profile_model)
     if not plan.fits:
         raise DoesNotFitError("\n".join(problem.line() for problem in plan.problems))
     raise_problems(plan.problems)

@@ -34,6 +34,7 @@ def with_stages_before(config: RunConfig, plan: RunPlan) -> RunPlan:
     if config.resume is None:
         return plan
     from runner.model.device import device_memory_bytes
+    from runner.plan.cores import num_cores
     from runner.plan.cut.chosen import FIXED, read_partition, with_partition
     from runner.plan.make import make_plan
     from runner.plan.requested_schedule import follows_profile, is_chosen_by_plan
@@ -50,7 +51,8 @@ def with_stages_before(config: RunConfig, plan: RunPlan) -> RunPlan:
     sizes = [(len(stages), stages[-1][-1]) for stages in (partition, plan.partition)]
     if sizes[0] != sizes[1] or (partition == plan.partition and profile == plan.profile):
         return plan
-    again = make_plan(with_partition(config, partition), profile, device_memory_bytes=device_memory_bytes(config))
+    device, kept = device_memory_bytes(config), with_partition(config, partition)
+    again = make_plan(kept, profile, device_memory_bytes=device, cores=num_cores())
     if not again.fits:
         logger.warning("the stages of %s would not fit here: an asynchronous schedule gives other losses", before)
         return plan

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_seconds
-from runner.plan.core_notes import num_cores
+from runner.plan.cores import num_cores
 from runner.plan.requested_schedule import is_chosen_by_plan
 from runner.plan.search.trials import BUDGET, Overrides, Replan, cost_of_trial, doubled, spelled, tried
 from runner.plan.values import RunPlan

@@ -10,6 +10,7 @@ from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import Simulation, StageCosts, play, simulate
+from runner.schedule.simulation.cores import span_on_cores
 from runner.schedule.simulation.opportunistic import realised
 from runner.schedule.simulation.steady import period
 from runner.schedule.values import COMPUTE, Op, Program
@@ -29,6 +30,7 @@ def predict_time(
     stage_seconds: StageSeconds | None = None,
     post_validation: bool = False,
     adjusted: Callable[[StageCosts], StageCosts] | None = None,
+    at_once: float | None = None,
 ) -> TimePrediction:
     """The time of one optimizer step of one replica's pipeline, from playing what its ranks run. Replicas run alike.
 
@@ -43,6 +45,8 @@ def predict_time(
             measured, too, what it takes beyond the played one is added to the step.
         post_validation: whether ranks begin a step while others end the one before; the time is that of one of many.
         adjusted: changes the costs that follow from layers and link by what else is known.
+        at_once: number of the pipeline's ranks that can compute at full speed at the same time; None: all of them.
+            Stages that are measured in place have waited for cores already, so that it is not used then.
     """
     schedule = program.schedule
     copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
@@ -63,9 +67,12 @@ def predict_time(
     step, span, pipeline = (_of_one_step if flushed else _between_steps)(program, costs)
     if stage_seconds is not None and stage_seconds.window is not None and flushed and windows == 1:
         step += max(0.0, stage_seconds.window - span)
+    alone = None
+    if at_once is not None and stage_seconds is None:
+        alone, step = step, _on_cores(program, costs, (step, span, pipeline), at_once, flushed=flushed)
     busy = tuple(each / windows for each in pipeline.computing)
     fills = tuple(each / windows for each in pipeline.filling) if schedule.filling is not None else ()
-    return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, fills)
+    return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, fills, alone)
 
 
 def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
@@ -84,6 +91,21 @@ def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Sim
 def _between_steps(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
     """The same for one of many steps, each of which a rank begins as soon as it has ended the one before."""
     return period(program, costs), period(program.schedule, costs), simulate(program, costs)
+
+
+def _on_cores(
+    program: Program, costs: StageCosts, played: tuple[float, float, Simulation], at_once: float, *, flushed: bool
+) -> float:
+    """The seconds of a step, which were ``played`` with a core for every rank, if ranks share cores.
+
+    After the last backward all ranks reduce and update, so that this takes as many times as long as there are ranks for
+    a core. Of steps that overlap, what the ranks do in one is a lower bound.
+    """
+    schedule, (step, span, pipeline) = program.schedule, played
+    if not flushed:
+        return max(step, sum(pipeline.busy) / schedule.windows / at_once)
+    after = (step - span) * schedule.ranks / at_once
+    return span_on_cores(schedule, costs, at_once) / schedule.windows + after
 
 
 def _several_times(costs: StageCosts, copies: int) -> StageCosts:

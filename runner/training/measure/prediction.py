@@ -24,6 +24,7 @@ from runner.optim.kinds.build import build_optimizer, measure_step_seconds_per_b
 from runner.optim.states.elastic import ElasticAverage
 from runner.optim.states.master import MasterWeights
 from runner.plan.averaging import averaging_of
+from runner.plan.cores import num_cores
 from runner.plan.cut.chosen import with_partition
 from runner.plan.make import make_plan
 from runner.plan.requested_schedule import is_chosen_by_plan
@@ -74,6 +75,7 @@ def measured_plan(strategy: EngineStrategy, config: RunConfig, profile: ModelPro
         schedule=plan.schedule if is_chosen_by_plan(config) else None,
         stage_seconds=seconds,
         device_memory_bytes=device_memory_bytes(config),
+        cores=num_cores(),
     )
 
 
