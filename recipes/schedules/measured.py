@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runner.recipes.benchmarks.pipelines import RunnerPipeline
+from runner.recipes.benchmarks.pipelines import Pipeline, RunnerPipeline
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.rounds import Seconds, take_turns
 from runner.recipes.benchmarks.sleeping_stages import SleepingLayer, mean_square, sleeping_batch
@@ -19,7 +19,7 @@ from runner.recipes.benchmarks.two_stages import require_equal, shared_losses
 from runner.recipes.schedules.computed import compute
 from runner.recipes.schedules.rows import ROWS, Row
 
-__all__ = ["STEPS_IN_A_ROW", "bubble", "measure"]
+__all__ = ["STEPS_IN_A_ROW", "bubble", "in_turns", "measure"]
 
 STEPS_IN_A_ROW = 10
 _IN_A_ROW = " in a row"
@@ -75,12 +75,30 @@ def _as_rank(*, microbatches: int, seconds: float, rounds: int, rows: Sequence[R
         if compute(row, ranks, microbatches).gains_in_a_row
     }
     require_equal({name: shared_losses(one.step(batch)) for name, one in (flushed | without).items()})
-    turns = {name: partial(one.step, batch) for name, one in flushed.items()}
-    taken = take_turns(turns, warm_rounds=0, rounds=rounds, steps=1, meet=dist.barrier)
-    for name, one in without.items():  # once: these are many steps already
-        turn = partial(_steps, one, batch)
-        (whole,) = take_turns({name: turn}, warm_rounds=0, rounds=1, steps=1, meet=dist.barrier)[name]
-        taken[name] = [whole / STEPS_IN_A_ROW]
+    return in_turns(flushed, without, batch, rounds=rounds, meet=dist.barrier)
+
+
+def in_turns(
+    flushed: Mapping[str, Pipeline],
+    without: Mapping[str, RunnerPipeline],
+    batch: tuple[Tensor, Tensor],
+    *,
+    rounds: int,
+    meet: Callable[[], object],
+) -> Seconds:
+    """Seconds per step of each contestant in each round.
+
+    Args:
+        flushed: a turn of these is one step.
+        without: a turn of these is several steps without a barrier in between. They take their turns among the others:
+            when they were measured once, at the end, what slowed the machine down in that time was theirs alone.
+        rounds, meet: see :func:`take_turns`.
+    """
+    turns: dict[str, Callable[[], object]] = {name: partial(one.step, batch) for name, one in flushed.items()}
+    turns |= {name: partial(_steps, one, batch) for name, one in without.items()}
+    taken = take_turns(turns, warm_rounds=0, rounds=rounds, steps=1, meet=meet)
+    for name in without:
+        taken[name] = [whole / STEPS_IN_A_ROW for whole in taken[name]]
     return taken
 
 

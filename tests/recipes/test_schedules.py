@@ -7,8 +7,10 @@ import io
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from runner.recipes.benchmarks.workload import GptSize
 from runner.recipes.schedules import measured, memory, peers
@@ -17,7 +19,9 @@ from runner.recipes.schedules.computed import compute
 from runner.recipes.schedules.figures import FIGURES, draw
 from runner.recipes.schedules.rows import ROWS, Row
 from runner.recipes.schedules.tables import markdown, replace_block, to_csv
-from runner.schedule.catalogue.registry import SPECS
+from runner.schedule.catalogue.registry import SPECS, build
+from runner.schedule.simulation.clock import Costs, simulate
+from runner.schedule.simulation.steady import period
 
 
 def test_variants_have_their_own_closed_forms() -> None:
@@ -136,6 +140,38 @@ def test_the_peers_table() -> None:
     assert text.splitlines()[-1] == "| 1f1b | 1 | 0.375 | 0.396 | Schedule1F1B | 0.458 | 0.958 |"
     text = peers.markdown(taken, [pair], ranks=4, microbatches=8, seconds=None)
     assert text.splitlines()[-1] == "| 1f1b | 1 | 0.375 | 3.350 | Schedule1F1B | 3.500 | 0.958 |"
+
+
+class Counted:
+    """Stands for a pipeline and its engine; it notes its steps and where its steps in a row end."""
+
+    def __init__(self, name: str, calls: list[str]) -> None:
+        self.engine, self._name, self._calls = self, name, calls
+
+    def step(self, batch: object) -> None:
+        self._calls.append(self._name)
+
+    def drain(self) -> None:
+        self._calls.append("drained")
+
+
+def test_steps_in_a_row_take_their_turns_among_the_others() -> None:
+    """If they were measured once, at the end, what slows the machine down in that time would be theirs alone."""
+    calls: list[str] = []
+    nothing = torch.zeros(1), torch.zeros(1)
+    flushed: dict[str, Any] = {"one": Counted("one", calls)}
+    without: dict[str, Any] = {"row": Counted("row", calls)}
+    taken = measured.in_turns(flushed, without, nothing, rounds=3, meet=lambda: None)
+    assert calls == ["one", *["row"] * measured.STEPS_IN_A_ROW, "drained"] * 3
+    assert {name: len(seconds) for name, seconds in taken.items()} == {"one": 3, "row": 3}
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("message", [0.0, 0.05, 0.2])
+def test_zb_v_in_a_row_is_shorter_than_flushed_whatever_a_message_takes(ranks: int, message: float) -> None:
+    """So a measurement that says otherwise is one of the machine, and not of the order."""
+    schedule, costs = build("zb_v", ranks, 16), Costs(F=1.0, B=2.0, I=1.0, W=1.0, comm=message)
+    assert period(schedule, costs) < simulate(schedule, costs).makespan
 
 
 @pytest.mark.slow
