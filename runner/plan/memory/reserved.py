@@ -12,7 +12,7 @@ CUDA's context and NCCL is not counted.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from runner.config.deepspeed import MOST_PREFETCHED
 from runner.config.schema import RunConfig
@@ -23,7 +23,15 @@ from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.zero import FLATTENED, MOST_GATHERED, weight_widths
 from runner.profile import MemoryTrace
 
-__all__ = ["predict_reserved", "predicts_reserved"]
+__all__ = [
+    "Rank",
+    "Replicated",
+    "Shared",
+    "SharedStates",
+    "SharedWeights",
+    "predict_reserved",
+    "predicts_reserved",
+]
 
 _STEPS = 3  # the second step has the optimizer's states; after the third, nothing new is reserved
 _WIDE = 4
@@ -38,24 +46,32 @@ def predicts_reserved(config: RunConfig) -> bool:
     return config.zero.stage is not None and plain and whole and there and on_accelerator(config)
 
 
-def predict_reserved(config: RunConfig, trace: MemoryTrace | None, *, temporaries: int) -> int | None:
+def predict_reserved(
+    config: RunConfig,
+    trace: MemoryTrace | None,
+    *,
+    temporaries: int,
+    stages: Sequence[type[Rank]] | None = None,
+) -> int | None:
     """The peak of the reserved bytes; None if the request cannot be simulated.
 
     Args:
         config: the request.
         trace: the trace of the step's only micro-batch, or None.
         temporaries: number of temporary tensors, each as large as the updated weights, of one optimizer update.
+        stages: what a rank allocates under each stage of ZeRO, 0 to 3; default: what it does here.
     """
     if trace is None or not predicts_reserved(config):
         return None
     assert config.zero.stage is not None
-    rank = (_Replicated, _SharedStates, _SharedStates, _SharedWeights)[config.zero.stage](config, trace, temporaries)
+    rules = stages or (Replicated, SharedStates, SharedStates, SharedWeights)
+    rank = rules[config.zero.stage](config, trace, temporaries)
     for _ in range(_STEPS):
         rank.step()
     return rank.memory.most_reserved
 
 
-class _Rank:
+class Rank:
     """The allocations of one rank. Subclasses add what is allocated besides the trace."""
 
     def __init__(self, config: RunConfig, trace: MemoryTrace, temporaries: int) -> None:
@@ -136,7 +152,7 @@ class _Rank:
             self.hold(total / count)
 
 
-class _Replicated(_Rank):
+class Replicated(Rank):
     """Stage 0: nothing is sharded. Gradients are in one buffer; DeepSpeed copies them into flat tensors to sum them."""
 
     def prepare(self) -> None:
@@ -172,7 +188,7 @@ class _Replicated(_Rank):
             self.memory.release(wide)
 
 
-class _Shared(_Rank):
+class Shared(Rank):
     """Stages 1 to 3: the optimizer updates a partition of the weights, and gradients are reduced in buckets."""
 
     @property
@@ -196,7 +212,7 @@ class _Shared(_Rank):
                 self.memory.release(name)
 
 
-class _SharedStates(_Shared):
+class SharedStates(Shared):
     """Stages 1 and 2: weights are whole, in one buffer. Stage 1 reduces after the backward, stage 2 during it."""
 
     _filled = 0  # number of elements in the bucket
@@ -249,7 +265,7 @@ class _SharedStates(_Shared):
         self._filled = 0
 
 
-class _SharedWeights(_Shared):
+class SharedWeights(Shared):
     """Stage 3: weights are gathered for a layer's forward and backward.
 
     Those of the next layers are gathered ahead of time, and weights that are used again soon are kept.
@@ -264,7 +280,7 @@ class _SharedWeights(_Shared):
         super().prepare()
         if not self.offloaded:
             self.hold(self.part * self.width)  # the partition of the gradients
-        self.hold(self.bucket * self.width)
+        self.hold_bucket()
         sizes: dict[int, int] = {}
         for elements, layer in zip(self.trace.parameters, self.trace.layers, strict=True):
             sizes[layer] = sizes.get(layer, 0) + elements
@@ -273,6 +289,10 @@ class _SharedWeights(_Shared):
         self._order = [*forward, *reversed(forward)]
         self._gathered: dict[int, Hashable] = {}
         self._begin()
+
+    def hold_bucket(self) -> None:
+        """Allocate the bucket in which gradients are collected; it is permanent."""
+        self.hold(self.bucket * self.width)
 
     def layer_done(self, layer: int) -> None:
         if layer in self._sizes:
