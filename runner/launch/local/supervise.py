@@ -12,12 +12,10 @@ order, and a process's own children (data loader workers) end with it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from typing import Protocol
 from runner.errors import EXIT_OK
 from runner.launch.local.overdue import Overdue, Watch
 from runner.launch.local.stops import StopRequests
+from runner.parent import end_with
 from runner.pulse import PollClock
 
 __all__ = [
@@ -51,7 +50,6 @@ SETTLE_SECONDS = 0.5  # after a first failure: time for the others to report how
 FAILURE_GRACE_SECONDS = 2.0  # SIGTERM to SIGKILL after a failure: the others only wait for a dead peer
 UNKILLABLE_SECONDS = 10.0  # SIGKILL to giving up: a process in uninterruptible sleep ends when its device answers
 
-_PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
 
 
@@ -177,14 +175,8 @@ def supervise(
 def die_with_parent() -> None:
     """Make this process end when its parent does, or at once if the parent has ended. Call it first."""
     parent = int(os.environ.get(PARENT_VARIABLE, "0"))
-    if not parent:
-        return
-    if hasattr(signal, "SIGKILL") and os.uname().sysname == "Linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    else:
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it died before the kernel was told
-        os._exit(1)
+    if parent:
+        end_with(parent)
 
 
 def start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
@@ -301,10 +293,3 @@ def end(processes: Sequence[Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
-
-
-def _watch_parent(parent: int) -> None:
-    """Look twice a second whether the parent lives, for systems whose kernel sends no signal for it."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)

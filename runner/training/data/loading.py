@@ -11,6 +11,7 @@ sizes reach them with the pipeline's header.
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 from runner.engine.window import StepBatch
 from runner.model.data import Collate
 from runner.model.seeds import keep_generators, mix_seed, seed_generators
+from runner.parent import end_with
 from runner.plan.layout.batches import replica_slice
 from runner.training.data.batches import Batches
 from runner.training.data.places import Place
@@ -240,11 +242,17 @@ def make_loader(
 
 
 def _begin_worker(seed: int, worker: int) -> None:
-    """Seed a worker's generators, and ignore the signals that a scheduler sends to every process of a job.
+    """Seed a worker's generators, let it end with its rank, and ignore a scheduler's signals to all processes of a job.
+
+    torch's worker looks for its parent, too, but not while it makes a sample, and never if the rank was killed just
+    after it had begun the worker: then the worker takes whoever is its parent by then for the rank.
 
     Samples and batches are seeded one by one; this seed is for what the user's code draws besides, such as in a thread.
     A worker that a signal killed would break the step that is to be saved.
     """
+    rank = multiprocessing.parent_process()
+    if rank is not None and rank.pid is not None:
+        end_with(rank.pid)
     seed_generators(mix_seed(seed, "worker", worker))
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
