@@ -129,7 +129,7 @@ def _first_difference(first: Any, second: Any) -> str:
 def leftovers(run_dir: Path) -> list[str]:
     """Files of a complete run that no run should leave."""
     found = [path for path in run_dir.rglob("*") if path.name.startswith((_UNFINISHED, ".")) and path.is_file()]
-    found += [path for path in (run_dir / "run.lock", run_dir / "csv" / "metrics.earlier") if path.exists()]
+    found += [path for path in (run_dir / "run.lock",) if path.exists()]
     return [str(path.relative_to(run_dir)) for path in found]
 
 

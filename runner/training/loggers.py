@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
-import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfi
 from runner.config.schema import RunConfig
 from runner.record import RunRecord
 from runner.targets import import_target, with_environment
+from runner.training.csv_log import CsvRows
 
 __all__ = ["build_logger", "build_profiler", "note_identity"]
 
@@ -40,7 +40,7 @@ def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) ->
                 kwargs.setdefault("purge_step", steps + 1)
             return _once_and_from_one(TensorBoardLogger(str(run_dir), name="", version="tensorboard", **kwargs))
         case "csv":
-            return _once_and_from_one(_csv_logger(run_dir, rank, steps, kwargs))
+            return _csv_logger(run_dir, rank, steps, kwargs)
     if rank != 0:
         return False  # a third-party logger may open a connection as soon as it is made
     make = import_target("logger.target", config.logger.target or "")
@@ -50,14 +50,18 @@ def build_logger(config: RunConfig, run_dir: Path, rank: int, steps: int = 0) ->
     return _once_and_from_one(made)
 
 
-def _once_and_from_one(logger: Logger) -> Logger:
+def _once_and_from_one(logger: Logger, steps: int = 0, of_last_step: Iterable[str] = ()) -> Logger:
     """The logger, with steps counted from 1 as everywhere else, and each figure of a step written once.
 
     Lightning's loop counts steps from 0, and writes again what was written before a checkpoint.
+
+    Args:
+        steps: the steps that the run has taken already.
+        of_last_step: the names of the last one's figures that an earlier process has written.
     """
     write = logger.log_metrics
-    newest: int | None = None
-    written: set[str] = set()
+    newest: int | None = steps - 1
+    written = {*of_last_step} - _IN_EVERY_ROW
 
     def log_metrics(metrics: dict[str, float], step: int | None = None) -> None:
         nonlocal newest
@@ -94,42 +98,14 @@ def _identity(make: Any, run_dir: Path, kwargs: dict[str, Any]) -> dict[str, str
     return {name: identity}
 
 
-def _csv_logger(run_dir: Path, rank: int, steps: int, kwargs: dict[str, Any]) -> CSVLogger:
-    """A CSV logger that keeps the lines of the first ``steps`` steps.
-
-    Lightning's own deletes an existing file. It is moved aside until the lines have been written again, so that none is
-    lost if this process ends in between: the next one then finds it there.
-    """
-    file = run_dir / "csv" / "metrics.csv"
-    aside = file.with_suffix(".earlier")
-    earlier: list[dict[str, str]] = []
-    if rank == 0 and steps:
-        if file.exists() and not aside.exists():
-            file.replace(aside)
-        earlier = _rows_before(aside, steps)
+def _csv_logger(run_dir: Path, rank: int, steps: int, kwargs: dict[str, Any]) -> Logger:
+    """A CSV logger that keeps the rows of the first ``steps`` steps."""
     kwargs.setdefault("flush_logs_every_n_steps", 1)  # Lightning's 100 would be lost when the process is killed
     made = CSVLogger(str(run_dir), name="", version="csv", **kwargs)
-    for row in earlier:
-        step = int(row.pop("step"))
-        made.log_metrics({name: value for name, value in row.items() if value}, step)  # type: ignore[misc]  # as written
-    if earlier:
-        made.save()
-    if rank == 0:
-        aside.unlink(missing_ok=True)
-    return made
-
-
-def _rows_before(file: Path, steps: int) -> list[dict[str, str]]:
-    """The rows of the first ``steps`` steps; none if there is no file.
-
-    A last row that a killed writer did not complete is left out.
-    """
-    if not file.exists():
-        return []
-    text = file.read_bytes().decode("utf-8", errors="replace")
-    complete = text[: text.rfind("\n") + 1].replace("\0", "")  # a machine that crashes may leave zeros at the end
-    rows = [row for row in csv.DictReader(io.StringIO(complete, newline="")) if str(row.get("step")).isdecimal()]
-    return [row for row in rows if None not in row.values() and int(row["step"]) <= steps]
+    if rank != 0:
+        return made
+    made._experiment = rows = CsvRows(made.log_dir, steps)
+    return _once_and_from_one(made, steps, rows.of_last_step)
 
 
 def build_profiler(config: RunConfig, run_dir: Path) -> Profiler | None:
