@@ -88,6 +88,11 @@ class Checkpoints(Callback):
         ranked = self._best()
         return self._files[ranked[0]] if ranked and self._config.keep_best else None
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Nobody writes yet. A run that has no step left comes to no later hook."""
+        if trainer.is_global_zero:
+            remove_leftovers(self._directory)
+
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
         if self._resumed is not None:
             checkpoint["loops"] = loop_state(trainer, self._resumed)
@@ -99,7 +104,6 @@ class Checkpoints(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore the random state just before the first step: earlier code has drawn random numbers."""
         if trainer.is_global_zero:
-            remove_leftovers(self._directory)
             for step, path in checkpoint_files(self._directory).items():
                 if step > self._start:  # the run passed it over as damaged; what is newer is never deleted
                     logger.warning("%s is kept as %s", path.name, set_aside(path).name)
