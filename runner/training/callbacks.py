@@ -17,7 +17,7 @@ from runner.training.lightning_module import TrainedModule
 from runner.training.measure.shared import SharedFigures
 from runner.training.resume import History
 
-__all__ = ["BeforeFirstStep", "StepClock", "Validations"]
+__all__ = ["BeforeFirstStep", "MissedValidation", "StepClock", "Validations"]
 
 
 def _strategy(trainer: pl.Trainer) -> EngineStrategy:
@@ -181,13 +181,50 @@ class Validations(Callback):
 
     Args:
         are_due: whether a validation follows a step.
+        missing_after: see :class:`MissedValidation`.
     """
 
-    def __init__(self, are_due: Callable[[int], bool]) -> None:
+    def __init__(self, are_due: Callable[[int], bool], missing_after: int | None = None) -> None:
         self._are_due = are_due
+        self._missing_after = missing_after
+        self._last: int | None = None
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Keep Lightning from leaving at once where no step is left: the validation of the last one is to come."""
+        if self._missing_after == trainer.max_steps:
+            self._last = trainer.max_steps
+            trainer.fit_loop.epoch_loop.max_steps = self._last + 1
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._last is not None:
+            trainer.fit_loop.epoch_loop.max_steps = self._last
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         if trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
         elif _strategy(trainer).stopped and not self._are_due(trainer.global_step):
             trainer.limit_val_batches = 0
+
+
+class MissedValidation(Callback):
+    """Validates before the first step where a resumed run goes on from a step whose validation did not come.
+
+    A failure between a step and its validation saves the step. Place it after callbacks that must have begun.
+
+    Args:
+        after: that step; None if nothing is missing.
+    """
+
+    def __init__(self, after: int | None) -> None:
+        self._after = after
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Do what Lightning's loop does after a step."""
+        if self._after is None:
+            return
+        connector = trainer._logger_connector
+        is_first = connector._first_loop_iter
+        trainer.validating = True
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
+        connector._first_loop_iter = is_first

@@ -95,7 +95,7 @@ class Checkpoints(Callback):
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:
         if self._resumed is not None:
-            checkpoint["loops"] = loop_state(trainer, self._resumed)
+            checkpoint["loops"] = loop_state(trainer, self._resumed, validates=self._validates)
             self._requested = [settings_of(optimizer) for optimizer in trainer.optimizers]
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: _Content) -> None:

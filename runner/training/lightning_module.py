@@ -213,7 +213,7 @@ class _Bound:
         own = self._logged.means(self._strategy)
         means = self._sums.means(self._strategy)
         step = self._module.trainer.global_step
-        note_means(self._module, step, means | figures_of(own))
         for name, value in means.items():
             self._own_log(PREFIX + name, value, prog_bar=name == LOSS, batch_size=1)
         self._own_validation_end()
+        note_means(self._module, step, means | figures_of(own))  # what fails before is no validation that came

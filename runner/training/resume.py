@@ -130,6 +130,18 @@ class Progress:
     def batch_in_epoch(self) -> int:
         return self.batches % self.batches_per_epoch if self.batches_per_epoch is not None else self.batches
 
+    def missed_validation(self, are_due: Callable[[int], bool]) -> int | None:
+        """The last step if its validation is due and did not come, because a failure came first; else None.
+
+        A validation that has given no figure at all cannot be told from a missing one.
+
+        Args:
+            are_due: whether a validation follows a step.
+        """
+        figures = (self.history.val_loss, *self.history.metrics.values())
+        validated = {step for pairs in figures for step, _ in pairs}
+        return self.step if are_due(self.step) and self.step not in validated else None
+
     def random_of(self, rank: int) -> dict[str, Any]:
         """The random state of a rank; a rank that the saved run did not have takes that of rank 0."""
         return self.random.get(rank, self.random[0])
@@ -189,8 +201,12 @@ def read_progress(path: Path) -> tuple[Progress, dict[str, torch.Tensor]]:
     return Progress.from_entry(entry), content["state_dict"]
 
 
-def loop_state(trainer: pl.Trainer, progress: Progress) -> dict[str, Any]:
-    """The state of Lightning's loops between two batches, in the form of Lightning's own checkpoints."""
+def loop_state(trainer: pl.Trainer, progress: Progress, *, validates: Callable[[int], bool]) -> dict[str, Any]:
+    """The state of Lightning's loops between two batches, in the form of Lightning's own checkpoints.
+
+    Args:
+        validates: whether a validation follows a step.
+    """
     state: dict[str, Any] = trainer.fit_loop.state_dict()
     epochs, batches, current = progress.epoch, progress.batches, progress.batch_in_epoch
     begun = epochs + (current > 0)  # an epoch without any batch taken has not begun
@@ -203,6 +219,7 @@ def loop_state(trainer: pl.Trainer, progress: Progress) -> dict[str, Any]:
     # If a validation is due at the restart, Lightning skips it but counts one step for its loggers.
     interval = trainer.val_check_interval
     due = isinstance(interval, int) and batches % interval == 0
+    due = due or progress.missed_validation(validates) is not None  # after the last step it has no interval
     state["epoch_loop.state_dict"]["_batches_that_stepped"] = progress.step - int(due)
     return {"fit_loop": state}
 

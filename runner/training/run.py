@@ -31,6 +31,7 @@ from runner.strategy.pipeline import EngineStrategy
 from runner.training.averaging import WeightAveraging
 from runner.training.callbacks import (
     BeforeFirstStep,
+    MissedValidation,
     StepClock,
     Validations,
 )
@@ -122,15 +123,18 @@ def _train(config: RunConfig, run_dir: Path, watchers: Sequence[Callback], *, va
     if isinstance(module, LayersModule):
         raise_problems(monitor_problems(config, users, validates=loaders[1] is not None))
     average = WeightAveraging(config.trainer.ema_decay) if config.trainer.ema_decay is not None else None
+    are_due = _validations(config, loaders[1])
+    missing_after = resumed.missed_validation(are_due) if resumed is not None else None
     callbacks: list[Callback] = [
         *([average] if average is not None else []),
         BeforeFirstStep(predict),
         clock,
-        Validations(_validations(config, loaders[1])),
+        Validations(are_due, missing_after),
         *users,
         checkpoints,
         *progress(config, parts.plan, clock, rank),
         _watchdog(config, run_dir, rank, parts.plan),
+        MissedValidation(missing_after),
         *watchers,
         end,
     ]
