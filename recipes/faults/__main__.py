@@ -2,6 +2,8 @@
 
     python -m runner.recipes.faults --faults 1000 --seed 0
     python -m runner.recipes.faults --faults 60 --broken "directory sync"
+    python -m runner.recipes.faults --faults 6 --kinds "hang with the lock" --layouts single --deadline 45 \\
+        --broken heartbeat
     python -m runner.recipes.faults --faults 1000 --seed 0 --chain 17   # again, and keep its folder
 
 The exit status is 0 if everything was as promised, else 1.
@@ -96,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.chain is not None:
         asked = [asked[options.chain]]
     out = options.out.absolute()
-    settings = Settings(out, options.patience, options.broken, keep=options.chain is not None)
+    keep = options.chain is not None
+    settings = Settings(out, options.patience, options.broken, keep=keep, deadline=options.deadline)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     begun = time.monotonic()
     results = campaign(asked, settings, min(options.lanes, len(asked)))
@@ -114,6 +117,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lanes", type=int, default=2, help="runs at a time")
     parser.add_argument("--patience", type=float, default=1.0, help="factor on limits of time, on a busy machine")
+    parser.add_argument("--deadline", type=float, help="seconds of a command, in place of those of its faults' answers")
     parser.add_argument("--broken", choices=("", *BROKEN), default="", help="switch off what the campaign must miss")
     parser.add_argument("--kinds", nargs="*", default=[], help="only kinds with one of these words in their names")
     parser.add_argument("--layouts", nargs="*", choices=tuple(LAYOUTS), default=[])

@@ -43,12 +43,15 @@ class Settings:
         patience: factor on all limits of time.
         broken: the mechanism that is switched off, or empty.
         keep: whether the folders of chains without findings are kept, too.
+        deadline: the seconds after which a command has not ended in time; by default a start without faults and what
+            the answers to its faults allow.
     """
 
     out: Path
     patience: float = 1.0
     broken: str = ""
     keep: bool = False
+    deadline: float | None = None
 
 
 @dataclass
@@ -199,7 +202,8 @@ class _Driver:
 
     def _limit(self, kinds: Sequence[Kind]) -> float:
         own = sum(kind.answer.seconds if kind.answer is not None else 5.0 for kind in kinds)
-        return (_START_SECONDS + own) * self._settings.patience
+        seconds = self._settings.deadline if self._settings.deadline is not None else _START_SECONDS + own
+        return seconds * self._settings.patience
 
     def _meanwhile(self, number: int, pid: int) -> None:
         """Do what belongs to a fault, by its number, while the command runs."""
