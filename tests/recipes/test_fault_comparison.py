@@ -1,0 +1,60 @@
+"""The comparison of launchers under kills: what all are told, what is counted, and a race of few steps."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from pathlib import Path
+
+import pytest
+
+from runner.recipes.faults.compare.__main__ import CONTENDERS, Outcome, main, markdown
+from runner.recipes.faults.compare.race import Race, begins, done_twice, ended, kills
+
+
+def race_in(folder: Path) -> Race:
+    return Race(str(folder), steps=6, every=2, seconds=0.0, ranks=2, kills=((3, 1), (5, 0)))
+
+
+def test_all_contenders_meet_the_same_kills() -> None:
+    made = kills(4, steps=30, ranks=3, seed=5)
+    assert made == kills(4, steps=30, ranks=3, seed=5) != kills(4, steps=30, ranks=3, seed=6)
+    assert len({step for step, _ in made}) == 4
+    assert all(1 < step <= 30 and 0 <= rank < 3 for step, rank in made)
+
+
+def test_a_race_is_read_as_it_was_written(tmp_path: Path) -> None:
+    race = race_in(tmp_path)
+    assert Race.load(race.save()) == race
+
+
+def _rank(race: Race) -> None:
+    for step in range(1, 5):
+        begins(race, 1, step)
+        ended(race, 0, step)
+
+
+def test_a_rank_is_killed_once_at_each_of_its_steps(tmp_path: Path) -> None:
+    race = race_in(tmp_path)
+    for status in (-signal.SIGKILL, 0):
+        process = multiprocessing.get_context("fork").Process(target=_rank, args=(race,))
+        process.start()
+        process.join()
+        assert process.exitcode == status
+    assert done_twice(race) == (4, 2), "steps 1 and 2 were done again"
+
+
+def test_who_does_not_get_there_is_told() -> None:
+    made = markdown([Outcome("a", 1.25, 1, 6, 2), Outcome("b", None, 3, 4, 1)], "title")
+    assert "| a | 1.2 | 1 | 6 | 2 |" in made
+    assert "| b | not finished | 3 | 4 | 1 |" in made
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_race_of_few_steps(tmp_path: Path) -> None:
+    words = ("--steps", "6", "--every", "2", "--kills", "1", "--step-seconds", "0.01", "--limit", "180")
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    table = (tmp_path / "table.md").read_text()
+    assert all(f"| {name} |" in table for name in CONTENDERS)
