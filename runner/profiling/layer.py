@@ -17,7 +17,7 @@ from runner.profiling.backward_scan import as_leaf, chained_backward_bytes, stop
 from runner.profiling.saved_scan import scan_forward
 from runner.profiling.split_scan import split_figures
 
-__all__ = ["num_bytes", "profile_call"]
+__all__ = ["boundary_tensors", "num_bytes", "profile_call"]
 
 
 def profile_call(
@@ -70,7 +70,7 @@ def profile_call(
         unsaved_forward_bytes=scan.peak_bytes,
         recomputation=scan.recomputation(forward_flops),
         split=split_figures(function, value, tracker, module, backward_flops),
-        output=_boundary(output, tracker, numbers),
+        output=boundary_tensors(output, tracker, numbers),
         saves=tuple(sorted(kept)),
         output_gradient_bytes=num_bytes(roots),
         chained_backward_bytes=chained,
@@ -115,7 +115,7 @@ def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, float
     return max(0, tracker.peak - before), float(flops.get_total_flops())
 
 
-def _boundary(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:
+def boundary_tensors(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:
     found: dict[int, BoundaryTensor] = {}
     for tensor in flatten(output)[0]:
         gradient_bytes = tensor.numel() * tensor.element_size() if tensor.requires_grad else 0

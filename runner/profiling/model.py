@@ -42,6 +42,7 @@ from runner.plan.memory.limits import on_accelerator
 from runner.plan.memory.reserved import predicts_reserved
 from runner.plan.time.estimate import with_estimated_seconds
 from runner.profile import MemoryTrace, ModelProfile, SharedWeight
+from runner.profiling.alike import AlikeLayers
 from runner.profiling.cache import cached_profile
 from runner.profiling.fills import FillProfiler
 from runner.profiling.fused_dropout import FusedDropout
@@ -253,6 +254,7 @@ def profile_layers(
     numbers = StorageNumbers()
 
     with LiveTracker() as tracker:
+        alike = AlikeLayers(tracker, numbers)
         for source in sources:
             module = cast_module(source.build(), dtype)
             _refuse_hidden_ties(source, module, owners)
@@ -260,7 +262,7 @@ def profile_layers(
             name = source.label or source.name or "model"
             given = value
             with about_layer(source.index, module, value):
-                value, row = profile_call(name, function, value, tracker, numbers, module)
+                value, row = alike.profile(name, function, value, module)
                 _refuse_no_tensor(source.index, module, value)
             states = _states_of(module, state_bytes)
             if profiler is not None and states is not None:

@@ -1,0 +1,136 @@
+"""Profiles layers that are alike once.
+
+Two layers are alike if their modules have the same classes, attributes and shapes, and if their inputs have the same
+shapes and share memory in the same way. Fake tensors hold no values, so that nothing else can make a difference. Of
+the second one only the output is computed, which the next layer needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from runner.model.boundary import enter_graph, flatten, map_tensors
+from runner.model.live_tracker import LiveTracker, StorageNumbers
+from runner.profile import LayerProfile
+from runner.profiling.backward_scan import as_leaf
+from runner.profiling.layer import boundary_tensors, profile_call
+
+__all__ = ["AlikeLayers", "structure_of"]
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class AlikeLayers:
+    """Profiles layers one after the other, and remembers their rows.
+
+    Args:
+        tracker: active.
+        numbers: gives the storages of all rows distinct numbers.
+    """
+
+    def __init__(self, tracker: LiveTracker, numbers: StorageNumbers) -> None:
+        self._tracker = tracker
+        self._numbers = numbers
+        self._known: dict[Hashable, _Known] = {}
+
+    def profile(
+        self, name: str, function: Callable[[Any], Any], value: Any, module: nn.Module
+    ) -> tuple[Any, LayerProfile]:
+        """A layer's detached output and its row, see :func:`runner.profiling.layer.profile_call`."""
+        given = flatten(value)[0]
+        if not given or not all(isinstance(tensor, FakeTensor) for tensor in given):
+            return profile_call(name, function, value, self._tracker, self._numbers, module)
+        key = structure_of(module), self._form(value)
+        known = self._known.get(key)
+        if known is not None:
+            return self._again(known, name, function, value)
+        output, row = profile_call(name, function, value, self._tracker, self._numbers, module)
+        places = [self._numbers.of(tensor) for tensor in (*given, *flatten(output)[0])]
+        self._known[key] = _Known(row, tuple(place for place, number in enumerate(places) if number in row.saves))
+        return output, row
+
+    def _again(self, known: _Known, name: str, function: Callable[[Any], Any], value: Any) -> tuple[Any, LayerProfile]:
+        made = function(enter_graph(map_tensors(as_leaf, value)))
+        tensors = [*flatten(value)[0], *flatten(made)[0]]
+        saves = {self._numbers.of(tensors[place]) for place in known.saved}
+        output = boundary_tensors(made, self._tracker, self._numbers)
+        row = replace(known.row, name=name, output=output, saves=tuple(sorted(saves)))
+        return map_tensors(as_leaf, made), row
+
+    def _form(self, value: Any) -> Hashable:
+        """What is known of an input: its nesting, and of each tensor all but the values."""
+        tensors, nesting = flatten(value)
+        numbers = [self._numbers.of(tensor) for tensor in tensors]
+        shared = tuple(map(numbers.index, numbers))
+        counted = tuple(map(self._tracker.counted_bytes, tensors))
+        return json.dumps(nesting), shared, counted, tuple(map(_form_of, tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A row, and the places of saved tensors among those of the layer's input and then of its output."""
+
+    row: LayerProfile
+    saved: tuple[int, ...]
+
+
+class _Itself:
+    """An object that is equal to itself alone. It keeps the object, whose place no other one can take then."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def structure_of(module: nn.Module) -> Hashable:
+    """All that makes a module what it is, except the values of its weights and buffers.
+
+    Numbers, texts, containers and modules are compared by what they hold, anything else by identity: two modules that
+    are equal may be taken as one, and two that are alike may be unequal.
+    """
+    return _described(module, {})
+
+
+def _described(value: Any, seen: dict[int, int]) -> Hashable:
+    """A description that can be compared; ``seen`` numbers modules and weights, which may occur several times."""
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, nn.Module):
+        if id(value) in seen:
+            return "module", seen[id(value)]
+        seen[id(value)] = len(seen)
+        parts = ((key, _attribute(key, each, seen)) for key, each in sorted(vars(value).items()))
+        return type(value), tuple(parts)
+    if isinstance(value, list | tuple):
+        return type(value), tuple(_described(each, seen) for each in value)
+    if isinstance(value, Mapping):
+        return type(value), tuple((_described(key, seen), _described(each, seen)) for key, each in value.items())
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(_described(each, seen) for each in value)
+    return _Itself(value)
+
+
+def _attribute(key: str, value: Any, seen: dict[int, int]) -> Hashable:
+    if key not in ("_parameters", "_buffers"):
+        return _described(value, seen)
+    return tuple((name, None if each is None else _weight(each, seen)) for name, each in value.items())
+
+
+def _weight(tensor: Tensor, seen: dict[int, int]) -> Hashable:
+    return type(tensor), _form_of(tensor), seen.setdefault(id(tensor), len(seen))
+
+
+def _form_of(tensor: Tensor) -> Hashable:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
