@@ -45,6 +45,8 @@ def test_unsupported_jobs_are_no_failure(tmp_path: Path) -> None:
     assert status == 0, err
     records = [RunRecord.load(tmp_path / "s" / str(number)) for number in range(4)]
     assert [record.status for record in records] == ["ok", "unsupported", "unsupported", "unsupported"]
+    told = err.index("2 of 4 jobs cannot be run: schedule = nonsense: there is no such option.")
+    assert told < err.index("job 0, 1 of 4 to run")
     assert "99" in str(records[1].reason)
     assert "nonsense" in str(records[2].reason)
     assert out.count("unsupported") == 3

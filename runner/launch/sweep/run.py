@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -102,6 +103,7 @@ def run_sweep(
     one = Sweep(directory, command, entry, place.sweep_retry, place.sweep_on_failure, console.is_terminal, array)
     with _alone(directory):
         logger.info("sweep directory: %s", directory)
+        _tell_unreadable(requests)
         wanted = [(request.key, words) for request, words in zip(requests, shown, strict=True)]
         ledger, jobs = _ledger(directory).entered(wanted)
         ledger.save(directory)
@@ -132,6 +134,13 @@ def _resolved(overrides: Sequence[str]) -> Request:
             problem = Problem("sweep_without", words, "leaves this job out", why, "sweep_without=[]")
             return Request(tuple(overrides), config, (problem,))
     return Request(tuple(overrides), config)
+
+
+def _tell_unreadable(requests: Sequence[Request]) -> None:
+    """Say before the first job which mistakes make jobs impossible; each such job is also told at its turn."""
+    wrong = Counter(problem.line() for one in requests if one.config is None for problem in one.problems)
+    for line, count in wrong.items():
+        logger.warning("%d of %d jobs cannot be run: %s", count, len(requests), line)
 
 
 def _dry_problems(requests: Sequence[Request]) -> list[Problem]:
