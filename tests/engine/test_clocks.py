@@ -41,7 +41,7 @@ def test_a_step_of_a_device_is_read_at_its_end() -> None:
     line.add("waited_at_step", start, agreed)
     line.add("optimizer", agreed)  # 10
     assert line.current.compute == 0.0  # nobody has waited for the device
-    assert clock.reads == [0]
+    assert set(clock.reads) == {0}
     line.finish()  # 11
     (step,) = line.steps
     assert (step.start, step.end, step.first_compute, step.last_compute) == (100.5, 105.5, 101.0, 103.5)

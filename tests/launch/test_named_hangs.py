@@ -44,9 +44,9 @@ def test_who_waits_is_named_last() -> None:
         (["runner/engine/actions/messages.py"], True),
         (["runner/engine/transport/threads.py", "/usr/lib/python3.11/threading.py"], True),
         (["/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"], True),
-        (["runner/engine/actions/compute.py", "/home/me/mine.py"], False),
+        (["runner/engine/actions/compute.py", "/srv/me/mine.py"], False),
         (["runner/engine/actions/compute.py", "/venv/lib/python3.11/site-packages/torch/nn/linear.py"], False),
-        (["runner/engine/actions/compute.py", "/home/me/mine.py", "/usr/lib/python3.11/threading.py"], False),
+        (["runner/engine/actions/compute.py", "/srv/me/mine.py", "/usr/lib/python3.11/threading.py"], False),
         (["runner/zoo/gpt.py"], False),
     ],
 )

@@ -96,7 +96,7 @@ def test_micro_batches_stay_where_layers_see_their_statistics() -> None:
         return {key for overrides in found for key in overrides}
 
     assert "schedule.microbatches" in names(EVEN)
-    assert "schedule.microbatches" not in names(model([layer(has_running_statistics=True)]))
+    assert "schedule.microbatches" not in names(model([layer(statistics_bytes=8)]))
 
 
 def test_only_a_plan_that_is_asked_for_it_tries() -> None:
