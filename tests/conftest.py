@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -32,6 +33,15 @@ def _signals_as_before() -> Iterator[None]:
     for number, handler in before.items():
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """A command that ran in this process leaves the handlers of its own standard error behind."""
+    log = logging.getLogger("runner")
+    handlers, level, propagate, disabled = log.handlers[:], log.level, log.propagate, log.disabled
+    yield
+    log.handlers[:], log.level, log.propagate, log.disabled = handlers, level, propagate, disabled
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
