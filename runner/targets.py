@@ -21,7 +21,7 @@ def import_named(path: str, target: str, *, what: str = "function", fits: Callab
 
     Args:
         path: the field that holds the target, for messages, e.g. ``model.target``.
-        target: ``package.module:name``.
+        target: ``package.module:name``, or ``package.module:Class.name`` for what a class has.
         what: the kind of object that is expected, for messages.
         fits: whether an object is of this kind.
 
@@ -41,13 +41,20 @@ def import_named(path: str, target: str, *, what: str = "function", fits: Callab
         meant = _meant_module(module_name, error)
         fix = f"{path}={meant}:{name}" if meant is not None else ""
         raise RequestError([Problem(path, target, "must name a module that imports", why, fix)]) from error
-    found = getattr(module, name, None)
+    found = _member(module, name)
     if not fits(found):
         near = did_you_mean(name, (key for key, value in vars(module).items() if fits(value)))
         fix = f"{path}={module_name}:{near}" if near else ""
         why = f"{module_name} has no {what} {name}"
         raise RequestError([Problem(path, target, f"must name a {what} of that module", why, fix)])
     return found
+
+
+def _member(module: Any, name: str) -> Any:
+    """What a module, or the class that the name begins with, has under a name; None if there is nothing."""
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
 
 
 def _meant_module(name: str, error: BaseException) -> str | None:

@@ -27,6 +27,10 @@ __all__ = [
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """The pattern of ``package.module:name``."""
 
+_CALLED = re.compile(
+    TARGET.pattern + r"(\.[A-Za-z_]\w*)*"
+)  # also a class's own function: package.module:Class.function
+
 _DOTTED = re.compile(r"\w+(\.\w+)+")
 
 
@@ -91,7 +95,7 @@ def target(path: str) -> tuple[Row[RunConfig], ...]:
         value: Any = value_at(config, path)
         module, _, function = value.rpartition("." if _DOTTED.fullmatch(value) else ":")
         meant = f"{module.removesuffix('.py').replace('/', '.')}:{function}"
-        return f"{path}={meant}" if TARGET.fullmatch(meant) else ""
+        return f"{path}={meant}" if _CALLED.fullmatch(meant) else ""
 
     return (
         Row(
@@ -103,7 +107,7 @@ def target(path: str) -> tuple[Row[RunConfig], ...]:
         ),
         Row(
             path,
-            lambda c: value_at(c, path) not in (None, MISSING) and TARGET.fullmatch(value_at(c, path)) is None,
+            lambda c: value_at(c, path) not in (None, MISSING) and _CALLED.fullmatch(value_at(c, path)) is None,
             "must be package.module:function",
             "A colon parts the module from the name",
             fix=spelled,
