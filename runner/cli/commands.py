@@ -130,10 +130,9 @@ _EXPORT = Command(
         "Takes the newest good checkpoint of a run, or a checkpoint's own path, whatever layout wrote it, and writes "
         "all parameters and buffers under the names they have in your model: model.load_state_dict(load_file(FILE)). "
         "Adapters are merged into the weights beside which they are. With --format huggingface FILE is a folder for "
-        "from_pretrained, with the tokenizer of model.pretrained; with --format peft a folder of PEFT with the adapter "
-        "alone; with --format dcp one of torch's distributed checkpoints. model.pretrained=FILE starts a run from all "
-        "but PEFT's. "
-        "What was written is read back and compared before the command ends."
+        "from_pretrained, with the tokenizer of model.pretrained or of data=text; with --format peft a folder of PEFT "
+        "with the adapter alone; with --format dcp one of torch's distributed checkpoints. model.pretrained=FILE "
+        "starts a run from all but PEFT's. What was written is read back and compared before the command ends."
     ),
     examples=(
         ("runner export outputs/run/2026-01-31_12-00-00 model.safetensors", "the newest weights of a run"),

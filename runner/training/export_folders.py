@@ -31,9 +31,10 @@ from runner.model.layers import build_stage, layers_of, make_model
 from runner.model.load import load_model
 from runner.model.pretrained.files import CONFIG, is_folder, stored_tensors
 from runner.model.pretrained.weights import PretrainedWeights
-from runner.model.targets import import_users_code
+from runner.model.targets import call_function, import_users_code
 from runner.model.ties import find_ties, with_all_names
 from runner.record import RunRecord
+from runner.targets import import_target
 
 __all__ = ["merged", "write_adapter", "write_checkpoint", "write_pretrained"]
 
@@ -44,6 +45,8 @@ _BESIDE_WEIGHTS = (".json", ".txt", ".model", ".jinja")
 
 def write_pretrained(weights: Mapping[str, Tensor], folder: Path, source: Path, max_shard_size: str) -> None:
     """Write a folder that ``from_pretrained`` opens, with the tokenizer's and other files of ``model.pretrained``.
+
+    A run from fresh weights gets the files that its data function has beside the weights: its tokenizer's.
 
     Args:
         weights: the tensors by global name, in the type that is written.
@@ -60,7 +63,7 @@ def write_pretrained(weights: Mapping[str, Tensor], folder: Path, source: Path, 
     _hold(model, weights)
     with _folder_beside(folder) as place:
         _quietly(lambda: model.save_pretrained(place, max_shard_size=parse_bytes(max_shard_size)))  # type: ignore[operator]
-        _carry_over(config.model, place)
+        _carry_over(config, place)
         _compare(model, place)
 
 
@@ -220,12 +223,24 @@ def _quietly(write: Callable[[], Any]) -> None:
         write()
 
 
-def _carry_over(config: ModelConfig, place: Path) -> None:
-    """Copy what the pretrained folder has beside weights and configuration: a tokenizer, a template, generation's."""
-    folder = Path(config.pretrained) if config.pretrained is not None and is_folder(config.pretrained) else None
-    for file in sorted(folder.iterdir()) if folder is not None and folder.is_dir() else ():
-        if file.is_file() and file.suffix in _BESIDE_WEIGHTS and file.name != CONFIG and ".index." not in file.name:
-            shutil.copyfile(file, place / file.name)
+def _carry_over(config: RunConfig, place: Path) -> None:
+    """Copy what belongs beside weights and configuration: a tokenizer, a template, generation's settings."""
+    for file in _beside_weights(config):
+        shutil.copyfile(file, place / file.name)
+
+
+def _beside_weights(config: RunConfig) -> list[Path]:
+    """The files of the pretrained folder; without one those that the data function's ``beside_weights`` names."""
+    named = config.model.pretrained
+    if named is not None and is_folder(named):
+        listed = sorted(Path(named).iterdir()) if Path(named).is_dir() else []
+        return [file for file in listed if file.is_file() and _is_beside_weights(file)]
+    told = getattr(import_target("data.target", config.data.target), "beside_weights", None)
+    return call_function("data", config.data.target, told, config.data.kwargs) if told is not None else []
+
+
+def _is_beside_weights(file: Path) -> bool:
+    return file.suffix in _BESIDE_WEIGHTS and file.name != CONFIG and ".index." not in file.name
 
 
 def _compare(model: nn.Module, place: Path) -> None:

@@ -59,8 +59,19 @@ def spec(**kwargs: Any) -> tuple[Any, torch.Tensor]:
     return packed if request.layout == "packed" else row, torch.zeros(request.length, dtype=torch.long)
 
 
+def beside_weights(**kwargs: Any) -> list[Path]:
+    """The tokenizer's files, which belong into a folder with the weights that were trained on its tokens.
+
+    Raises:
+        ValueError: there are none any more.
+    """
+    folder = TextRequest(**kwargs).folder
+    return [file for file in tokenizer_files(folder) if file.parent == folder]
+
+
 build.spec = spec  # type: ignore[attr-defined]  # so that a plan tokenizes nothing
-_OF_REQUEST: tuple[Any, ...] = (build, spec)
+build.beside_weights = beside_weights  # type: ignore[attr-defined]  # so that an exported folder has the tokenizer
+_OF_REQUEST: tuple[Any, ...] = (build, spec, beside_weights)
 for _function in _OF_REQUEST:  # so that messages name the arguments that there are
     _function.__signature__ = inspect.signature(TextRequest)
 
