@@ -91,7 +91,8 @@ def test_missing_unexpected_and_wrong_names_are_a_line_each(tmp_path: Path) -> N
     file = written(tmp_path / "a.safetensors", state)
     start = f"model.pretrained = {file}: must"
     assert lines(request(file)) == [
-        f"{start} hold 2.weight with the shape (2, 3). It is (2, 5) in the files.",
+        f"{start} hold 2.weight with the shape (2, 3). It is (2, 5) in the files. Try model.pretrained_names=FILE with "
+        "the line 2.weight: null, and model.pretrained_strict=false.",
         f"{start} hold 0.weight. The nearest unused name is 0.weigth. Try model.pretrained_strict=false.",
         f"{start} not hold 0.weigth. The nearest missing name is 0.weight. Try model.pretrained_strict=false.",
     ]
@@ -108,6 +109,21 @@ def test_what_the_files_lack_stays_fresh_and_is_told(tmp_path: Path, caplog: pyt
     assert [record.message for record in caplog.records] == ["stays fresh: 2.weight", "stays fresh: 2.bias"]
     found, fresh = started(config), load_model(config).made.state_dict()
     assert all(torch.equal(found[name], state.get(name, fresh[name])) for name in found)
+
+
+def test_a_layer_for_other_classes_starts_fresh(tmp_path: Path) -> None:
+    """As the message about its shape advises."""
+    state = {name: value + 1 for name, value in small().state_dict().items()}
+    state |= {"2.weight": torch.zeros(5, 3), "2.bias": torch.zeros(5)}
+    written(tmp_path / "a.safetensors", state)
+    assert len(lines(request(tmp_path / "a.safetensors", pretrained_strict=False))) == 2
+    (tmp_path / "names.yaml").write_text("2.weight: null\n2.bias: null\n")
+    names = str(tmp_path / "names.yaml")
+    config = request(tmp_path / "a.safetensors", pretrained_strict=False, pretrained_names=names)
+    assert lines(config) == []
+    found = started(config)
+    assert found["2.weight"].shape == (2, 3)
+    assert all(torch.equal(found[name], value) for name, value in state.items() if not name.startswith("2."))
 
 
 def test_names_of_another_convention(tmp_path: Path) -> None:

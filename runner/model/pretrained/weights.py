@@ -114,7 +114,9 @@ class PretrainedWeights:
             shape = next((making.shapes[each] for each in names if each in making.shapes), None) if making else None
             if shape is not None and tuple(shape) != tuple(shapes[name]):
                 why = f"It is {shape} in the files"
-                yield Problem(PATH, self._path, f"must hold {name} with the shape {tuple(shapes[name])}", why)
+                rule = f"must hold {name} with the shape {tuple(shapes[name])}"
+                fix = f"model.pretrained_names=FILE with the line {name}: null, and model.pretrained_strict=false"
+                yield Problem(PATH, self._path, rule, why, fix)
 
     def _missing(self, wanted: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
         spare = self._unused(wanted)
