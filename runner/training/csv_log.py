@@ -40,6 +40,7 @@ class CsvRows(ExperimentWriter):
         super().__init__(log_dir)
         self._path = Path(self.metrics_file_path)
         self._size = 0  # bytes of the file that are good
+        self._kept = 0  # rows of the file that are good: a write that failed may have brought more
         remove_unfinished(self._path.parent, [self._path.name])
         rows = [row for row in _rows(self._path) if int(row[_STEP]) <= steps]
         self.of_last_step = {name for row in rows if int(row[_STEP]) == steps for name in row if row[name]}
@@ -60,10 +61,10 @@ class CsvRows(ExperimentWriter):
         if names == self.metrics_keys and self._path.exists():
             self._append(self.metrics)
         else:
-            self._replace(names, [*_rows(self._path), *self.metrics])
+            self._replace(names, [*_rows(self._path)[: self._kept], *self.metrics])
         self.metrics = []
 
-    def _append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def _append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         text = _text(self.metrics_keys, rows).encode()
         with self._path.open("r+b") as file:
             size = min(self._size, file.seek(0, io.SEEK_END))
@@ -71,11 +72,12 @@ class CsvRows(ExperimentWriter):
             file.seek(size)
             file.write(text)
         self._size = size + len(text)
+        self._kept += len(rows)
 
-    def _replace(self, names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    def _replace(self, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
         text = _text(names, [dict(zip(names, names, strict=True)), *rows])
         write_atomically(self._path, text)
-        self.metrics_keys, self._size = list(names), len(text.encode())
+        self.metrics_keys, self._size, self._kept = list(names), len(text.encode()), len(rows)
 
     def _check_log_dir_exists(self) -> None:
         """Keep the file of an earlier process, which Lightning's own deletes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,3 +91,22 @@ def test_a_run_from_the_beginning_has_no_rows_of_an_earlier_one(tmp_path: Path) 
     log(logger_of(tmp_path), 1, loss=0.5)
     log(logger_of(tmp_path), 1, loss=0.25)
     assert rows(tmp_path) == THREE[:1]
+
+
+def test_a_new_file_whose_folder_could_not_be_synced_has_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has its new name by then, with the rows that the next call writes."""
+
+    def refused(folder: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", folder)
+
+    logger = logger_of(tmp_path)
+    for step in (1, 2):
+        with monkeypatch.context() as broken:
+            broken.setattr("runner.files.sync_directory", refused)
+            figures = {"loss": 0.25} if step == 1 else {"loss": 0.5, "val_loss": 0.75}
+            with pytest.raises(OSError, match="Input/output"):
+                log(logger, step, **figures)
+    logger.save()
+    assert [row["step"] for row in rows(tmp_path)] == ["1", "2"]
