@@ -50,14 +50,26 @@ def complaints(ended: Ended, faults: Sequence[Fault]) -> Iterator[str]:
     if "Traceback (most recent call last)" in ended.said:
         yield "a traceback is shown"
     yield from _lost_steps(ended)
-    for fault in faults[:-1]:
+    for number, fault in enumerate(faults[:-1]):
         kind = KINDS[fault.kind]
+        if _is_too_late(faults[: number + 1]):
+            continue
         if ended.status == 0 and not _may_go_on(kind, ended):
             yield f"it went on after {fault}"
         elif ended.status == 0 and not kind.may_go_on and kind.answer is not None and not _is_told(kind, ended.said):
             yield f"nothing names the cause of {fault}, after which the ranks were started again"
-    last = faults[-1] if faults else None
+    last = faults[-1] if faults and not _is_too_late(faults) else None
     yield from _of_success(ended, last) if ended.status == 0 else _of_failure(ended, faults)
+
+
+def _is_too_late(faults: Sequence[Fault]) -> bool:
+    """Whether the last of these faults finds a rank that has done all its work, after the command was told to stop.
+
+    A command that is told to stop may itself end such a rank. The record decides then, which must be complete.
+    """
+    *earlier, last = faults
+    stopped = any("to the command" in fault.kind for fault in earlier)
+    return stopped and last.place == "phase exit"
 
 
 def _lost_steps(ended: Ended) -> Iterator[str]:

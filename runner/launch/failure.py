@@ -24,6 +24,7 @@ _OUT_OF_MEMORY_WORDS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA ou
 _TORCHRUN = "TORCHELASTIC_ERROR_FILE"  # where torchrun reads why a rank failed
 _PROBE_BYTES = 4096  # a nearly full disk may still have room for an empty file
 _WORKER = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
+_LATE = re.compile(r"Timed out waiting (\d+)ms for \w+ operation")  # what Gloo says
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -58,7 +59,7 @@ class RankFailure:
         cause = unwritable(run_dir) if run_dir is not None and isinstance(error, OSError) else None
         return cls(
             type=type(error).__name__,
-            message=cause or (found[0] if found is not None else str(error)),
+            message=cause or (found[0] if found is not None else _late_message(str(error)) or str(error)),
             traceback="".join(traceback.format_exception(error)),
             where=found[1] if found is not None else _where(error),
             explained=cause is not None or isinstance(error, RunnerError),
@@ -150,6 +151,14 @@ def _where(error: BaseException) -> str:
 def _innermost(frames: Sequence[tuple[str, int | None, str]]) -> str:
     own = [frame for frame in frames if "site-packages" not in frame[0] and not frame[0].startswith("<")]
     return f"{Path(own[-1][0]).name}:{own[-1][1]} in {own[-1][2]}" if own else ""
+
+
+def _late_message(message: str) -> str | None:
+    """What Gloo's error about a message that did not arrive in time means, or None if it is none."""
+    late = _LATE.search(message)
+    if late is None:
+        return None
+    return f"a message between ranks timed out after {int(late[1]) / 1000:g} s: a rank hangs, or a connection is lost"
 
 
 def _in_loader_worker(message: str) -> tuple[str, str] | None:

@@ -106,6 +106,15 @@ def test_any_of_several_faults_may_have_ended_the_command() -> None:
     assert "it went on after" in _complaints(KILLED, later)[0]
 
 
+def test_a_rank_that_is_killed_when_a_stopped_command_has_done_its_work_changes_nothing() -> None:
+    stopped = Fault("TERM then TERM to the command", 0, "hook teardown", 1)
+    at_exit = Fault("SIGKILL of a rank", 0, "phase exit", 1)
+    assert _complaints(stopped, at_exit) == []
+    assert _complaints(stopped, at_exit, stopped) == []
+    assert "status 0 after" in _complaints(at_exit)[0]
+    assert "status 0 after" in _complaints(stopped, KILLED)[0]
+
+
 def test_a_bound_is_that_of_nothing_found() -> None:
     assert bound(0) == 1.0
     assert (1 - bound(1000)) ** 1000 == pytest.approx(0.05)
