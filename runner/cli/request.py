@@ -10,6 +10,7 @@ from runner.config.rules.sections import rules
 from runner.config.schema import RunConfig
 from runner.errors import Problem, RequestError, raise_problems
 from runner.plan.requested_schedule import resolve_request, schedule_problems
+from runner.plan.rules.asked import problems_of_keys
 
 __all__ = ["checked", "jobs_of", "merged", "problems_in"]
 
@@ -41,9 +42,33 @@ def checked(overrides: Sequence[str], earlier: Sequence[Problem] = ()) -> RunCon
     try:
         config = resolve_request(overrides)
     except RequestError as error:
-        raise RequestError([*earlier, *error.problems]) from error
+        raise RequestError(merged(earlier, error.problems, _problems_of_others(overrides, error.problems))) from error
     raise_problems([*earlier, *problems_in(config)])
     return config
+
+
+def _problems_of_others(overrides: Sequence[str], found: Sequence[Problem]) -> list[Problem]:
+    """Problems of the overrides without those that are refused already, so that a user meets all mistakes at once.
+
+    What an override means may depend on one that is refused (an unknown model brings other data with it), so that only
+    rules speak which read nothing else than the overrides that are left.
+    """
+    left = [line for line in overrides if not any(_is_about(problem, line) for problem in found)]
+    if len(left) == len(overrides):
+        return []
+    try:
+        return problems_of_keys(resolve_request(left), {_key(line) for line in left})
+    except RequestError:
+        return []
+
+
+def _is_about(problem: Problem, line: str) -> bool:
+    key = _key(line)
+    return problem.value == line or problem.path.lstrip("+~") == key or problem.path.startswith((f"{key}.", f"{key}["))
+
+
+def _key(line: str) -> str:
+    return line.partition("=")[0].lstrip("+~")
 
 
 def jobs_of(arguments: Arguments) -> list[list[str]]:

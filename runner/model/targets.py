@@ -10,7 +10,7 @@ from typing import Any
 from torch._guards import detect_fake_mode
 
 from runner.config.schema import RunConfig
-from runner.errors import Problem, RequestError, RunnerError, did_you_mean
+from runner.errors import Problem, RequestError, RunnerError, did_you_mean, raise_problems
 from runner.model.seeds import seeded
 from runner.targets import import_target, with_environment
 
@@ -24,19 +24,23 @@ def import_users_code(config: RunConfig) -> None:
     be for the data on one rank and for the model on another.
 
     Raises:
-        RequestError: a module cannot be imported, or lacks what is named.
+        RequestError: modules cannot be imported, or lack what is named; it contains every problem.
     """
+    targets = {
+        "model.target": config.model.target,
+        "data.target": config.data.target,
+        "loss.target": config.loss.target,
+        **({} if config.data.collate is None else {"data.collate": config.data.collate}),
+        **{f"metrics.{name}": target for name, target in config.metrics.items()},
+    }
+    problems: list[Problem] = []
     with seeded(config.seed, "import"):
-        for section, target in (
-            ("model", config.model.target),
-            ("data", config.data.target),
-            ("loss", config.loss.target),
-        ):
-            import_target(f"{section}.target", target)
-        if config.data.collate is not None:
-            import_target("data.collate", config.data.collate)
-        for name, target in config.metrics.items():
-            import_target(f"metrics.{name}", target)
+        for path, target in targets.items():
+            try:
+                import_target(path, target)
+            except RequestError as error:
+                problems += error.problems
+    raise_problems(problems)
 
 
 def call_target(section: str, target: str, kwargs: Mapping[str, Any]) -> Any:

@@ -30,7 +30,7 @@ from runner.model.device import device_is_here, device_memory_bytes
 from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
-from runner.model.load import LoadedModel, load_model
+from runner.model.load import LoadedModel, load_model, whole_model
 from runner.model.precision import autocast_of, autocasting, cast_module, dtype_of, to_precision
 from runner.model.pretrained.check import frozen_problems
 from runner.model.ties import find_ties, tied_parameters
@@ -65,7 +65,11 @@ def profile_model(config: RunConfig) -> ModelProfile:
     Raises:
         RequestError: the model, data or loss cannot be loaded, or a layer does not accept the output of the one before.
     """
-    return cached_profile(config, _profile_model)
+    try:
+        return cached_profile(config, _profile_model)
+    except RequestError as error:  # a user whose data and model have mistakes meets both
+        further = [problem for problem in _model_problems(config) if problem not in error.problems]
+        raise RequestError([*error.problems, *further]) from error
 
 
 def _profile_model(config: RunConfig) -> ModelProfile:
@@ -97,6 +101,15 @@ def _profile_model(config: RunConfig) -> ModelProfile:
         with refusing(config):
             return with_measured_seconds(config, profile, inputs, targets)
     return with_estimated_seconds(profile, config.hardware, PRECISIONS[config.precision.name].arithmetic)
+
+
+def _model_problems(config: RunConfig) -> Sequence[Problem]:
+    """What refuses the model by itself, before it has met any data."""
+    try:
+        whole_model(config)
+    except RequestError as error:
+        return error.problems
+    return ()
 
 
 def _nothing_trained(config: RunConfig, profile: ModelProfile) -> Problem:

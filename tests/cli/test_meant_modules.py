@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,11 @@ def test_the_file_that_was_meant_is_advised(
     (tmp_path / "needs.py").write_text("import need")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     with pytest.raises(RequestError) as caught:
         import_target("model.target", target)
     told = str(caught.value)
     assert "must name a module that imports" in told
     assert advice is None or told.endswith(advice)
     assert ("Try" in told) == (advice is not None)
+    sys.modules.pop("mine", None)  # "mine.py:build" has imported it, and other tests have modules of that name

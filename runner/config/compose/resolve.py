@@ -66,7 +66,7 @@ def resolve_with_layers(
     """As :func:`resolve`, and the files and overrides that the configuration was made of, the winning ones last."""
     roots = config_roots(working_directory if working_directory is not None else Path.cwd())
     request, problems = read_overrides(overrides, roots)
-    raise_problems(problems)
+    raise_problems([*problems, *_file_problems(request.choices, roots)] if problems else [])
     choices = _completed(request, roots)
     raise_problems(_file_problems(choices, roots))
     again = dict(_chosen_again(choices, request, roots))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 from runner.config.rules.sections import CONFIG_TABLES
 from runner.config.rules.table import Row, Rule, Table, filled, worded
 from runner.config.schema import RunConfig
+from runner.errors import Problem
 from runner.plan.rules.facts import OrderFacts, RequestFacts
 from runner.plan.rules.tables import ORDER_TABLES, PLACE_TABLES, SCHEDULE
 from runner.profile import ModelProfile
 from runner.schedule.traits import traits_of
 from runner.schedule.values import Schedule
 
-__all__ = ["AskedRule", "rules_that_asked"]
+__all__ = ["AskedRule", "problems_of_keys", "rules_that_asked"]
 
 _Facts = TypeVar("_Facts")
 
@@ -68,6 +69,24 @@ def rules_that_asked(
         *_asked((SCHEDULE,), request, named),
         *_asked(ORDER_TABLES, order, named),
         *_asked(PLACE_TABLES, request, named),
+    ]
+
+
+def problems_of_keys(config: RunConfig, named: Collection[str]) -> list[Problem]:
+    """Problems that the rules of the configuration find, by the rules alone that read no other keys than these.
+
+    They hold whatever the other keys are, so that they can be told although another part of the request is wrong.
+
+    Args:
+        config: a request.
+        named: keys and groups; a group stands for all of its keys.
+    """
+    return [
+        problem
+        for table in CONFIG_TABLES
+        for rule in table.rules
+        if all(_is_named(key, named) for key in _read_by(rule, table, config))
+        for problem in replace(table, rules=(rule,)).problems(config)
     ]
 
 
