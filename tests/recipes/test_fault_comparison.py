@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.recipes.faults.compare.__main__ import CONTENDERS, Outcome, main, markdown
-from runner.recipes.faults.compare.race import Race, begins, done_twice, ended, kills
+from runner.recipes.faults.compare.race import Race, begins, done_twice, ended, kills, recoveries
 
 
 def race_in(folder: Path) -> Race:
@@ -42,12 +42,22 @@ def test_a_rank_is_killed_once_at_each_of_its_steps(tmp_path: Path) -> None:
         process.join()
         assert process.exitcode == status
     assert done_twice(race) == (4, 2), "steps 1 and 2 were done again"
+    (waited,) = recoveries(race)
+    assert 0 < waited < 60, "from the kill at step 3 to the end of step 1 of the second process"
+
+
+def test_a_recovery_lasts_from_the_kill_to_the_end_of_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "killed-3").write_text("100.0")
+    (tmp_path / "killed-5").write_text("120.0")
+    assert recoveries(race_in(tmp_path)) == []
+    (tmp_path / "ended.txt").write_text("1 98.0\n2 99.0\n2 104.5\n3 105.0\n")
+    assert recoveries(race_in(tmp_path)) == [4.5]
 
 
 def test_who_does_not_get_there_is_told() -> None:
-    made = markdown([Outcome("a", 1.25, 1, 6, 2), Outcome("b", None, 3, 4, 1)], "title")
-    assert "| a | 1.2 | 1 | 6 | 2 |" in made
-    assert "| b | not finished | 3 | 4 | 1 |" in made
+    made = markdown([Outcome("a", 1.25, 1, 6, 2, 2.5), Outcome("b", None, 3, 4, 1)], "title")
+    assert "| a | 1.2 | 2.5 s | 1 | 6 | 2 |" in made
+    assert "| b | not finished |  | 3 | 4 | 1 |" in made
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ import argparse
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.recipes.faults.compare import callback, race, with_lightning, with_torchrun
-from runner.recipes.faults.compare.race import BATCH, RATE, Race, done_twice, kills
+from runner.recipes.faults.compare.race import BATCH, RATE, Race, done_twice, kills, recoveries
 
 __all__ = ["CONTENDERS", "Outcome", "main", "markdown", "run"]
 
@@ -51,6 +52,7 @@ class Outcome:
         starts: how often its command was started.
         steps: different steps that it did.
         twice: how often it did a step again.
+        recovery: median seconds from the death of a rank to the end of the next step; None if nobody died.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Outcome:
     starts: int
     steps: int
     twice: int
+    recovery: float | None = None
 
 
 def _runner(given: Race, path: Path) -> list[str]:
@@ -108,7 +111,9 @@ def run(name: str, given: Race, limit: float) -> Outcome:
             starts += 1
             status = _start(command, output.fileno(), limit - (time.monotonic() - begun))
     seconds = time.monotonic() - begun
-    return Outcome(name, seconds if status == 0 else None, starts, *done_twice(given))
+    waited = recoveries(given)
+    recovery = statistics.median(waited) if waited else None
+    return Outcome(name, seconds if status == 0 else None, starts, *done_twice(given), recovery)
 
 
 def _start(command: Sequence[str], output: int, limit: float) -> int | None:
@@ -142,12 +147,13 @@ def markdown(outcomes: Sequence[Outcome], title: str) -> str:
     """The table as Markdown."""
     lines = [
         f"# {title}\n",
-        "| with | seconds | starts of its command | steps | steps done twice |",
-        "|---|---|---|---|---|",
+        "| with | seconds | from a death to the next step | starts of its command | steps | steps done twice |",
+        "|---|---|---|---|---|---|",
     ]
     for each in outcomes:
         seconds = f"{each.seconds:.1f}" if each.seconds is not None else "not finished"
-        lines.append(f"| {each.name} | {seconds} | {each.starts} | {each.steps} | {each.twice} |")
+        recovery = f"{each.recovery:.1f} s" if each.recovery is not None else ""
+        lines.append(f"| {each.name} | {seconds} | {recovery} | {each.starts} | {each.steps} | {each.twice} |")
     return "\n".join(lines)
 
 

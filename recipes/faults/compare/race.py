@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-__all__ = ["BATCH", "RATE", "Race", "begins", "data", "done_twice", "ended", "kills", "model"]
+__all__ = ["BATCH", "RATE", "Race", "begins", "data", "done_twice", "ended", "kills", "model", "recoveries"]
 
 BATCH = 8
 """Samples of a rank's step."""
@@ -26,6 +25,7 @@ RATE = 0.01
 _SAMPLES = 512
 _WIDTH = 64
 _ENDED = "ended.txt"
+_KILLED = "killed-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ def begins(race: Race, rank: int, step: int) -> None:
     if (step, rank) not in race.kills:
         return
     try:
-        Path(race.folder, f"killed-{step}").touch(exist_ok=False)
+        with Path(race.folder, f"{_KILLED}{step}").open("x", encoding="utf-8") as file:
+            file.write(f"{time.time()}")
     except FileExistsError:
         return
     os.kill(os.getpid(), signal.SIGKILL)
@@ -82,14 +83,28 @@ def ended(race: Race, rank: int, step: int) -> None:
     """A rank has ended a step; rank 0 notes it."""
     if rank == 0:
         with Path(race.folder, _ENDED).open("a", encoding="utf-8") as file:
-            file.write(f"{step}\n")
+            file.write(f"{step} {time.time()}\n")
 
 
 def done_twice(race: Race) -> tuple[int, int]:
     """How many steps were done at all, and how often a step was done again."""
-    path = Path(race.folder, _ENDED)
-    seen: Sequence[str] = path.read_text(encoding="utf-8").split() if path.exists() else ()
+    seen = [step for step, _ in _ended_steps(race)]
     return len(set(seen)), len(seen) - len(set(seen))
+
+
+def recoveries(race: Race) -> list[float]:
+    """For each kill, the seconds from it to the end of the next step; a kill after which no step ended is left out."""
+    ends = [seconds for _, seconds in _ended_steps(race)]
+    killed = sorted(float(path.read_text(encoding="utf-8")) for path in Path(race.folder).glob(f"{_KILLED}*"))
+    after = [[end - kill for end in ends if end > kill] for kill in killed]
+    return [min(waited) for waited in after if waited]
+
+
+def _ended_steps(race: Race) -> list[tuple[int, float]]:
+    """The steps that rank 0 has ended, each with the time of its end in seconds since the epoch."""
+    path = Path(race.folder, _ENDED)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [(int(step), float(seconds)) for step, seconds in map(str.split, lines)]
 
 
 class Sleeps(nn.Module):
