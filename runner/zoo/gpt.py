@@ -43,9 +43,17 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.dropout(self._attend(self.attention_norm(hidden)))
+        hidden = hidden + self.attention(hidden)
+        return hidden + self.feed_forward(hidden)
+
+    def attention(self, hidden: Tensor) -> Tensor:
+        """What the attention adds to ``hidden``."""
+        return self.dropout(self._attend(self.attention_norm(hidden)))  # type: ignore[no-any-return]
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        """What the feed-forward layers add to ``hidden``."""
         fed = self.down(functional.gelu(self.up(self.feed_forward_norm(hidden))))
-        return hidden + self.dropout(fed)  # type: ignore[no-any-return]
+        return self.dropout(fed)  # type: ignore[no-any-return]
 
     def _attend(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
