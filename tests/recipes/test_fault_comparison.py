@@ -50,8 +50,8 @@ def test_a_recovery_lasts_from_the_kill_to_the_end_of_the_next_step(tmp_path: Pa
     (tmp_path / "killed-3").write_text("100.0")
     (tmp_path / "killed-5").write_text("120.0")
     assert recoveries(race_in(tmp_path)) == []
-    (tmp_path / "ended.txt").write_text("1 98.0\n2 99.0\n2 104.5\n3 105.0\n")
-    assert recoveries(race_in(tmp_path)) == [4.5]
+    (tmp_path / "ended.txt").write_text("1 98.0\n2 100.1\n2 104.5\n3 105.0\n4 120.2\n5 121.0\n")
+    assert recoveries(race_in(tmp_path)) == [1.0, 4.5], "steps 2 and 4 were under way at the kills"
 
 
 def test_who_does_not_get_there_is_told() -> None:

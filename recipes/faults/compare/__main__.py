@@ -27,6 +27,7 @@ from runner.recipes.faults.compare.race import BATCH, RATE, Race, done_twice, ki
 __all__ = ["CONTENDERS", "Outcome", "main", "markdown", "run"]
 
 _GRACE_SECONDS = 5.0
+_STARTS_PER_KILL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def _runner(given: Race, path: Path) -> list[str]:
 
 
 def _torchrun(given: Race, path: Path) -> list[str]:
-    restarts = f"--max-restarts={len(given.kills)}"
+    # After a kill it may start ranks that look for one that is gone, and which fail, too.
+    restarts = f"--max-restarts={_STARTS_PER_KILL * len(given.kills)}"
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}", restarts),
         *("-m", with_torchrun.__name__, str(path)),

@@ -93,11 +93,21 @@ def done_twice(race: Race) -> tuple[int, int]:
 
 
 def recoveries(race: Race) -> list[float]:
-    """For each kill, the seconds from it to the end of the next step; a kill after which no step ended is left out."""
-    ends = [seconds for _, seconds in _ended_steps(race)]
-    killed = sorted(float(path.read_text(encoding="utf-8")) for path in Path(race.folder).glob(f"{_KILLED}*"))
-    after = [[end - kill for end in ends if end > kill] for kill in killed]
-    return [min(waited) for waited in after if waited]
+    """For each kill, the seconds from it to the end of the first step of the ranks that were started again.
+
+    The surviving ranks may still end a step for the first time that came before the kill. A kill after which nothing was
+    done is left out.
+    """
+    waited = []
+    for path in Path(race.folder).glob(f"{_KILLED}*"):
+        step, killed = int(path.name.removeprefix(_KILLED)), float(path.read_text(encoding="utf-8"))
+        seen: set[int] = set()
+        for ended_step, seconds in _ended_steps(race):
+            if seconds > killed and (ended_step >= step or ended_step in seen):
+                waited.append(seconds - killed)
+                break
+            seen.add(ended_step)
+    return sorted(waited)
 
 
 def _ended_steps(race: Race) -> list[tuple[int, float]]:
