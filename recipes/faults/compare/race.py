@@ -95,8 +95,8 @@ def done_twice(race: Race) -> tuple[int, int]:
 def recoveries(race: Race) -> list[float]:
     """For each kill, the seconds from it to the end of the first step of the ranks that were started again.
 
-    The surviving ranks may still end a step for the first time that came before the kill. A kill after which nothing was
-    done is left out.
+    The surviving ranks may still end a step for the first time that came before the kill. A kill after which nothing
+    was done is left out.
     """
     waited = []
     for path in Path(race.folder).glob(f"{_KILLED}*"):
