@@ -30,7 +30,7 @@ from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers
 
 SAMPLES = 1024
-SCALARS = 64  # bytes of losses and totals, which no prediction counts
+SCALARS = 64  # at most so many bytes of losses and totals, which a plan adds to what is predicted of the layers
 KEPT = {"saves_output": False, "unsaved_forward_bytes": 14}
 
 
@@ -73,7 +73,9 @@ def limits_are_kept(policy: str, pipeline: int, count: int, schedule: str = "1f1
     assert 1 < len(feasible) < len(plans)
     runs = [measured(plan.activations.stages, schedule) for plan in feasible]
     for plan, (found, told) in zip(feasible, runs, strict=True):
-        assert plan.memory.peak_bytes == told
+        peaks = plan.memory.peak_bytes
+        assert all(0 <= peak - expected <= SCALARS for peak, expected in zip(peaks, told, strict=True))
+        assert all(each <= peak for each, peak in zip(found, peaks, strict=True))
         assert max(found) <= plan.memory_limit_bytes
         assert all(0.99 * expected <= each <= expected + SCALARS for each, expected in zip(found, told, strict=True))
     for (more, _), (less, _) in pairwise(runs):

@@ -10,10 +10,15 @@ from runner.plan.memory.predict import predict_memory
 from runner.plan.memory.reserved import predict_reserved
 from runner.plan.reductions import reductions
 from runner.plan.stages.figures import StageFigures
-from runner.plan.values import MemoryPrediction
+from runner.plan.values import MemoryParts, MemoryPrediction
 from runner.schedule.values import Program
 
 __all__ = ["memory_of"]
+
+
+# Bytes that no layer's profile shows, as measured in one process and in pipelines of two. They matter for tiny models.
+_LOSS_OF_STEP = 16  # every rank: the sum and the weight of the step's loss, in float64
+_LOSS_OF_MICROBATCH = 28  # the last stage's rank: the loss of one micro-batch, its weight and its gradient
 
 
 def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -> MemoryPrediction:
@@ -42,4 +47,12 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
         copied_by=draft.layout.data if config.checkpoint.asynchronous else None,
         planned_reductions=planned,
     )
+    predicted = replace(
+        predicted, parts=tuple(_with_scalars(draft, rank, one) for rank, one in enumerate(predicted.parts))
+    )
     return replace(predicted, reserved=predict_reserved(config, draft.profile.trace, temporaries=needs.temporaries))
+
+
+def _with_scalars(draft: Draft, rank: int, parts: MemoryParts) -> MemoryParts:
+    last = draft.schedule.stages - 1 in draft.schedule.stages_of(rank)
+    return replace(parts, buffers=parts.buffers + _LOSS_OF_STEP + (_LOSS_OF_MICROBATCH if last else 0))
