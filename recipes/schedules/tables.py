@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["heading", "markdown", "replace_block", "to_csv"]
+__all__ = ["heading", "markdown", "markdown_table", "replace_block", "to_csv"]
 
 _MISSING = ""
 _MORE = 1.005  # above it something is extra
@@ -52,7 +52,7 @@ def _bubbles(ranks: str, rows: Sequence[Mapping[str, Any]], settings: Mapping[st
         )
         for row in rows
     ]
-    return f"{title}\n\n{_table(header, lines)}"
+    return f"{title}\n\n{markdown_table(header, lines)}"
 
 
 def _memory(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
@@ -75,7 +75,7 @@ def _memory(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> s
         )
         for row in rows
     ]
-    return f"{title}\n\n{_table(header, lines)}"
+    return f"{title}\n\n{markdown_table(header, lines)}"
 
 
 def _extra(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
@@ -93,7 +93,7 @@ def _extra(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> st
             ratio = _total(row.get("measured"), key) / _total(first, key) if first and row.get("measured") else None
             cells += [_ratio(ratio), _verdict(tick, ratio, decides=key not in row["undecided"])]
         lines.append((row["label"], *cells))
-    return f"{title}\n\n{_table(header, lines)}"
+    return f"{title}\n\n{markdown_table(header, lines)}"
 
 
 def _total(ranks: Sequence[Mapping[str, Any]] | None, key: str) -> float:
@@ -161,7 +161,8 @@ def replace_block(readme: Path, name: str, content: str) -> None:
     readme.write_text(f"{before}{first}\n{content}\n\n{last}{after}", encoding="utf-8")
 
 
-def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of these cells."""
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
