@@ -15,6 +15,7 @@ import argparse
 import importlib
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -101,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep = options.chain is not None
     settings = Settings(out, options.patience, options.broken, keep=keep, deadline=options.deadline)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and so would the commands and their ranks
     begun = time.monotonic()
     results = campaign(asked, settings, min(options.lanes, len(asked)))
     words = itertools.chain(["python -m runner.recipes.faults"], sys.argv[1:] if argv is None else argv)

@@ -51,6 +51,7 @@ _NAME = re.compile(r"step-(\d+)\.ckpt")
 _CHUNK_BYTES = 1 << 22
 _ALLOW = "checkpoint.allow_pickle"
 _PASSED_OVER = "passed-over-"
+_OF_SAFETENSORS = ".tmp??????"  # the file that safetensors writes, before it gets the name that it was told
 # How torch words an error of the system that it met below Python, e.g. "unable to mmap 8 bytes …: … (12)".
 _OF_SYSTEM = re.compile(r"unable to (?:open|stat|mmap|resize|close)\b.*\((\d+)\)")
 
@@ -264,5 +265,6 @@ def set_aside(path: Path) -> Path:
 
 def remove_leftovers(directory: Path) -> None:
     """Delete unfinished files of killed writers; call it only while nobody writes."""
-    for path in [*directory.glob(f"{TEMPORARY}*"), *directory.glob(f"*/{TEMPORARY}*")]:
-        path.unlink(missing_ok=True)
+    for pattern in (f"{TEMPORARY}*", _OF_SAFETENSORS):
+        for path in [*directory.glob(pattern), *directory.glob(f"*/{pattern}")]:
+            path.unlink(missing_ok=True)
