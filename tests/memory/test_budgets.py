@@ -75,7 +75,6 @@ def limits_are_kept(policy: str, pipeline: int, count: int, schedule: str = "1f1
     for plan, (found, told) in zip(feasible, runs, strict=True):
         peaks = plan.memory.peak_bytes
         assert all(0 <= peak - expected <= SCALARS for peak, expected in zip(peaks, told, strict=True))
-        assert all(each <= peak for each, peak in zip(found, peaks, strict=True))
         assert max(found) <= plan.memory_limit_bytes
         assert all(0.99 * expected <= each <= expected + SCALARS for each, expected in zip(found, told, strict=True))
     for (more, _), (less, _) in pairwise(runs):
