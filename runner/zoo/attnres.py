@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from runner.zoo.gpt import Block, Head, TokenEmbedding
+from runner.zoo.gpt import Block, Gpt, Head, TokenEmbedding
 
 __all__ = ["AttnRes", "DepthAttention", "DepthBlock", "DepthHead", "FirstSource", "build"]
 
@@ -80,20 +80,14 @@ class DepthHead(Head):
         return super().forward(self.before(sources))
 
 
-class AttnRes(nn.Module):
+class AttnRes(Gpt):
     """The description of a model: it holds no weights until a layer of :meth:`layers` is called."""
 
     def __init__(
-        self, vocab_size: int, sequence_length: int, width: int, num_blocks: int, group: int, heads: int, dropout: float
+        self, vocab_size: int, sequence_length: int, width: int, num_blocks: int, heads: int, dropout: float, group: int
     ) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-        self.sequence_length = sequence_length
-        self.width = width
-        self.num_blocks = num_blocks
+        super().__init__(vocab_size, sequence_length, width, num_blocks, heads, dropout)
         self.group = group
-        self.heads = heads
-        self.dropout = dropout
 
     def layers(self) -> list[Callable[[], nn.Module]]:
         """Embedding, blocks and head, first to last, each a callable that builds it with fresh weights."""
@@ -128,4 +122,4 @@ def build(
         raise ValueError(f"heads = {heads} must divide width = {width}")
     if group < 1:
         raise ValueError(f"group = {group} must be at least 1")
-    return AttnRes(vocab_size, sequence_length, width, layers, group, heads, dropout)
+    return AttnRes(vocab_size, sequence_length, width, layers, heads, dropout, group)

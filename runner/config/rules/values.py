@@ -27,9 +27,8 @@ __all__ = [
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """The pattern of ``package.module:name``."""
 
-_CALLED = re.compile(
-    TARGET.pattern + r"(\.[A-Za-z_]\w*)*"
-)  # also a class's own function: package.module:Class.function
+# Also a class's own function: package.module:Class.function.
+_CALLED = re.compile(TARGET.pattern + r"(\.[A-Za-z_]\w*)*")
 
 _DOTTED = re.compile(r"\w+(\.\w+)+")
 

@@ -18,7 +18,7 @@ __all__ = ["memory_of"]
 
 # Bytes that no layer's profile shows, as measured in one process and in pipelines of two. They matter for tiny models.
 _LOSS_OF_STEP = 16  # every rank: the sum and the weight of the step's loss, in float64
-_LOSS_OF_MICROBATCH = 28  # the last stage's rank: the loss of one micro-batch, its weight and its gradient
+_LOSS_OF_MICROBATCH = 28  # the last stage's rank: what the loss of a micro-batch brings; it was not taken apart
 
 
 def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -> MemoryPrediction:
