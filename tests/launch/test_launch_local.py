@@ -13,7 +13,7 @@ from launch_helpers import OVERRIDES, Started, command, wait_for
 from runner.profile import read_profile
 from runner.record import RunRecord
 
-PIPELINE = (*OVERRIDES, "parallelism.pipeline=2", "run_dir=run", "device=cpu")
+PIPELINE = (*OVERRIDES, "parallelism.pipeline=2", "partition=uniform", "run_dir=run", "device=cpu")
 
 
 def _finish(
