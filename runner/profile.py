@@ -64,6 +64,8 @@ class SplitBackward:
         kept: names of the weights whose gradients with two or more axes cannot wait, each with the reason.
         kept_in_one_piece: whether some are made together with the gradient of the input even if only that is asked for;
             the share is then what I takes beyond half of the backward.
+        waiting_bytes: the gradients of weights that I makes, of biases and norms above all. They are added to the
+            weights' own when the whole stage's I has ended, and are alive until then.
     """
 
     deferred_bytes: int
@@ -73,6 +75,7 @@ class SplitBackward:
     kept_share: float = 0.0
     kept: tuple[tuple[str, str], ...] = ()
     kept_in_one_piece: bool = False
+    waiting_bytes: int = 0
 
     def with_kept_share(self, backward: float, of_input: float, alone: float) -> SplitBackward:
         """With a share that follows from FLOPs or seconds.

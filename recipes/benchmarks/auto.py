@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ from runner.errors import RequestError
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
 from runner.profiling.model import profile_model
-from runner.recipes.benchmarks.pipelines import RunnerPipeline
+from runner.recipes.benchmarks.pipelines import OneProcess, Pipeline, RunnerPipeline
 from runner.recipes.benchmarks.prediction import overrides_of
 from runner.recipes.benchmarks.processes import run_ranks
 from runner.recipes.benchmarks.result import Figure, figure, publish
@@ -36,6 +36,8 @@ from runner.schedule.values import Schedule
 __all__ = ["compare", "contestants", "figures", "main"]
 
 _AUTO = "auto"
+_ALONE = "one process beside a copy"
+_OVER_SHARE = 1.05
 _BATCHES = 2
 _SEED = 0
 _SAMPLES_OF_MICROBATCH = 4
@@ -71,12 +73,14 @@ def compare(
         RuntimeError: the contestants do not compute the same losses.
     """
     batches = gpt_batches(size, samples, _BATCHES)
-    pipelines = {
+    pipelines: dict[str, Pipeline] = {
         name: RunnerPipeline(
             gpt_layers(size, _SEED), cross_entropy, make_adamw, schedule.microbatches, schedule=schedule
         )
         for name, schedule in schedules.items()
     }
+    microbatches = schedules[_AUTO].microbatches
+    pipelines[_ALONE] = OneProcess(gpt_layers(size, _SEED), cross_entropy, make_adamw, microbatches)
     losses = {name: shared_losses(*map(one.step, batches)) for name, one in pipelines.items()}
     require_equal(losses)
     cycles = {name: itertools.cycle(batches) for name in pipelines}
@@ -90,17 +94,22 @@ def compare(
     }
 
 
-def figures(seconds: Seconds) -> list[Figure]:
-    """Auto's time over that of each other, round by round, the shortest first, which auto must not be longer than."""
-    others = sorted((name for name in seconds if name != _AUTO), key=lambda name: median(seconds[name]))
-    return [
-        figure(
-            f"auto / {name}",
-            [own / other for own, other in zip(seconds[_AUTO], seconds[name], strict=True)],
-            1.0 if place == 0 else None,
-        )
-        for place, name in enumerate(others)
-    ]
+def figures(seconds: Seconds, ranks: int) -> list[Figure]:
+    """Auto's time over that of each other, round by round, the shortest first, which auto must not be longer than.
+
+    Args:
+        seconds: of a step, by contestant and round.
+        ranks: the whole model's step in one process over this number is the share of one rank.
+    """
+    others = sorted(seconds.keys() - {_AUTO, _ALONE}, key=lambda name: median(seconds[name]))
+    limits = {name: 1.0 if place == 0 else None for place, name in enumerate(others)}
+    found = [figure(f"auto / {name}", _ratios(seconds[_AUTO], seconds[name]), limits[name]) for name in others]
+    share = [each / ranks for each in seconds[_ALONE]]
+    return [*found, figure(f"auto / (one process / {ranks})", _ratios(seconds[_AUTO], share), _OVER_SHARE)]
+
+
+def _ratios(own: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(own, others, strict=True)]
 
 
 def main() -> None:
@@ -126,7 +135,7 @@ def main() -> None:
             "chosen": chosen.advice[0],
         },
         seconds=measured["seconds"],
-        figures=figures(measured["seconds"]),
+        figures=figures(measured["seconds"], options.ranks),
         losses=measured["losses"],
         path=options.out,
     )

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
 from runner.model.split.backward import backward_input
-from runner.model.split.reasons import kept_in_input
+from runner.model.split.reasons import kept_in_input, waiting_bytes
 from runner.profile import SplitBackward
 
 __all__ = ["split_figures"]
@@ -40,7 +40,7 @@ def split_figures(
     roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
     gradients = [torch.ones_like(root) for root in roots]
     leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
-    kept = kept_in_input(roots, leaves)
+    kept, waiting = kept_in_input(roots, leaves), waiting_bytes(roots, leaves)
     before = tracker.live
     tracker.reset_peak()
     with FlopCounterMode(display=False) as flops:
@@ -56,7 +56,8 @@ def split_figures(
     needed_gradient = gradient_bytes - (live[0] - live[1])
     needed_input = input_bytes - (live[1] - live[2])
     del pending
-    figures = SplitBackward(live[2] - base - needed_gradient - needed_input, needed_input, needed_gradient, transient)
+    deferred = live[2] - base - needed_gradient - needed_input
+    figures = SplitBackward(deferred, needed_input, needed_gradient, transient, waiting_bytes=waiting)
     if not kept or module is None:
         return figures
     names = {id(parameter): name for name, parameter in module.named_parameters()}

@@ -45,3 +45,10 @@ def test_inside_of_a_layer_the_products_operands_stay_and_nothing_else() -> None
 def test_a_frozen_layer_keeps_nothing() -> None:
     found = figures(nn.Linear(6, 10).requires_grad_(False), torch.randn(8, 6))
     assert (found.deferred_bytes, found.input_bytes, found.gradient_bytes) == (0, 0, 0)
+
+
+def test_gradients_of_norms_and_biases_wait_for_the_end_of_i() -> None:
+    """That of the weight of a product does not: W makes it."""
+    found = figures(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 10)), torch.randn(8, 6, requires_grad=True))
+    assert found.waiting_bytes == (6 + 6 + 10) * BYTES
+    assert found.transient_bytes >= found.waiting_bytes

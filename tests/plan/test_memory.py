@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from orders import in_order
 from plan_profiles import layer, model
@@ -141,3 +143,12 @@ def test_a_split_backward_leaves_what_the_profile_says() -> None:
     # In the first layer's I: its own 30, its output's gradient and its 12; of the second 46 (its input is the first's
     # output, still counted there), of the third and fourth 56 each. The loss holds nothing.
     assert figures.input_backward_peak_bytes == 30 + 10 + 12 + 46 + 2 * 56 - 4 * 30
+
+
+def test_gradients_that_i_makes_wait_until_the_whole_stage_has_run() -> None:
+    """Of biases and norms, 3 bytes in each layer: those of the later layers are alive in the first layer's I."""
+    split = SplitBackward(deferred_bytes=36, input_bytes=10, gradient_bytes=10, transient_bytes=12)
+    profiles = (model([layer(split=replace(split, waiting_bytes=each))] * 4) for each in (0, 3))
+    without, found = (stage_figures(profile, ((0, 3),))[0] for profile in profiles)
+    assert found.input_backward_peak_bytes == without.input_backward_peak_bytes + 3 * 3
+    assert found.deferred_bytes == without.deferred_bytes

@@ -75,7 +75,8 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             deferred_bytes=_bytes(layer.split.deferred_bytes, ratio),
             input_bytes=_bytes(layer.split.input_bytes, ratio),
             gradient_bytes=_bytes(layer.split.gradient_bytes, ratio),
-            transient_bytes=_bytes(layer.split.transient_bytes, ratio),
+            transient_bytes=layer.split.waiting_bytes
+            + _bytes(max(layer.split.transient_bytes - layer.split.waiting_bytes, 0), ratio),
         ),
     )
 

@@ -26,13 +26,14 @@ class SplitRanges:
         self._transients = [each.transient_bytes for each in split]
         self._kept = prefix(each.deferred_bytes + each.gradient_bytes for each in split)
         self._kept_inputs = prefix(self._inputs)
-        # While layer k runs, the later layers have left the tensors that W needs. The input of layer k + 1 still counts
-        # as saved, except for what layer k + 1 or a later one counts.
+        self._waiting = prefix(each.waiting_bytes for each in split)
+        # While layer k runs, the later layers have left the tensors that W needs, and the gradients that wait for the
+        # end of I. The input of layer k + 1 still counts as saved, except for what layer k + 1 or a later one counts.
         last = len(chain)
         self._running = RangeMaximum(
             [
                 saved[at + 1] + layer.gradient_of_output_bytes + each.transient_bytes
-                - self._kept[at + 1] - self._kept_inputs[min(at + 2, last)]
+                - self._kept[at + 1] - self._kept_inputs[min(at + 2, last)] - self._waiting[at + 1]
                 + min(layer.pending_output_bytes, self._inputs[min(at + 1, last - 1)])
                 for at, (layer, each) in enumerate(zip(chain, split, strict=True))
             ]
@@ -54,7 +55,7 @@ class SplitRanges:
         """
         peak = self._transients[end - 1]
         if end - 1 > first:
-            kept = self._kept[end] + self._kept_inputs[end] - self._gradients[end - 1]
+            kept = self._kept[end] + self._kept_inputs[end] + self._waiting[end] - self._gradients[end - 1]
             peak = max(peak, self._running.over(first, end - 1) + kept - self._saved[end] + held_output_bytes)
         return max(peak, 0)
 
