@@ -65,6 +65,7 @@ class MemoryNeeds:
 
     batch_samples: int
     temporaries: int
+    lingering: int
     sharing: ZeroSharing | None
     states_over: int
     flattened: int
@@ -137,14 +138,16 @@ def _memory_needs(
     config: RunConfig, profile: ModelProfile, machine: Machine, schedule: Schedule, prediction: Prediction | None
 ) -> MemoryNeeds:
     data = config.parallelism.data
-    temporaries = optimizer_of(config.optimizer).temporaries
+    kind = optimizer_of(config.optimizer)
+    temporaries, lingering = kind.temporaries_of(config.optimizer), kind.lingering
     if schedule.own_weights:
         # The copies of a weight are updated one after the other: one's last temporary is there when the next are made.
-        temporaries = max(temporaries + bool(temporaries), _AVERAGING)
+        temporaries, lingering = max(temporaries + bool(temporaries), _AVERAGING), 0
     by_itself = shares_by_itself(config, schedule)
     return MemoryNeeds(
         batch_samples=batches.split_sizes(config.data.batch_size, data)[0],
         temporaries=temporaries,
+        lingering=lingering,
         sharing=None if by_itself else sharing_of(config, profile, temporaries),
         states_over=data if by_itself else 1,
         flattened=flattened_bytes(config),

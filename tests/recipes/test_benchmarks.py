@@ -82,9 +82,13 @@ def test_chimeras_bubble_above_its_theory() -> None:
 
 
 def test_auto_is_judged_by_the_shortest_of_the_others() -> None:
-    first, second = auto.figures({"auto": [1.0, 1.1], "gpipe": [3.0, 3.0], "1f1b": [1.0, 1.0]})
+    alone = "one process beside a copy"
+    taken = {"auto": [1.0, 1.1], "gpipe": [3.0, 3.0], "1f1b": [1.0, 1.0], alone: [2.0, 2.2]}
+    first, second, share = auto.figures(taken, 2)
     assert (first.name, first.target, first.verdict) == ("auto / 1f1b", 1.0, "missed")
     assert (second.name, second.target) == ("auto / gpipe", None)
+    assert share.median == pytest.approx(1.0)
+    assert share.verdict == "met"
 
 
 @pytest.mark.full
@@ -92,7 +96,7 @@ def test_auto_and_the_others_compute_the_same() -> None:
     named = {"auto": "zb_v", "1f1b": "1f1b"}
     schedules = {name: build(order, ranks=2, microbatches=4) for name, order in named.items()}
     measured = run_ranks(2, partial(auto.compare, SMALL, schedules, samples=8, rounds=1, steps=1))
-    assert measured["seconds"].keys() == schedules.keys()
+    assert measured["seconds"].keys() == {*schedules, "one process beside a copy"}
 
 
 @pytest.mark.full

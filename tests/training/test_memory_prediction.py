@@ -1,4 +1,4 @@
-"""The predicted peak memory of every rank is within 10 % of the measured one."""
+"""The measured peak memory of every rank is never above the predicted one, and at most 1 % below it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from covering import sampled
 from user_project import environment, record
 
 pytestmark = pytest.mark.slow
+SPLIT = (("zb_v", 32), ("zb_h1", 16))  # schedules with the samples of a step
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("model", sampled(["gpt", "mlp"], "gpt"))
-def test_within_a_tenth(tmp_path: Path, model: str, pipeline: int) -> None:
+def test_equal_stages_of_both_models(tmp_path: Path, model: str, pipeline: int) -> None:
     words = [
         f"model={model}", f"parallelism.pipeline={pipeline}", "trainer.max_steps=3", "data.batch_size=32",
         "schedule.microbatches=4", "logger=none", "device=cpu", "run_dir=run",
@@ -25,17 +26,23 @@ def test_within_a_tenth(tmp_path: Path, model: str, pipeline: int) -> None:
     assert done.returncode == 0, done.stderr
     memory = record(tmp_path / "run")["peak_memory_bytes"]
     assert len(memory["measured"]) == pipeline
-    assert memory["predicted"] == pytest.approx(memory["measured"], rel=0.1)
+    _holds(memory)
 
 
-@pytest.mark.parametrize("schedule", sampled(["zb_v", "interleaved_1f1b", "varuna"], "zb_v"))
-def test_chunks_and_split_backwards_within_a_twentieth(tmp_path: Path, schedule: str) -> None:
+@pytest.mark.parametrize("asked", sampled([*SPLIT, ("interleaved_1f1b", 32), ("varuna", 32)], *SPLIT))
+def test_chunks_and_split_backwards(tmp_path: Path, asked: tuple[str, int]) -> None:
+    """With two samples in a micro-batch, I's peak is where gradients of norms and biases wait for its end."""
+    schedule, samples = asked
     words = [
-        "model=gpt", f"schedule={schedule}", "parallelism.pipeline=2", "trainer.max_steps=3", "data.batch_size=32",
-        "schedule.microbatches=8", "logger=none", "device=cpu", "run_dir=run",
+        "model=gpt", f"schedule={schedule}", "parallelism.pipeline=2", "trainer.max_steps=3",
+        f"data.batch_size={samples}", "schedule.microbatches=8", "logger=none", "device=cpu", "run_dir=run",
     ]  # fmt: skip
     command = [sys.executable, "-m", "runner", "train", *words]
     done = warm.run(command, cwd=tmp_path, env=environment(tmp_path), timeout=200)
     assert done.returncode == 0, done.stderr
-    memory = record(tmp_path / "run")["peak_memory_bytes"]
-    assert memory["predicted"] == pytest.approx(memory["measured"], rel=0.05)
+    _holds(record(tmp_path / "run")["peak_memory_bytes"])
+
+
+def _holds(memory: dict[str, list[int]]) -> None:
+    for predicted, measured in zip(memory["predicted"], memory["measured"], strict=True):
+        assert 0.99 * predicted <= measured <= predicted

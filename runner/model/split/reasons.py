@@ -62,7 +62,7 @@ def waiting_bytes(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> int:
     They are alive until the whole stage's I has ended. A re-entrant checkpoint adds each at once.
 
     Args:
-        outputs, inputs: as for :func:`kept_in_input`; the inputs may be none.
+        outputs, inputs: tensors as for :func:`kept_in_input`, which may have no inputs.
     """
     if not outputs:
         return 0

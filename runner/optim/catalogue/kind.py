@@ -47,7 +47,9 @@ class OptimizerKind:
         state_bytes: bytes of the states of a tensor with the given number of elements, if they are not ``values`` in
             the parameter's own format.
         constant_bytes: size of tables that it keeps once.
-        temporaries: tensors of the size of the largest parameter that one step makes and drops.
+        temporaries: tensors of the size of a parameter that its update makes and drops.
+        lingering: how many of them are dropped only when the next parameter's are made, as torch's loops do it.
+        decay_temporaries: more temporaries where weight decay is added to the gradient.
         reads: keys of its section besides ``name``, ``lr`` and ``weight_decay`` that mean something to it.
         decoupled: whether weight decay does not change the moments; None: as ``optimizer.decoupled_weight_decay`` says.
         package: the package that must be installed, by the name for its import.
@@ -81,6 +83,8 @@ class OptimizerKind:
     state_bytes: Callable[[int], int] | None = None
     constant_bytes: int = 0
     temporaries: int = 2
+    lingering: int = 1
+    decay_temporaries: int = 0
     reads: tuple[str, ...] = ("kwargs", "target")
     decoupled: bool | None = None
     package: str | None = None
@@ -108,6 +112,11 @@ class OptimizerKind:
     def keeps_momentum(self, section: OptimizerConfig) -> bool:
         """Whether it keeps momentum, one more value: the section asks for it and this optimizer has it."""
         return "momentum" in self.reads and section.momentum > 0
+
+    def temporaries_of(self, section: OptimizerConfig) -> int:
+        """The temporaries of an update as the section asks for it."""
+        coupled = section.weight_decay > 0 and not section.decoupled_weight_decay
+        return self.temporaries + (self.decay_temporaries if coupled else 0)
 
 
 def common_settings(section: OptimizerConfig) -> dict[str, Any]:

@@ -17,7 +17,7 @@ __all__ = ["memory_of"]
 
 
 # Bytes that no layer's profile shows, as measured in one process and in pipelines of two. They matter for tiny models.
-_LOSS_OF_STEP = 16  # every rank: the sum and the weight of the step's loss, in float64
+_LOSS_OF_STEP = 24  # every rank: the sum and the weight of the step's loss, in float64, and a number that it passes on
 _LOSS_OF_MICROBATCH = 28  # the last stage's rank: what the loss of a micro-batch brings; it was not taken apart
 
 
@@ -38,6 +38,7 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
         figures,
         batch_samples=needs.batch_samples,
         temporaries=needs.temporaries,
+        lingering=needs.lingering,
         sharing=needs.sharing,
         states_over=needs.states_over,
         flattened=needs.flattened,

@@ -42,6 +42,7 @@ def predict_memory(
     *,
     batch_samples: int,
     temporaries: int = TEMPORARIES,
+    lingering: int = 0,
     backup: bool = False,
     copied_by: int | None = None,
     sharing: ZeroSharing | None = None,
@@ -59,7 +60,7 @@ def predict_memory(
         profile: the profile for the step's largest micro-batch.
         figures: the figures of each stage, from the same profile.
         batch_samples: number of samples of one optimizer step on one replica.
-        temporaries: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
+        temporaries, lingering: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
         backup: whether each rank keeps a copy of its weights and optimizer states, for post-validation.
         copied_by: number of replicas that share a copy of each stage's weights and states in the host's memory while
             they save it in the background; None if checkpoints are not saved in the background.
@@ -84,7 +85,7 @@ def predict_memory(
         if sharing is None:
             states = _states(held, profile, batch)
             states = with_extra(states, [(extra[stage], figures[stage]) for stage in stages])
-            step_bytes = max((temporary_bytes(one, profile, temporaries) for one in held), default=0)
+            step_bytes = max((temporary_bytes(one, profile, temporaries, lingering) for one in held), default=0)
             step_bytes += wide_gradients(held, profile)
             planned = [planned_reductions[stage] for stage in stages] if planned_reductions else []
             states = replace(states, optimizer=states.optimizer + sum(each.kept_bytes for each in planned))
@@ -196,6 +197,8 @@ def wide_gradients(stages: Sequence[StageFigures], profile: ModelProfile) -> int
     return round(profile.master_bytes_per_gradient_byte * sum(stage.gradient_bytes for stage in stages))
 
 
-def temporary_bytes(figures: StageFigures, profile: ModelProfile, temporaries: int) -> int:
+def temporary_bytes(figures: StageFigures, profile: ModelProfile, temporaries: int, lingering: int = 0) -> int:
+    """The bytes that the update of a stage's weights makes and drops, one weight after the other."""
     width = profile.master_bytes_per_gradient_byte or 1.0
-    return round(temporaries * width * figures.largest_parameter_bytes)
+    most = max((temporaries * own + lingering * before for own, before in figures.updates), default=0)
+    return round(width * max(most, temporaries * figures.largest_parameter_bytes))

@@ -29,7 +29,7 @@ class StageMemoryLimit:
         in_flight: for each stage, the largest numbers of micro-batches held at once.
         limit_bytes: for each stage, the limit of its rank, without the batch that the rank holds.
         held_bytes: for each stage, the batch that its rank holds.
-        temporaries: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
+        temporaries, lingering: see :class:`runner.optim.catalogue.kind.OptimizerKind`.
         sharing, states_over, flattened, accelerated: see :func:`runner.plan.memory.predict.predict_memory`.
         extra: for each stage, what is held of its weights besides the newest ones.
     """
@@ -44,6 +44,7 @@ class StageMemoryLimit:
     flattened: int = 0
     accelerated: bool = True
     extra: tuple[ExtraCopies, ...] = ()
+    lingering: int = 0
 
     @cached_property
     def figures(self) -> Callable[[int, int], StageFigures]:
@@ -59,6 +60,7 @@ class StageMemoryLimit:
         *,
         batch_samples: int,
         temporaries: int,
+        lingering: int = 0,
         sharing: ZeroSharing | None = None,
         states_over: int = 1,
         flattened: int = 0,
@@ -78,6 +80,7 @@ class StageMemoryLimit:
             held_microbatches(schedule),
             *kept,
             extra=tuple(extra) or older_versions(schedule),
+            lingering=lingering,
         )
 
     def fits(self, first: int, last: int, stage: int) -> bool:
@@ -110,7 +113,8 @@ class StageMemoryLimit:
         """The bytes of temporary tensors at the stage's optimizer step."""
         if self.sharing is not None:
             return shared_states(self.sharing, figures, 0, accelerated=self.accelerated)[1]
-        update = temporary_bytes(figures, self.profile, self.temporaries) + wide_gradients([figures], self.profile)
+        update = temporary_bytes(figures, self.profile, self.temporaries, self.lingering)
+        update += wide_gradients([figures], self.profile)
         return max(update, min(self.flattened, figures.gradient_bytes))
 
     def state_bytes(self, figures: StageFigures, stage: int) -> int:

@@ -152,6 +152,7 @@ def _stage_limit(draft: Draft, profile: ModelProfile) -> StageMemoryLimit:
         draft.limit_bytes,
         batch_samples=needs.batch_samples,
         temporaries=needs.temporaries,
+        lingering=needs.lingering,
         sharing=needs.sharing,
         states_over=needs.states_over,
         flattened=needs.flattened,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,6 +14,8 @@ from runner.profile import LayerProfile, ModelProfile, SharedWeight
 
 __all__ = ["LayerRanges", "StageFigures", "stage_figures", "state_bytes"]
 
+Pairs = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
@@ -22,6 +25,8 @@ class StageFigures:
         first, last: its first and last layer, inclusive.
         weight_bytes, gradient_bytes: weights of all its layers, and their gradients.
         largest_parameter_bytes: gradient of its largest parameter, or of its largest layer if the former is not known.
+        updates: the bytes of gradients of two parameters that are updated one after the other, the later one first: all
+            pairs that no other pair exceeds in both.
         saved_bytes: tensors kept from the end of F to B, including the stage's output, without its input.
         input_bytes: the boundary tensor that it receives; 0 on the first stage, whose input is a slice of the batch.
         output_bytes: the boundary tensor that it sends; 0 on the last stage.
@@ -61,6 +66,7 @@ class StageFigures:
     output_gradient_bytes: int = 0
     optimizer_bytes: int = 0
     fills: StageFills = StageFills()
+    updates: Pairs = ()
 
     @property
     def seconds(self) -> float:
@@ -86,6 +92,7 @@ class LayerRanges:
         self._backward_seconds = _sums(layer.backward_seconds for layer in chain)
         self._input_gradient_seconds = _sums(layer.split_seconds[0] for layer in chain)
         self._weight_gradient_seconds = _sums(layer.split_seconds[1] for layer in chain)
+        self._updates = RangeMaximum(_updates(chain), _not_exceeded)
         self._largest = RangeMaximum([layer.largest_parameter_bytes or layer.gradient_bytes for layer in chain])
         self._forward = RangeMaximum([saved[at + 1] + layer.forward_transient_bytes for at, layer in enumerate(chain)])
         self._backward = RangeMaximum(
@@ -113,6 +120,7 @@ class LayerRanges:
             weight_bytes=self._weights[end] - self._weights[first],
             gradient_bytes=self._gradients[end] - self._gradients[first],
             largest_parameter_bytes=self._largest.over(first, end),
+            updates=self._updates.over(first, end),
             saved_bytes=self._saved[end] - self._saved[first] + pending,
             input_bytes=input_bytes,
             output_bytes=output_bytes,
@@ -123,7 +131,7 @@ class LayerRanges:
             input_gradient_seconds=self._input_gradient_seconds[end] - self._input_gradient_seconds[first],
             weight_gradient_seconds=self._weight_gradient_seconds[end] - self._weight_gradient_seconds[first],
             unsaved_forward_peak_bytes=self._unsaved.over(first, end),
-            input_backward_peak_bytes=self._split.peak(first, end, held),
+            input_backward_peak_bytes=self._split.peak(first, end, layers[end - 1].output_bytes if is_last else held),
             deferred_bytes=self._split.deferred(first, end),
             deferred_input_bytes=min(self._split.of_input(first), input_bytes),
             input_gradient_bytes=0 if first == 0 else layers[first - 1].gradient_of_output_bytes,
@@ -154,6 +162,34 @@ def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -
 def state_bytes(held: LayerProfile | SharedWeight, ratio: float) -> float:
     """The bytes of the optimizer's states for a layer or a shared weight."""
     return ratio * held.gradient_bytes if held.optimizer_bytes is None else held.optimizer_bytes
+
+
+def _updates(chain: Sequence[LayerProfile]) -> list[Pairs]:
+    """For each layer, its parameters with those that are updated before them, as :attr:`StageFigures.updates`."""
+    found: list[Pairs] = []
+    before = 0
+    for layer in chain:
+        sizes = _parameter_bytes(layer)
+        found.append(_not_exceeded(tuple(zip(sizes, [before, *sizes], strict=False)), ()))
+        before = sizes[-1] if sizes else before
+    return found
+
+
+def _parameter_bytes(layer: LayerProfile) -> list[int]:
+    """The bytes of the gradients of its parameters, in order; of one, where only the largest is known."""
+    numbers = [math.prod(shape) for shape in layer.trained_shapes]
+    if not any(numbers):
+        return [layer.largest_parameter_bytes or layer.gradient_bytes] if layer.gradient_bytes else []
+    return [number * layer.gradient_bytes // sum(numbers) for number in numbers]
+
+
+def _not_exceeded(some: Pairs, others: Pairs) -> Pairs:
+    """The pairs that no other pair exceeds in both."""
+    found: list[tuple[int, int]] = []
+    for pair in sorted({*some, *others}, reverse=True):
+        if not found or pair[1] > found[-1][1]:
+            found.append(pair)
+    return tuple(found)
 
 
 class _UnsavedForwards:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 __all__ = ["RangeMaximum", "prefix"]
+
+T = TypeVar("T")
 
 
 def prefix(values: Iterable[int]) -> list[int]:
@@ -13,19 +16,24 @@ def prefix(values: Iterable[int]) -> list[int]:
     return list(accumulate(values, initial=0))
 
 
-class RangeMaximum:
-    """Gives the largest value of any range, from a table of the maxima of all ranges of length 2**k."""
+class RangeMaximum(Generic[T]):
+    """Gives the largest value of any range, from a table of the maxima of all ranges of length 2**k.
 
-    def __init__(self, values: Sequence[int]) -> None:
-        self._levels = [list(values)]
+    Args:
+        values: the list.
+        larger: gives the larger of two values, or what takes the place of both; that of equal values must be the same.
+    """
+
+    def __init__(self, values: Sequence[T], larger: Callable[[T, T], T] = max) -> None:  # type: ignore[assignment]
+        self._levels, self._larger = [list(values)], larger
         width = 1
         while 2 * width <= len(values):
             below = self._levels[-1]
-            self._levels.append(list(map(max, below, below[width:])))
+            self._levels.append(list(map(larger, below, below[width:])))
             width *= 2
 
-    def over(self, begin: int, end: int) -> int:
+    def over(self, begin: int, end: int) -> T:
         """The maximum of the values from ``begin`` to ``end - 1``; the range must not be empty."""
         level = (end - begin).bit_length() - 1
         row = self._levels[level]
-        return max(row[begin], row[end - (1 << level)])
+        return self._larger(row[begin], row[end - (1 << level)])

@@ -51,7 +51,8 @@ class SplitRanges:
     def peak(self, first: int, end: int, held_output_bytes: int) -> int:
         """The largest increase during I over what was alive at its start.
 
-        As in a full backward, the caller holds the stage's output and its gradient.
+        As in a full backward, the caller holds the stage's output and its gradient; of the last stage, the gradient of
+        the loss.
         """
         peak = self._transients[end - 1]
         if end - 1 > first:

@@ -48,6 +48,7 @@ ADAM = OptimizerKind(
     description="Adam, whose weight decay is added to the gradient unless `optimizer.decoupled_weight_decay`",
     cost="2",
     make=_adam,
+    decay_temporaries=1,
     values=2.0,
     reads=BETAS,
     elementwise=True,

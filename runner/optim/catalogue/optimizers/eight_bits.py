@@ -42,6 +42,7 @@ ADAM8BIT = OptimizerKind(
     cost="2 of 8 bits",
     remarks="bitsandbytes",
     make=_make,
+    lingering=0,
     values=2.0,
     state_bytes=_state_bytes,
     constant_bytes=_CODES,

@@ -128,6 +128,7 @@ KFAC = OptimizerKind(
     cost="two factors and two inverses per linear layer",
     remarks="one replica, fp32",
     make=_make,
+    lingering=0,
     values=0.0,
     temporaries=3,
     reads=("momentum", "damping", "refresh_every"),

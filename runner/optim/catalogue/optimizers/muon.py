@@ -28,6 +28,7 @@ MUON = OptimizerKind(
     cost="1 for matrices, else 2",
     remarks="whole matrices, so not with `zero.stage` 1 to 3",
     make=_make,
+    lingering=0,
     temporaries=6,
     reads=("momentum", *BETAS),
     decoupled=True,

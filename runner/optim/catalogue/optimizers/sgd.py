@@ -41,6 +41,7 @@ SGD = OptimizerKind(
     description="gradient descent, with `optimizer.momentum` where asked for",
     cost="0, with momentum 1",
     make=_make,
+    lingering=0,
     values=0.0,
     temporaries=1,
     reads=("momentum",),
