@@ -24,6 +24,7 @@ from pathlib import Path
 from runner.recipes.faults.array import chains, rows
 from runner.recipes.faults.campaign import Result, Settings, run_chain, run_unbroken
 from runner.recipes.faults.commands import IMPORTS
+from runner.recipes.faults.figures import draw
 from runner.recipes.faults.inside import BROKEN
 from runner.recipes.faults.kinds import KINDS
 from runner.recipes.faults.layouts import LAYOUTS
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     title = f"{' '.join(words)}: {(time.monotonic() - begun) / 60:.1f} minutes"
     table = markdown(results, title)
     (out / "table.md").write_text(table + "\n", encoding="utf-8")
+    draw(out / "table.svg", results)
     print(table)
     return int(any(result.findings for result in results))
 

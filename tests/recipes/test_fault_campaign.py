@@ -222,4 +222,5 @@ def test_a_few_faults(tmp_path: Path) -> None:
     done = _campaign(tmp_path, "--faults", "4", "--layouts", "1f1b", "--kinds", *kinds, seconds=550)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "table.md").exists()
+    assert (tmp_path / "table.svg").exists()
     assert list((tmp_path / "chains").iterdir()) == [], "chains without findings are removed"
