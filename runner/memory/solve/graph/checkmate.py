@@ -1,8 +1,8 @@
 """The cheapest order within a budget, as a mixed integer program, and its rounded relaxation.
 
-There is a stage for each value, which computes it for the first time. R[t, i] says whether stage t computes value i,
-S[t, i] whether value i is kept from stage t - 1 to stage t, FREE[t, i, k] whether value i is dropped in stage t after
-value k, and U[t, k] is the memory in bytes after value k.
+There is a stage for each value, which computes it for the first time, or for several (:attr:`Graph.ends`). R[t, i] says
+whether stage t computes value i, S[t, i] whether value i is kept from stage t - 1 to stage t, FREE[t, i, k] whether
+value i is dropped in stage t after value k, and U[t, k] is the memory in bytes after value k.
 
 Source: Jain et al. 2020, Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization. FREE must be whole
 numbers: otherwise the orders exceed the budget. It has the term of a value that is dropped right after it was computed.
@@ -23,7 +23,9 @@ _Key = tuple[str, int, int, int]
 _Terms = Iterable[tuple[float, _Key]]
 
 
-def cheapest_order(graph: Graph, budget: int, *, seconds: float = 60.0, gap: float = 0.0) -> Order | None:
+def cheapest_order(
+    graph: Graph, budget: int, *, seconds: float = 60.0, gap: float = 0.0, nodes: int | None = None, in_flight: int = 1
+) -> Order | None:
     """The order with the least seconds of computation within a budget; None if none was found.
 
     Args:
@@ -31,9 +33,13 @@ def cheapest_order(graph: Graph, budget: int, *, seconds: float = 60.0, gap: flo
         budget: the most bytes of values that are alive at once.
         seconds: time limit of the solver.
         gap: how far the result may be from the optimum, relative to it.
+        nodes: limit of the solver's search tree, with which the result does not depend on the machine's speed; None =
+            no limit.
+        in_flight: how many times what is kept from the first stage to the second takes memory, if others run
+            as many first stages before they go on.
     """
-    model = _Model(graph, budget)
-    found = model.solved(whole_numbers=True, seconds=seconds, gap=gap)
+    model = _Model(graph, budget, in_flight)
+    found = model.solved(whole_numbers=True, seconds=seconds, gap=gap, nodes=nodes)
     if found is None:
         return None
     order = order_of_kept(graph, model.kept(found, 0.5))
@@ -41,7 +47,12 @@ def cheapest_order(graph: Graph, budget: int, *, seconds: float = 60.0, gap: flo
 
 
 def rounded_order(
-    graph: Graph, budget: int, *, seconds: float = 60.0, slacks: Sequence[float] = (0.0, 0.1, 0.2, 0.3)
+    graph: Graph,
+    budget: int,
+    *,
+    seconds: float = 60.0,
+    slacks: Sequence[float] = (0.0, 0.1, 0.2, 0.3),
+    in_flight: int = 1,
 ) -> Order | None:
     """The cheapest order within a budget among those that follow from the relaxed program; None if there is none.
 
@@ -52,10 +63,11 @@ def rounded_order(
         budget: the most bytes of values that are alive at once.
         seconds: time limit of each relaxed program.
         slacks: shares of the budget that are left free in the relaxed program.
+        in_flight: see :func:`cheapest_order`; the result is checked for one alone.
     """
     orders = []
     for slack in slacks:
-        model = _Model(graph, int(budget * (1 - slack)))
+        model = _Model(graph, int(budget * (1 - slack)), in_flight)
         found = model.solved(whole_numbers=False, seconds=seconds, gap=0.0)
         if found is not None:
             orders += [order_of_kept(graph, model.kept(found, tenths / 10)) for tenths in range(1, 10)]
@@ -71,15 +83,16 @@ def order_of_kept(graph: Graph, kept: Callable[[int, int], bool]) -> Order:
         graph: the graph.
         kept: whether a value, the second argument, is kept from the stage before to a stage, the first argument.
     """
-    count = len(graph.values)
     order: list[int] = []
-    for stage in range(count):
-        computed = {stage}
-        if stage + 1 < count:
-            computed |= {i for i in range(stage) if kept(stage + 1, i) and not kept(stage, i)}
-        for index in range(stage, -1, -1):
+    for stage, own in enumerate(graph.stages):
+        there = {i for i in range(own.start) if not graph.values[i].is_run and kept(stage, i)}
+        computed = set(own)
+        if stage + 1 < len(graph.stages):
+            later = (i for i in range(own.start) if not graph.values[i].is_run and kept(stage + 1, i))
+            computed |= set(later) - there
+        for index in range(own.stop - 1, -1, -1):
             if index in computed:
-                computed |= {need for need in graph.values[index].needs if not kept(stage, need)}
+                computed |= set(graph.values[index].needs) - there
         order += sorted(computed)
     return tuple(order)
 
@@ -104,19 +117,19 @@ class _Rows:
 class _Model:
     """The program of a graph and a budget. Memory is counted in budgets, so that numbers are near one."""
 
-    def __init__(self, graph: Graph, budget: int) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, budget: int, in_flight: int = 1) -> None:
+        self._graph, self._others = graph, in_flight - 1
         self._size = [value.num_bytes / max(1, budget) for value in graph.values]
         self._columns: dict[_Key, int] = {}
-        for stage in range(len(graph.values)):
+        for stage in range(len(graph.stages)):
             self._declare(stage)
         self._rows = _Rows(self._columns)
-        for stage in range(len(graph.values)):
+        for stage in range(len(graph.stages)):
             self._follow(stage)
             self._drop(stage)
-            self._count(stage)
+            self._count(stage, max(1, budget))
 
-    def solved(self, *, whole_numbers: bool, seconds: float, gap: float) -> np.ndarray | None:
+    def solved(self, *, whole_numbers: bool, seconds: float, gap: float, nodes: int | None = None) -> np.ndarray | None:
         """The values of the variables, or None if none were found."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
@@ -124,17 +137,19 @@ class _Model:
         count, rows = len(self._columns), self._rows
         at, columns, factors = zip(*rows.entries, strict=True)
         matrix = csr_array((factors, (at, columns)), shape=(len(rows.low), count))
-        cost, low, whole = np.zeros(count), np.zeros(count), np.zeros(count)
+        cost, low, high, whole = np.zeros(count), np.zeros(count), np.ones(count), np.zeros(count)
         for (kind, stage, index, _), column in self._columns.items():
             whole[column] = whole_numbers and kind != "U"
             if kind == "R":
                 cost[column] = self._graph.values[index].seconds
-                low[column] = index == stage
-        limits = {"time_limit": seconds, "mip_rel_gap": gap}
+                low[column] = index in self._graph.stages[stage]
+            elif kind == "S" and self._graph.values[index].is_run:
+                high[column] = 0.0
+        limits = {"time_limit": seconds, "mip_rel_gap": gap, **({} if nodes is None else {"node_limit": nodes})}
         found = milp(
             cost,
             integrality=whole,
-            bounds=Bounds(low, np.ones(count)),
+            bounds=Bounds(low, high),
             constraints=LinearConstraint(matrix, rows.low, rows.high),
             options=limits,
         )
@@ -145,49 +160,67 @@ class _Model:
         return lambda stage, index: bool(found[self._columns["S", stage, index, 0]] >= threshold)
 
     def _declare(self, stage: int) -> None:
-        keys: list[_Key] = [("R", stage, index, 0) for index in range(stage + 1)]
-        keys += [("S", stage, index, 0) for index in range(stage)]
-        keys += [("U", stage, index, 0) for index in range(stage + 1)]
-        keys += [("FREE", stage, need, index) for index in range(stage + 1) for need in self._near(index)]
+        own = self._graph.stages[stage]
+        keys: list[_Key] = [("R", stage, index, 0) for index in range(own.stop)]
+        keys += [("S", stage, index, 0) for index in range(own.start)]
+        keys += [("U", stage, index, 0) for index in range(own.stop)]
+        keys += [("FREE", stage, need, index) for index in range(own.stop) for need in self._near(index)]
         for key in keys:
             self._columns[key] = len(self._columns)
 
     def _near(self, index: int) -> tuple[int, ...]:
         """The values that may be dropped after a value: those from which it is computed, and itself."""
-        return (*self._graph.values[index].needs, index)
+        return tuple(each for each in (*self._graph.values[index].needs, index) if self._size[each])
 
     def _follow(self, stage: int) -> None:
         """What is computed needs what is computed or kept; what is kept was computed or kept before."""
-        for index in range(stage + 1):
+        for index in range(self._graph.stages[stage].stop):
             for need in self._graph.values[index].needs:
-                terms = [(1.0, ("R", stage, index, 0)), (-1.0, ("R", stage, need, 0)), (-1.0, ("S", stage, need, 0))]
-                self._rows.add(terms, -np.inf, 0.0)
-            if stage + 1 < len(self._size):
-                before = [(-1.0, ("R", stage, index, 0)), *([(-1.0, ("S", stage, index, 0))] if index < stage else [])]
-                self._rows.add([(1.0, ("S", stage + 1, index, 0)), *before], -np.inf, 0.0)
+                self._rows.add([(1.0, ("R", stage, index, 0)), *self._there(stage, need)], -np.inf, 0.0)
+            if stage + 1 < len(self._graph.stages):
+                self._rows.add([(1.0, ("S", stage + 1, index, 0)), *self._there(stage, index)], -np.inf, 0.0)
+
+    def _there(self, stage: int, index: int) -> list[tuple[float, _Key]]:
+        """Minus one for each way in which a value comes to be there in a stage."""
+        kept: list[tuple[float, _Key]] = [(-1.0, ("S", stage, index, 0))]
+        return [(-1.0, ("R", stage, index, 0)), *(kept if index < self._graph.stages[stage].start else [])]
 
     def _drop(self, stage: int) -> None:
         """A value is dropped after another one exactly if that one is computed, and nothing needs it afterwards.
 
         The number of reasons to keep it is (1 - R[t, k]) + S[t + 1, i] + the later users of i that stage t computes.
         """
-        for index in range(stage + 1):
+        stop = self._graph.stages[stage].stop
+        for index in range(stop):
             for each in self._near(index):
-                later = [user for user in self._graph.users[each] if index < user <= stage]
+                later = [user for user in self._graph.users[each] if index < user < stop]
                 reasons: list[tuple[float, _Key]] = [(1.0, ("R", stage, user, 0)) for user in later]
-                if stage + 1 < len(self._size):
+                if stage + 1 < len(self._graph.stages):
                     reasons.append((1.0, ("S", stage + 1, each, 0)))
                 free, computed = ("FREE", stage, each, index), (-1.0, ("R", stage, index, 0))
                 most = 1.0 + len(reasons)
                 self._rows.add([(1.0, free), computed, *reasons], 0.0, np.inf)
                 self._rows.add([(most, free), computed, *reasons], -np.inf, most - 1.0)
 
-    def _count(self, stage: int) -> None:
-        """The memory after each value of a stage."""
+    def _count(self, stage: int, budget: int) -> None:
+        """The memory after each value of a stage, and while it is computed."""
+        own = self._graph.stages[stage]
         first: list[tuple[float, _Key]] = [(1.0, ("U", stage, 0, 0)), (-self._size[0], ("R", stage, 0, 0))]
-        self._rows.add([*first, *((-self._size[i], ("S", stage, i, 0)) for i in range(stage))], 0.0, 0.0)
-        for index in range(stage):
+        self._rows.add([*first, *((-self._size[i], ("S", stage, i, 0)) for i in range(own.start))], 0.0, 0.0)
+        stashes = self._stashes_of_others()
+        for index in range(own.stop):
+            besides = self._graph.values[index].transient_bytes / budget
+            if besides or stashes:
+                running = [(1.0, ("U", stage, index, 0)), (besides, ("R", stage, index, 0))]
+                self._rows.add([*running, *stashes], -np.inf, 1.0)
+        for index in range(own.stop - 1):
             dropped = [(self._size[each], ("FREE", stage, each, index)) for each in self._near(index)]
             now, next_ = (-1.0, ("U", stage, index, 0)), (1.0, ("U", stage, index + 1, 0))
             made = (-self._size[index + 1], ("R", stage, index + 1, 0))
             self._rows.add([next_, now, made, *dropped], 0.0, 0.0)
+
+    def _stashes_of_others(self) -> list[tuple[float, _Key]]:
+        """What others in flight keep from their first stage."""
+        if not self._others:
+            return []
+        return [(self._others * self._size[i], ("S", 1, i, 0)) for i in self._graph.stages[0] if self._size[i]]

@@ -13,12 +13,12 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.memory.solve.graph.values import Graph, Order, Value
 
-__all__ = ["least_recomputation", "lower_sets", "order_of", "prefix_closures"]
+__all__ = ["backwards_in_turn", "least_recomputation", "least_sequence", "lower_sets", "order_of", "prefix_closures"]
 
 _MOST_LOWER_SETS = 20_000
 
@@ -67,6 +67,12 @@ def least_recomputation(graph: Graph, count: int, sets: Sequence[Members], budge
     Returns:
         the order, or None if every sequence needs more.
     """
+    sequence = least_sequence(graph, count, sets, budget)
+    return order_of(graph, count, sequence) if sequence is not None else None
+
+
+def least_sequence(graph: Graph, count: int, sets: Sequence[Members], budget: int) -> tuple[Members, ...] | None:
+    """The sequence of :func:`least_recomputation`, or None if every sequence needs more."""
     sizes = _Sizes(graph, count)
     labels: dict[Members, list[_Label]] = {0: [_Label(0.0, 0, ())]}
     for members in sets:
@@ -79,7 +85,7 @@ def least_recomputation(graph: Graph, count: int, sets: Sequence[Members], budge
         ]
         labels[members] = _undominated(found)
     whole = labels.get((1 << count) - 1, [])
-    return order_of(graph, count, min(whole).sequence) if whole else None
+    return min(whole).sequence if whole else None
 
 
 def order_of(graph: Graph, count: int, sequence: Sequence[Members]) -> Order:
@@ -90,11 +96,37 @@ def order_of(graph: Graph, count: int, sequence: Sequence[Members]) -> Order:
         part = [index for index in range(count) if (members & ~smaller) >> index & 1]
         parts.append((part, [index for index in part if not kept >> index & 1]))
         smaller = members
+    backward = _backward_of(graph, count)
     order = [index for part, _ in parts for index in part]
     for number, (part, dropped) in reversed(list(enumerate(parts))):
         order += dropped if number < len(parts) - 1 else []
-        order += [2 * count - 1 - index for index in reversed(part)]
+        order += [backward[index] for index in reversed(part) if index in backward]
     return tuple(order)
+
+
+def backwards_in_turn(graph: Graph, count: int, sequence: Sequence[Members]) -> Order:
+    """Like :func:`order_of`, for a forward in the order of the values, and backwards in the reverse of it.
+
+    A part is computed again before the first backward of one of its values. If the parts are not one behind the other,
+    several of them are there at once, and the peak may be above that of :func:`order_of`.
+    """
+    part_of: dict[int, list[int]] = {}  # value -> what was dropped of its part
+    smaller = 0
+    for members in sequence[:-1]:
+        dropped = list(_indices(members & ~smaller & ~_boundary(graph, count, members)))
+        part_of |= dict.fromkeys(_indices(members & ~smaller), dropped)
+        smaller = members
+    order, backward = list(range(count)), _backward_of(graph, count)
+    for index in sorted(backward, key=lambda index: backward[index]):
+        again = part_of.get(index, [])
+        order += [*again, backward[index]]
+        again.clear()  # the part's other values have the same list
+    return tuple(order)
+
+
+def _backward_of(graph: Graph, count: int) -> Mapping[int, int]:
+    """For a forward value the value that runs its backward."""
+    return graph.backward or {index: 2 * count - 1 - index for index in range(count)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -112,7 +144,13 @@ class _Sizes:
     def __init__(self, graph: Graph, count: int) -> None:
         self._graph, self._count = graph, count
         self._forward = graph.values[:count]
-        self._gradients = [graph.values[2 * count - 1 - index].num_bytes for index in range(count)]
+        backward = _backward_of(graph, count)
+        behind = [graph.values[backward[index]] if index in backward else None for index in range(count)]
+        self._gradients = [each.num_bytes if each is not None else 0 for each in behind]
+        self._besides = [
+            max(value.transient_bytes, each.transient_bytes if each is not None else 0)
+            for value, each in zip(self._forward, behind, strict=True)
+        ]
 
     def extended(self, label: _Label, smaller: Members, members: Members, budget: int) -> _Label | None:
         """The sequence with one more lower set; None if the new part needs more than the budget.
@@ -125,6 +163,7 @@ class _Sizes:
         is_last = members == (1 << self._count) - 1
         peak = label.kept + sum(self._forward[index].num_bytes for index in _indices(part))
         peak += sum(self._gradients[index] for index in _indices(part)) + self._left_gradients(members)
+        peak += max(self._besides[index] for index in _indices(part))
         if peak > budget:
             return None
         again = 0.0 if is_last else sum(self._forward[index].seconds for index in _indices(part & ~kept))

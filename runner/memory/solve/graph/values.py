@@ -6,12 +6,12 @@ again, and dropped then. So an order says all: what is kept, what is dropped, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-__all__ = ["Cost", "Graph", "Order", "Value", "replayed", "training_graph"]
+__all__ = ["Cost", "Graph", "Order", "Value", "last_uses", "replayed", "training_graph"]
 
 Order = tuple[int, ...]
 """The values of a graph, by index, in the order in which they are computed."""
@@ -25,18 +25,38 @@ class Value:
         seconds: the time to compute it.
         num_bytes: the bytes that it takes.
         needs: indices of the values from which it is computed, all of them smaller than its own.
+        transient_bytes: what its computation takes besides, for as long as it runs.
+        is_run: whether it stands for a computation with several results, which need it: it takes no bytes itself, and
+            is run again whenever one of them is computed again.
     """
 
     seconds: float
     num_bytes: int
     needs: tuple[int, ...] = ()
+    transient_bytes: int = 0
+    is_run: bool = False
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Values in topological order. Each of them must be computed at least once."""
+    """Values in topological order. Each of them must be computed at least once.
+
+    Args:
+        values: the values.
+        ends: the last value of each stage. A stage computes its values for the first time, in order, and whatever it
+            needs for them again. Empty = each value is a stage.
+        backward: for a forward value the value that runs its backward. Empty = those of :func:`training_graph`.
+    """
 
     values: tuple[Value, ...]
+    ends: tuple[int, ...] = ()
+    backward: Mapping[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def stages(self) -> tuple[range, ...]:
+        """The values that each stage computes for the first time."""
+        ends = self.ends or tuple(range(len(self.values)))
+        return tuple(range(before + 1, end + 1) for before, end in zip((-1, *ends), ends, strict=False))
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -69,11 +89,11 @@ def replayed(graph: Graph, order: Sequence[int]) -> Cost:
     """Compute the cost of an order.
 
     Raises:
-        ValueError: a value is used before it is computed, or never computed.
+        ValueError: a value is used before it is computed, or after it was dropped, or never computed.
     """
     if len(set(order)) < len(graph.values):
         raise ValueError(f"values {sorted(set(range(len(graph.values))) - set(order))} are never computed")
-    last_use = _last_uses(graph, order)
+    last_use = last_uses(graph, order)
     alive: dict[int, int] = {}  # value -> the position of its last use before it is computed again
     seconds, held, peak = 0.0, 0, 0
     for position, index in enumerate(order):
@@ -82,7 +102,7 @@ def replayed(graph: Graph, order: Sequence[int]) -> Cost:
         if index not in alive:
             held += value.num_bytes
         alive[index] = last_use[position]
-        peak = max(peak, held)
+        peak = max(peak, held + value.transient_bytes)
         for each in {index, *value.needs}:
             if each not in alive:
                 raise ValueError(f"value {index} needs {each}, which is not there")
@@ -92,7 +112,7 @@ def replayed(graph: Graph, order: Sequence[int]) -> Cost:
     return Cost(seconds, peak)
 
 
-def _last_uses(graph: Graph, order: Sequence[int]) -> list[int]:
+def last_uses(graph: Graph, order: Sequence[int]) -> list[int]:
     """For each computation, the position at which its result is used last before it is computed again, or its own."""
     latest: dict[int, int] = {}
     found = [0] * len(order)
