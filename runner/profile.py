@@ -21,6 +21,7 @@ __all__ = [
     "PROFILE_FILE",
     "Recomputation",
     "SecondsSource",
+    "SharedGradient",
     "SharedWeight",
     "SplitBackward",
     "profile_from_json",
@@ -106,6 +107,19 @@ class BoundaryTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedGradient:
+    """Memory that gradients of a layer's input share; it is alive as long as one of them is.
+
+    Args:
+        storages: storages of the tensors of the input whose gradients lie in it.
+        num_bytes: its bytes.
+    """
+
+    storages: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class FillProfile:
     """One piece of a layer's work that fills bubbles; a layer may have several of one kind.
 
@@ -155,6 +169,8 @@ class LayerProfile:
         split: its backward in two parts; None = not known, W is assumed to need all that B needs.
         output: the memory of its output, each once. Empty = not known, one tensor that is not carried on is assumed.
         saves: storages of its input and its output that autograd keeps; only with ``output``.
+        reads: storages of its input that its operators use, others it only passes on; None = not known, all.
+        shared_gradients: gradients of its input that are parts of a larger tensor, as after a concatenation.
         output_gradient_bytes: gradient of its output; None = not known, ``output_bytes`` is used.
         chained_backward_bytes: like ``backward_transient_bytes``, for a layer that another one follows in its stage:
             autograd frees the gradient of the output once it is used. None = not known, that value is used.
@@ -190,6 +206,8 @@ class LayerProfile:
     split: SplitBackward | None = None
     output: tuple[BoundaryTensor, ...] = ()
     saves: tuple[int, ...] = ()
+    reads: tuple[int, ...] | None = None
+    shared_gradients: tuple[SharedGradient, ...] = ()
     output_gradient_bytes: int | None = None
     chained_backward_bytes: int | None = None
     statistics_bytes: int = 0
@@ -341,6 +359,8 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         split["kept"] = tuple((name, reason) for name, reason in split["kept"])
     output = tuple(BoundaryTensor(**tensor) for tensor in document.pop("output", ()))
     saves = tuple(document.pop("saves", ()))
+    reads = document.pop("reads", None)
+    parts = (tuple(part.values()) for part in document.pop("shared_gradients", ()))
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
     shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
     return LayerProfile(
@@ -349,6 +369,8 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
         split=SplitBackward(**split) if split is not None else None,
         output=output,
         saves=saves,
+        reads=None if reads is None else tuple(reads),
+        shared_gradients=tuple(SharedGradient(tuple(storages), num_bytes) for storages, num_bytes in parts),
         fills=fills,
         trained_shapes=shapes,
     )

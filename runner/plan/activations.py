@@ -10,7 +10,7 @@ from runner.errors import Problem
 from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.policies import Choose, policy_problems, solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth
-from runner.memory.solve.values import ActivationPlan, PolicyOptions
+from runner.memory.solve.values import ActivationPlan, GraphProgram, PolicyOptions
 from runner.plan.choice_notes import choice_notes
 from runner.plan.values import MemoryPrediction
 from runner.profile import ModelProfile
@@ -140,7 +140,8 @@ def _depth_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Problem
 def _operator_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Problem]:
     """Problems of a user's own program that keeps operators' outputs; own rules check policies of this package."""
     target, moved = config.activation_checkpoint.target, plan.to_host
-    picks = any(segment.save_ops is not None for program in plan.stages for segment in program)
+    chains = (program for program in plan.stages if not isinstance(program, GraphProgram))
+    picks = any(segment.save_ops is not None for program in chains for segment in program)
     if target is not None and picks and (moved or config.compile):
         path, value, needed = ("offload.activations", "save_on_cpu", "none") if moved else ("compile", True, "false")
         why = f"{target} keeps the outputs of single operators, which are not seen there"

@@ -8,7 +8,7 @@ from functools import partial
 from runner.memory.solve.adjust import adjusted
 from runner.memory.solve.choose import Priced, fastest_that_fits, priced
 from runner.memory.solve.strategy import Strategy
-from runner.memory.solve.values import ActivationPlan, ChainProgram, StageChain, StageChoice
+from runner.memory.solve.values import ActivationPlan, Program, StageChain, StageChoice
 from runner.plan.stages.figures import StageFigures, stage_figures
 
 __all__ = ["ProgramChoice", "program_cost", "stage_peak"]
@@ -25,7 +25,7 @@ class ProgramChoice:
         self._to_host = to_host
         self._priced: dict[tuple[str, int, int, int], tuple[Priced, ...]] = {}
 
-    def __call__(self, chain: StageChain, strategy: Strategy) -> tuple[ChainProgram, StageChoice]:
+    def __call__(self, chain: StageChain, strategy: Strategy) -> tuple[Program, StageChoice]:
         """The fastest program of a strategy that fits into the stage's budget, or the smallest if none does.
 
         Args:
@@ -44,7 +44,7 @@ class ProgramChoice:
         return priced(strategy.candidates(chain), partial(program_cost, chain, to_host=self._to_host))
 
 
-def program_cost(chain: StageChain, program: ChainProgram, *, to_host: bool = False) -> tuple[int, float]:
+def program_cost(chain: StageChain, program: Program, *, to_host: bool = False) -> tuple[int, float]:
     """The most bytes of a stage's saved tensors and temporaries, and the seconds of one micro-batch.
 
     Args:
@@ -62,7 +62,7 @@ def stage_peak(figures: StageFigures, in_flight: int) -> int:
     return max(forward, in_flight * figures.saved_bytes + figures.backward_peak_bytes)
 
 
-def _figures(chain: StageChain, program: ChainProgram, *, to_host: bool) -> StageFigures:
+def _figures(chain: StageChain, program: Program, *, to_host: bool) -> StageFigures:
     """The figures of one stage under a program, from rows of this stage alone."""
     made = adjusted(chain.profile, ActivationPlan((program,), to_host))
     behind = chain.profile.layers[chain.last + 1 : chain.last + 2]  # so that the loss is only the last stage's

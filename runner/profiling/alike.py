@@ -53,15 +53,32 @@ class AlikeLayers:
             return self._again(known, name, function, value)
         output, row = profile_call(name, function, value, self._tracker, self._numbers, module)
         places = [self._numbers.of(tensor) for tensor in (*given, *flatten(output)[0])]
-        self._known[key] = _Known(row, tuple(place for place, number in enumerate(places) if number in row.saves))
+        saved, read = (
+            tuple(at for at, each in enumerate(places) if each in some) for some in (row.saves, row.reads or ())
+        )
+        self._known[key] = _Known(row, tuple(map(self._numbers.of, given)), saved, read)
         return output, row
 
     def _again(self, known: _Known, name: str, function: Callable[[Any], Any], value: Any) -> tuple[Any, LayerProfile]:
         made = function(enter_graph(map_tensors(as_leaf, value)))
         tensors = [*flatten(value)[0], *flatten(made)[0]]
+        given = {self._numbers.of(tensor) for tensor in flatten(value)[0]}
         saves = {self._numbers.of(tensors[place]) for place in known.saved}
+        reads = {self._numbers.of(tensors[place]) for place in known.read}
         output = boundary_tensors(made, self._tracker, self._numbers)
-        row = replace(known.row, name=name, output=output, saves=tuple(sorted(saves)))
+        now = {before: self._numbers.of(tensor) for before, tensor in zip(known.given, flatten(value)[0], strict=True)}
+        shared = tuple(
+            replace(each, storages=tuple(now[storage] for storage in each.storages))
+            for each in known.row.shared_gradients
+        )
+        row = replace(
+            known.row,
+            name=name,
+            output=output,
+            saves=tuple(sorted(saves)),
+            reads=tuple(sorted(reads & given)),
+            shared_gradients=shared,
+        )
         return map_tensors(as_leaf, made), row
 
     def _form(self, value: Any) -> Hashable:
@@ -75,10 +92,12 @@ class AlikeLayers:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A row, and the places of saved tensors among those of the layer's input and then of its output."""
+    """A row, its input's storages, and the places of saved and of read tensors in its input and then its output."""
 
     row: LayerProfile
+    given: tuple[int, ...]
     saved: tuple[int, ...]
+    read: tuple[int, ...]
 
 
 class _Itself:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.layers import keeps_running_statistics
 from runner.model.live_tracker import LiveTracker, StorageNumbers
-from runner.profile import BoundaryTensor, LayerProfile
+from runner.profile import BoundaryTensor, LayerProfile, SharedGradient
 from runner.profiling.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
 from runner.profiling.saved_scan import scan_forward
 from runner.profiling.split_scan import split_figures
@@ -49,7 +51,9 @@ def profile_call(
     output, saved, forward_peak, forward_flops = _forward(function, given, tracker)
     tensors = [*flatten(given)[0], *flatten(output)[0]]
     kept = {numbers.of(t) for t, seen in zip(tensors, scan.given + scan.made, strict=True) if seen in scan.kept}
+    read = {numbers.of(t) for t, seen in zip(flatten(given)[0], scan.given, strict=True) if seen in scan.read}
     roots = [tensor for tensor in flatten(output)[0] if tensor.requires_grad]
+    shared = _SharedGradients(flatten(given)[0], numbers)
     backward_transient, backward_flops = _backward(roots, tracker)
     row = LayerProfile(
         name=name,
@@ -72,6 +76,8 @@ def profile_call(
         split=split_figures(function, value, tracker, module, backward_flops),
         output=boundary_tensors(output, tracker, numbers),
         saves=tuple(sorted(kept)),
+        reads=tuple(sorted(read)),
+        shared_gradients=shared.found(),
         output_gradient_bytes=num_bytes(roots),
         chained_backward_bytes=chained,
         statistics_bytes=sum(map(num_bytes, _running_statistics(module))),
@@ -81,6 +87,31 @@ def profile_call(
     for parameter in trained:
         parameter.grad = None
     return map_tensors(as_leaf, output), row
+
+
+class _SharedGradients:
+    """Watches which gradients of a layer's input are parts of a larger tensor.
+
+    Args:
+        given: the tensors of the input, whose backward has not begun.
+        numbers: gives the storages of the input their numbers.
+    """
+
+    def __init__(self, given: Sequence[Tensor], numbers: StorageNumbers) -> None:
+        self._of_gradient = StorageNumbers()
+        self._parts: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # storage, its bytes, those of the part
+        for tensor in given:
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._note, numbers.of(tensor)))
+
+    def _note(self, storage: int, gradient: Tensor) -> None:
+        whole, part = gradient.untyped_storage().nbytes(), gradient.numel() * gradient.element_size()
+        self._parts[self._of_gradient.of(gradient)].append((storage, whole, part))
+
+    def found(self) -> tuple[SharedGradient, ...]:
+        """The shared memory, after the backward."""
+        larger = (parts for parts in self._parts.values() if any(whole > part for _, whole, part in parts))
+        return tuple(SharedGradient(tuple(storage for storage, _, _ in parts), parts[0][1]) for parts in larger)
 
 
 def _running_statistics(module: nn.Module | None) -> Iterator[list[Tensor]]:

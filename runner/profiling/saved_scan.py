@@ -23,6 +23,8 @@ from runner.profile import Recomputation
 
 __all__ = ["ForwardScan", "operator_name", "scan_forward"]
 
+_ENTERS = "aten::_unsafe_view"  # what a profiled layer's input is entered by, see runner.model.boundary.enter_graph
+
 
 @dataclass
 class _Operator:
@@ -45,6 +47,7 @@ class ForwardScan:
         saves_input: whether the input is saved.
         given, made: storages of the tensors in its input and in its output, in order.
         kept: the storages among these that are saved.
+        read: the storages among the given ones that operators use.
         needed: how many of the operators had run when autograd saved the last tensor; recomputation stops there.
     """
 
@@ -56,6 +59,7 @@ class ForwardScan:
     given: list[int] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
     needed: int = 0
 
     @property
@@ -116,6 +120,7 @@ def scan_forward(
     scan.made = [scanner.number(leaf) for leaf in flatten(output)[0]]
     scan.outputs = set(scan.made) - known
     scan.operators = scanner.operators
+    scan.read = inputs & scanner.read
     return scan
 
 
@@ -130,18 +135,22 @@ def _no_backward(dropped: None) -> Tensor:
 
 
 class _Scanner(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own base is not typed
-    """Numbers storages and notes the operators that a preset may keep."""
+    """Numbers storages and notes the operators that a preset may keep, and what operators read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[_Operator] = []
+        self.read: set[int] = set()
         self.number = StorageNumbers().of
         self._names = frozenset[str]().union(*(names for names, _ in PRESETS.values()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         name = operator_name(func)
+        if name != _ENTERS:
+            given = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            self.read |= {self.number(tensor) for tensor in given if tensor.layout is torch.strided}
+        result = func(*args, **kwargs)
         if name in self._names:
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
             count = flop_registry.get(getattr(func, "_overloadpacket", None))

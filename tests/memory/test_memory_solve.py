@@ -12,7 +12,7 @@ from plan_profiles import layer, loss_layer, model
 
 from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.policies import solve
-from runner.memory.solve.values import ActivationPlan, PolicyOptions, Segment
+from runner.memory.solve.values import ActivationPlan, ChainProgram, GraphProgram, PolicyOptions, Segment
 from runner.plan.stages.figures import StageFigures, stage_figures
 from runner.plan.stages.scale import for_samples
 from runner.profile import BoundaryTensor, ModelProfile, Recomputation, profile_from_json
@@ -26,10 +26,15 @@ def chain(count: int = 4) -> ModelProfile:
     return model([replace(layer(**KNOWN, recomputation=AGAIN), name=f"block{i}") for i in range(count)])
 
 
-def segments(
-    options: PolicyOptions, partition: tuple[tuple[int, int], ...] = ((0, 3),)
-) -> tuple[tuple[Segment, ...], ...]:
-    return solve(chain(), partition, options).stages
+def segments(options: PolicyOptions, partition: tuple[tuple[int, int], ...] = ((0, 3),)) -> tuple[ChainProgram, ...]:
+    return chains(solve(chain(), partition, options))
+
+
+def chains(plan: ActivationPlan) -> tuple[ChainProgram, ...]:
+    """The programs of a plan of chain programs alone."""
+    found = tuple(program for program in plan.stages if not isinstance(program, GraphProgram))
+    assert len(found) == len(plan.stages)
+    return found
 
 
 def test_policies_make_their_segments() -> None:
@@ -49,7 +54,7 @@ def test_segments_end_where_stages_end() -> None:
 
 def test_a_name_wins_over_an_index() -> None:
     profile = model([replace(layer(), name=name) for name in ("1", "0", "x")])
-    (stage,) = solve(profile, [(0, 2)], PolicyOptions("manual", layers=("0", "2"))).stages
+    (stage,) = chains(solve(profile, [(0, 2)], PolicyOptions("manual", layers=("0", "2"))))
     assert [each.recompute for each in stage] == [False, True, True]
 
 

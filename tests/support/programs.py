@@ -15,7 +15,7 @@ from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
-from runner.memory.solve.values import ActivationPlan, ChainProgram
+from runner.memory.solve.values import ActivationPlan, ChainProgram, Program
 from runner.model.layers import StageModule, build_stage, layers_of
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
@@ -68,7 +68,7 @@ def measured_and_predicted(
     make: Callable[[], nn.Module],
     loss: Callable[[Tensor, Tensor], Tensor],
     batch: Batch,
-    programs: Sequence[ChainProgram],
+    programs: Sequence[Program],
     schedule: str,
     count: int = 4,
 ) -> tuple[list[int], tuple[int, ...]]:

@@ -60,6 +60,11 @@ def _picks_operators(config: RunConfig) -> bool:
     return not _is_own(config) and strategy is not None and strategy.picks_operators
 
 
+def _runs_graphs(config: RunConfig) -> bool:
+    strategy = STRATEGIES.get(config.activation_checkpoint.name)
+    return not _is_own(config) and strategy is not None and strategy.runs_graphs
+
+
 MEMORY: Table[RunConfig] = Table(
     "Activations",
     (
@@ -86,6 +91,20 @@ MEMORY: Table[RunConfig] = Table(
             "must be false with activation_checkpoint={activation_checkpoint.name}",
             "It keeps the outputs of single operators, and a compiled layer has none that it could see",
             fix="activation_checkpoint=full or compile=false",
+        ),
+        Row(
+            "offload.activations",
+            lambda c: _runs_graphs(c) and c.offload.activations == "save_on_cpu",
+            "must not meet activation_checkpoint={activation_checkpoint.name}",
+            "Both replace what autograd saves, and would take it from each other",
+            fix="activation_checkpoint=auto or offload=none",
+        ),
+        Row(
+            "compile",
+            lambda c: _runs_graphs(c) and c.compile,
+            "must be false with activation_checkpoint={activation_checkpoint.name}",
+            "It drops single tensors that layers save, and a compiled layer saves others than those that were profiled",
+            fix="activation_checkpoint=auto or compile=false",
         ),
     ),
 )

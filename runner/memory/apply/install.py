@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from runner.memory.apply.graph_run import graph_parts
 from runner.memory.apply.recompute import Recompute
-from runner.memory.solve.values import ChainProgram, Segment
+from runner.memory.solve.values import ChainProgram, GraphProgram, Program, Segment
 from runner.model.layers import Part, StageModule
 
 __all__ = ["install"]
@@ -19,11 +20,11 @@ __all__ = ["install"]
 Moving = Callable[[], AbstractContextManager[None]]
 
 
-def install(stage: StageModule, program: ChainProgram, *, to_host: bool = False, moving: Moving = nullcontext) -> None:
+def install(stage: StageModule, program: Program, *, to_host: bool = False, moving: Moving = nullcontext) -> None:
     """Make a stage drop, keep and move saved tensors as planned; its outputs and gradients stay the same bits.
 
-    A segment inside another one is a checkpoint inside a checkpoint. At every depth the stage's autograd graph is that
-    of the first forward, so gradients are added up in the same order as without a plan.
+    A segment inside another one is a checkpoint inside a checkpoint; a graph program is run by hooks. The stage's
+    autograd graph is always that of the first forward, so gradients are added up in the same order as without a plan.
 
     Args:
         stage: the stage's module; it must be on its device already.
@@ -31,7 +32,8 @@ def install(stage: StageModule, program: ChainProgram, *, to_host: bool = False,
         to_host: whether saved tensors are moved to the host's memory and fetched back in the backward.
         moving: makes the context in which a tensor is moved, which measures how long that takes.
     """
-    stage.wrap(_parts(stage, program), _SaveOnCpu(stage, moving) if to_host else None)
+    parts = graph_parts(stage, program) if isinstance(program, GraphProgram) else _parts(stage, program)
+    stage.wrap(parts, _SaveOnCpu(stage, moving) if to_host else None)
 
 
 def _parts(stage: StageModule, program: ChainProgram) -> tuple[Part, ...]:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from runner.memory.solve.save_ops import SaveChoice
 from runner.profiling.saved_scan import operator_name
 
-__all__ = ["ChangedBuffers", "Recompute"]
+__all__ = ["BufferSnapshot", "ChangedBuffers", "Recompute"]
 
 _Place = tuple[nn.Module, str]
 
@@ -66,11 +66,15 @@ class BufferSnapshot:
                 del self._held[place]
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Give modules the copies as their buffers, which they may change, until the context ends."""
+    def restored(self, *, fresh: bool = False) -> Iterator[None]:
+        """Give modules the copies as their buffers, which they may change, until the context ends.
+
+        Args:
+            fresh: give them copies of the copies, so that this can be done again.
+        """
         own = {place: place[0]._buffers[place[1]] for place in self._held}
         for (module, name), value in self._held.items():
-            module._buffers[name] = value
+            module._buffers[name] = value.clone() if fresh else value
         try:
             yield
         finally:

@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from runner.memory.solve.program import reruns
+from runner.memory.solve.graph.rows import graph_rows
+from runner.memory.solve.program import ends, reruns
 from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
 from runner.memory.solve.tensors import StageTensors
-from runner.memory.solve.values import ActivationPlan, Segment
+from runner.memory.solve.values import ActivationPlan, GraphProgram, Program, Segment
 from runner.profile import LayerProfile, ModelProfile
 
 __all__ = ["adjusted", "host_bytes"]
@@ -37,23 +38,40 @@ def adjusted(profile: ModelProfile, plan: ActivationPlan) -> ModelProfile:
     """
     rows: list[LayerProfile] = []
     loss = profile.loss
-    for segments in plan.stages:
-        first, last = segments[0].first, segments[-1].last
+    for program in plan.stages:
+        first, last = ends(program)
         chain = list(profile.layers[first : last + 1])
         is_last = last == len(profile.layers) - 1
         before = profile.layers[first - 1] if first else None
-        stage = _Stage(before, chain, loss if is_last else None, segments)
-        made = stage.rows()
+        made = _rows(before, chain, loss if is_last else None, program, to_host=plan.to_host)
         if is_last:
             loss = made.pop()
-        rows += _on_device(made, stage) if plan.to_host else made
+        rows += made
     return replace(profile, layers=tuple(rows), loss=loss)
 
 
-def host_bytes(before: ModelProfile, segments: Sequence[Segment]) -> int:
+def _rows(
+    before: LayerProfile | None,
+    chain: list[LayerProfile],
+    loss: LayerProfile | None,
+    program: Program,
+    *,
+    to_host: bool,
+) -> list[LayerProfile]:
+    """The rows of a stage under its program, and that of the loss if the stage is the last."""
+    if isinstance(program, GraphProgram):
+        assert not to_host  # a rule refuses it
+        return graph_rows(before, chain, loss, program)
+    stage = _Stage(before, chain, loss, program)
+    made = stage.rows()
+    return [*_on_device(made[: len(chain)], stage), *made[len(chain) :]] if to_host else made
+
+
+def host_bytes(before: ModelProfile, program: Program) -> int:
     """Bytes of one micro-batch's saved tensors that a stage moves to the host's memory."""
+    assert not isinstance(program, GraphProgram)  # a rule refuses it
     total = 0
-    for segment in segments:
+    for segment in program:
         if segment.recompute:
             total += _input_bytes(before, segment.first)
             continue

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from runner.memory.solve.program import DEEPEST, depth
 from runner.memory.solve.strategy import Candidate
-from runner.memory.solve.values import ChainProgram, Offer, StageChoice
+from runner.memory.solve.values import Offer, Program, StageChoice
 
 __all__ = ["Cost", "Priced", "fastest_that_fits", "priced"]
 
-Cost = Callable[[ChainProgram], tuple[int, float]]
+Cost = Callable[[Program], tuple[int, float]]
 """A function from a stage's program to the bytes of its peak and the seconds of its forward and backward."""
 
 
@@ -24,7 +24,7 @@ class Priced:
     """A candidate with its predicted cost."""
 
     offer: Offer
-    program: ChainProgram
+    program: Program
 
 
 def priced(candidates: Iterable[Candidate], cost: Cost) -> tuple[Priced, ...]:
@@ -37,7 +37,7 @@ def priced(candidates: Iterable[Candidate], cost: Cost) -> tuple[Priced, ...]:
     return tuple(sorted(found, key=lambda each: (each.offer.seconds, each.offer.peak_bytes)))
 
 
-def fastest_that_fits(candidates: tuple[Priced, ...], budget: int) -> tuple[ChainProgram, StageChoice]:
+def fastest_that_fits(candidates: tuple[Priced, ...], budget: int) -> tuple[Program, StageChoice]:
     """The first of the candidates whose peak is within the budget; if there is none, that with the least peak."""
     fitting = (each for each in candidates if each.offer.peak_bytes <= budget)
     least = min(candidates, key=lambda each: each.offer.peak_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from runner.errors import Problem, RequestError
 from runner.memory.solve.program import check_program
@@ -11,7 +12,9 @@ from runner.memory.solve.strategy import SECTION, Strategy
 from runner.memory.solve.values import (
     ActivationPlan,
     ChainProgram,
+    GraphProgram,
     PolicyOptions,
+    Program,
     Segment,
     StageChain,
     StageChoice,
@@ -21,7 +24,7 @@ from runner.targets import import_target
 
 __all__ = ["Choose", "policy_problems", "solve", "strategy_of"]
 
-Choose = Callable[[StageChain, Strategy], tuple[ChainProgram, StageChoice]]
+Choose = Callable[[StageChain, Strategy], tuple[Program, StageChoice]]
 """A function that chooses a stage's program among the candidates of a strategy."""
 
 _TARGET = f"{SECTION}.target"
@@ -77,7 +80,7 @@ def solve(
     return ActivationPlan(tuple(program for program, _ in solved), to_host, choices)
 
 
-def _solved(strategy: Strategy, chain: StageChain, choose: Choose | None) -> tuple[ChainProgram, StageChoice | None]:
+def _solved(strategy: Strategy, chain: StageChain, choose: Choose | None) -> tuple[Program, StageChoice | None]:
     """The program of a stage, and how it was chosen if the strategy chooses and the budget is known."""
     if strategy.chooses and choose is not None and chain.budget_bytes is not None:
         return choose(chain, strategy)
@@ -97,15 +100,17 @@ def policy_problems(options: PolicyOptions, layer_names: Sequence[str]) -> list[
 
 def _solve_users(
     strategy: Strategy, chain: StageChain, choose: Choose | None, target: str
-) -> tuple[ChainProgram, StageChoice | None]:
+) -> tuple[Program, StageChoice | None]:
     """The program that a user's strategy returns, checked before it is used."""
     try:
         program, choice = _solved(strategy, chain, choose)
-        segments = all(isinstance(each, Segment) for each in program)
+        segments = not isinstance(program, GraphProgram) and all(isinstance(each, Segment) for each in program)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise RequestError([Problem(_TARGET, target, "must make a program of a stage", why)]) from error
-    wrong = check_program(program, chain.first, chain.last) if segments else "it returned other things than segments"
+    wrong: str | None = "it returned other things than segments"
+    if segments:
+        wrong = check_program(cast(ChainProgram, program), chain.first, chain.last)
     if wrong is not None:
         rule = f"must return segments that are the layers {chain.first} .. {chain.last} in order"
         raise RequestError([Problem(_TARGET, target, rule, wrong[0].upper() + wrong[1:])])

@@ -1,4 +1,4 @@
-"""Lists a program step by step: the order in which layers run forward and backward, and what each run keeps.
+"""Lists a chain program step by step: the order in which layers run forward and backward, and what each run keeps.
 
 This module alone defines how a program is executed. ``apply`` executes it with nested checkpoints, ``adjust`` predicts
 its cost, and the tests count its steps.
@@ -11,9 +11,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from runner.memory.solve.values import ChainProgram, Segment
+from runner.memory.solve.values import ChainProgram, GraphProgram, Program, Segment
 
-__all__ = ["DEEPEST", "Operation", "Step", "check_program", "depth", "forwards", "operations", "reruns", "second_run"]
+__all__ = [
+    "DEEPEST",
+    "Operation",
+    "Step",
+    "check_program",
+    "depth",
+    "ends",
+    "forwards",
+    "operations",
+    "reruns",
+    "second_run",
+]
 
 DEEPEST = 64
 """The deepest nesting of segments that can be run. Each is a checkpoint around the next, about eight calls deep, and
@@ -65,13 +76,24 @@ def reruns(segment: Segment) -> Counter[int]:
     return Counter(each.layer for each in _backward((segment,)) if each.step is not Step.BACKWARD)
 
 
-def depth(program: ChainProgram) -> int:
+def ends(program: Program) -> tuple[int, int]:
+    """The first and the last layer of a program, as indices in the whole model."""
+    if isinstance(program, GraphProgram):
+        return program.first, program.last
+    return program[0].first, program[-1].last
+
+
+def depth(program: Program) -> int:
     """How deep segments that are run again are nested in each other, at most."""
+    if isinstance(program, GraphProgram):
+        return 0
     return max((1 + depth(segment.inside) for segment in program if segment.recompute), default=0)
 
 
-def forwards(program: ChainProgram) -> int:
+def forwards(program: Program) -> int:
     """The total number of forwards of layers, including the first ones."""
+    if isinstance(program, GraphProgram):
+        return len(program.keeps_graph) + len(program.reruns)
     return sum(each.step is not Step.BACKWARD for each in operations(program))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from runner.errors import Problem
-from runner.memory.solve.values import ChainProgram, Segment, StageChain
+from runner.memory.solve.values import ChainProgram, Program, Segment, StageChain
 
 __all__ = ["Candidate", "Option", "SECTION", "Solver", "Strategy", "shown"]
 
@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
     """
 
     name: str
-    program: ChainProgram
+    program: Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class Strategy:
             that a smaller one never leads to more memory. None: it offers none. See :mod:`.choose`.
         chooses: whether a stage gets the fastest of the candidates that fits; ``reads_budget`` must be set, too, and
             ``solve`` serves only as long as the budget is not known.
+        runs_graphs: whether its candidates are graph programs. To find them takes seconds to minutes, so ``auto``
+            leaves them out; to run them takes hooks for what autograd saves, which nothing else may replace then.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Strategy:
     any_options: bool = False
     candidates: Callable[[StageChain], Iterable[Candidate]] | None = None
     chooses: bool = False
+    runs_graphs: bool = False
 
     def __call__(self, chain: StageChain) -> ChainProgram:
         """The program of one stage."""

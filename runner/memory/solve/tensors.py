@@ -35,21 +35,22 @@ class StageTensors:
 
     def hold_saved(self, at: int) -> None:
         """Note that autograd keeps what a layer saves."""
-        self._hold(self.saves(at), at)
+        self.hold(self.saves(at), at)
 
     def hold_input(self, at: int) -> None:
         """Note that a layer's whole input is kept."""
-        self._hold(self.inputs(at), at)
+        self.hold(self.inputs(at), at)
 
     def hold_output(self, at: int) -> None:
         """Note that a layer's whole output is kept."""
-        self._hold(self._outputs[at], at)
+        self.hold(self._outputs[at], at)
 
     def hold_to_the_end(self) -> None:
         """Note that the stage's output is kept until its backward is over."""
         self._row |= dict.fromkeys(self._outputs[-1], len(self._chain) - 1)
 
-    def _hold(self, storages: Iterable[int], at: int) -> None:
+    def hold(self, storages: Iterable[int], at: int) -> None:
+        """Note that storages are kept, and count them in a layer's row, or in an earlier one that keeps them."""
         for storage in storages:
             self._row[storage] = min(at, self._row.get(storage, at))
 
@@ -68,6 +69,15 @@ class StageTensors:
         if layer.output:
             return set(layer.saves)
         return {*(self.inputs(at) if layer.saves_input else ()), *(self._outputs[at] if layer.saves_output else ())}
+
+    def output(self, at: int) -> tuple[int, ...]:
+        """The storages of a layer's whole output, in order, without those of tensors that an earlier stage has made."""
+        return tuple(self._outputs[at])
+
+    @property
+    def leaving(self) -> set[int]:
+        """The storages that leave the chain and that its layers have made: the stage's output, or the loss."""
+        return set(self._outputs[-1])
 
     def made_bytes(self, at: int) -> int:
         """The sum of :meth:`made`."""

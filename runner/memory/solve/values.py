@@ -1,8 +1,8 @@
 """The input of a strategy, a stage's chain, and its result, a program.
 
-A program says what happens to every layer between its forward and its backward. It is a sequence of :class:`Segment`,
-and a segment that is run forward again says how by its own program. So a program may run layers any number of times;
-:mod:`.program` lists it step by step.
+A program says what happens to every layer between its forward and its backward. A chain program is a sequence of
+:class:`Segment`, and a segment that is run forward again says how by its own program. So a program may run layers any
+number of times; :mod:`.program` lists it step by step. A :class:`GraphProgram` runs single layers again in any order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ from typing import Any, NamedTuple
 
 from runner.profile import LayerProfile, ModelProfile
 
-__all__ = ["ActivationPlan", "ChainProgram", "Offer", "PolicyOptions", "Segment", "StageChain", "StageChoice"]
+__all__ = [
+    "ActivationPlan",
+    "ChainProgram",
+    "GraphProgram",
+    "LayerBackward",
+    "Offer",
+    "PolicyOptions",
+    "Program",
+    "Rerun",
+    "Segment",
+    "StageChain",
+    "StageChoice",
+]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -95,6 +107,70 @@ ChainProgram = tuple[Segment, ...]
 """Segments in order; together they are the layers of a stage, or of the segment that contains them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """A layer of a graph program runs forward again.
+
+    Args:
+        layer: index in the whole model.
+        keeps_graph: whether what its autograd saves is kept until its backward.
+        keeps: storages of its output that are kept, by their numbers in the profile.
+        drops: storages that are not needed after it.
+    """
+
+    layer: int
+    keeps_graph: bool
+    keeps: tuple[int, ...] = ()
+    drops: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBackward:
+    """What a graph program does at the backward of a layer.
+
+    Args:
+        before: layers that run forward again right before it, in order.
+        drops: storages that are not needed after it.
+    """
+
+    before: tuple[Rerun, ...] = ()
+    drops: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphProgram:
+    """Says for a stage as a graph what is kept and what is run again.
+
+    The nodes of the graph are layers. Its values are the tensors between layers, by storage, and for each layer what
+    else its autograd saves, as one value. The first forward runs each layer once, and backwards run from the last layer
+    to the first. Before a backward, any layers whose input is there may run again.
+
+    Args:
+        first, last: the stage's layers, indices in the whole model, inclusive.
+        keeps_graph: for each layer whether what its autograd saves is kept from the first forward to the backward.
+        keeps: storages of tensors between layers that are kept from the first forward, by their numbers in the profile.
+        outputs: for each layer the storages of its output, in order, without those of tensors that an earlier stage has
+            made; the executor finds its tensors by them.
+        backwards: for each layer what is done at its backward.
+    """
+
+    first: int
+    last: int
+    keeps_graph: tuple[bool, ...]
+    keeps: tuple[int, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    backwards: tuple[LayerBackward, ...]
+
+    @property
+    def reruns(self) -> list[int]:
+        """The layers that are run forward again, as often as they are."""
+        return [rerun.layer for backward in self.backwards for rerun in backward.before]
+
+
+Program = ChainProgram | GraphProgram
+"""What happens to the layers of a stage between forward and backward."""
+
+
 class Offer(NamedTuple):
     """A program that could have been chosen for a stage, with its predicted cost.
 
@@ -134,6 +210,6 @@ class ActivationPlan:
         choices: how each stage's program was chosen, if a strategy chooses under a budget; otherwise empty.
     """
 
-    stages: tuple[ChainProgram, ...]
+    stages: tuple[Program, ...]
     to_host: bool = False
     choices: tuple[StageChoice, ...] = ()

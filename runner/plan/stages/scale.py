@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from runner.profile import BoundaryTensor, FillProfile, LayerProfile, ModelProfile
+from runner.profile import BoundaryTensor, FillProfile, LayerProfile, ModelProfile, SharedGradient
 
 __all__ = ["for_samples"]
 
@@ -53,6 +53,9 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
         output=tuple(
             BoundaryTensor(each.storage, _bytes(each.num_bytes, ratio), _bytes(each.gradient_bytes, ratio))
             for each in layer.output
+        ),
+        shared_gradients=tuple(
+            SharedGradient(each.storages, _bytes(each.num_bytes, ratio)) for each in layer.shared_gradients
         ),
         output_gradient_bytes=_maybe_bytes(layer.output_gradient_bytes, ratio),
         stopped_forward_bytes=_maybe_bytes(layer.stopped_forward_bytes, ratio),

@@ -1,4 +1,4 @@
-"""The strategy that takes, for each stage, the fastest program of all strategies under memory_limit."""
+"""The strategy that takes, for each stage, the fastest chain program of all strategies under memory_limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _candidates(chain: StageChain) -> Iterator[Candidate]:
     from runner.memory.solve.strategies import STRATEGIES  # the package imports this module first
 
     for strategy in STRATEGIES.values():
-        if strategy is not STRATEGY and strategy.candidates is not None:
+        if strategy is not STRATEGY and strategy.candidates is not None and not strategy.runs_graphs:
             yield from strategy.candidates(chain)
 
 
@@ -23,7 +23,7 @@ STRATEGY = Strategy(
     "auto",
     FULL.solve,
     source="the strategies among which it chooses",
-    about="for each stage the fastest program of all strategies under memory_limit",
+    about="for each stage the fastest chain program of all strategies under memory_limit",
     reads_budget=True,
     candidates=_candidates,
     chooses=True,

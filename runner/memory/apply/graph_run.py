@@ -1,0 +1,302 @@
+"""Runs the layers of a stage by a graph program: what autograd saves is dropped, and made again when its time has come.
+
+The first forward builds the autograd graph that there is without a program, so gradients are added up in the same
+order. Hooks take what it saves: tensors between layers are kept once, by storage, and a layer's other tensors in a
+list. Before a layer's backward, the program's layers run again on detached inputs, in a graph that is thrown away, and
+hooks take what is saved in the same order. A second run has the random numbers of the first one, and copies of the
+buffers that the first one changed. A tensor that is not there and that a layer only passes on is replaced by one
+without memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from runner.memory.apply.recompute import BufferSnapshot, ChangedBuffers
+from runner.memory.apply.surroundings import Surroundings
+from runner.memory.solve.values import GraphProgram, Rerun
+from runner.model.layers import Part, StageModule
+
+__all__ = ["graph_parts"]
+
+_Run = Callable[[Any], Any]
+
+
+def graph_parts(stage: StageModule, program: GraphProgram) -> tuple[Part, ...]:
+    """The parts by which a stage runs a graph program: one for each layer."""
+    runner = _StageRunner(stage, program)
+    return tuple(Part(layer, layer, partial(runner.forward, layer)) for layer in range(program.first, program.last + 1))
+
+
+class _StageRunner:
+    """Begins a micro-batch at the first layer, and gives the others to it.
+
+    Args:
+        stage: the stage.
+        program: its program.
+    """
+
+    def __init__(self, stage: StageModule, program: GraphProgram) -> None:
+        self._program = program
+        self._modules = {layer: stage.layers_between(layer, layer) for layer in set(program.reruns)}
+        self._current: _MicroBatch | None = None
+
+    def forward(self, layer: int, run: _Run, value: Any, *, seeded: bool) -> Any:
+        """Run a layer for the first time."""
+        if not torch.is_grad_enabled():
+            return run(value)
+        if layer == self._program.first:
+            self._current = _MicroBatch(self._program, value)
+        assert self._current is not None  # its first layer has run
+        output = self._current.forward(layer, run, value, self._modules.get(layer, []), seeded=seeded)
+        if layer == self._program.last:
+            self._current = None  # from now on, autograd's graph alone holds it
+        return output
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies in a storage, which is looked up by its number when the tensor is needed."""
+
+    number: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+_Slot = Tensor | _Place | None
+"""One tensor that autograd saved: itself, its place in a tensor between layers, or None if it was dropped or used."""
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A tensor of a layer's input: itself if it is the stage's own input, else its place; and its form."""
+
+    place: Tensor | _Place
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass
+class _Layer:
+    """What is known of one layer's first run.
+
+    Args:
+        index: index in the whole model.
+        run: runs it.
+        keeps_graph: whether what its autograd saves in the first run is kept.
+        leaves, structure: its input; empty if it is not run again.
+        surroundings: what else its second run needs; None if it has none.
+        before: its buffers before the first run.
+        slots: what autograd saved, in order.
+    """
+
+    index: int
+    run: _Run
+    keeps_graph: bool
+    leaves: list[Any]
+    structure: Any
+    surroundings: Surroundings | None
+    before: BufferSnapshot
+    slots: list[_Slot] = field(default_factory=list)
+
+
+class _MicroBatch:
+    """The tensors of one forward and its backward. Autograd's graph holds it; it holds nothing of that graph."""
+
+    def __init__(self, program: GraphProgram, value: Any) -> None:
+        self._program = program
+        self._due = program.last  # the next layer whose backward is prepared
+        self._layers: dict[int, _Layer] = {}
+        self._tensors: dict[int, Tensor] = {}  # storage number -> a detached tensor with this storage
+        self._dtypes: dict[int, torch.dtype] = {}
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # storage -> its number
+        self._given: weakref.WeakSet[Any] = weakref.WeakSet(each.untyped_storage() for each in _tensors_in(value))
+
+    def forward(self, index: int, run: _Run, value: Any, modules: Sequence[nn.Module], *, seeded: bool) -> Any:
+        """Run a layer for the first time.
+
+        Args:
+            index: the layer.
+            run, value, seeded: see :class:`runner.model.layers.Around`.
+            modules: its modules if it will be run again, else nothing.
+        """
+        layer = self._layers[index] = self._begin(index, run, value, modules, seeded=seeded)
+        versions = [tensor._version for tensor in _tensors_in(value)]
+        with torch.autograd.graph.saved_tensors_hooks(partial(_pack, layer), partial(self._unpack, layer)):
+            output = run(value)
+        if versions != [tensor._version for tensor in _tensors_in(value)]:
+            raise RuntimeError(
+                f"layer {index} changes its input in place, so that it could not be run from it again under a graph "
+                "program: use operators that are not in place, or another activation_checkpoint"
+            )
+        layer.before.forget_unchanged()
+        made = [tensor for tensor in _tensors_in(output) if tensor.untyped_storage() not in self._numbers]
+        self._number(index, output)
+        self._keep(output, set(self._program.keeps))
+        self._place(layer)
+        for tensor in made:
+            if tensor.grad_fn is not None:  # so that all is prepared before the first node, which may save nothing
+                tensor.register_hook(partial(self._reached, index))
+        return output
+
+    def _begin(self, index: int, run: _Run, value: Any, modules: Sequence[nn.Module], *, seeded: bool) -> _Layer:
+        keeps_graph = self._program.keeps_graph[index - self._program.first]
+        before = ChangedBuffers(modules).snapshot()
+        if not modules:
+            return _Layer(index, run, keeps_graph, [], None, None, before)
+        leaves, structure = tree_flatten(value)
+        kept = [self._leaf(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return _Layer(index, run, keeps_graph, kept, structure, Surroundings(value, seeded=seeded), before)
+
+    def _leaf(self, tensor: Tensor) -> _Leaf:
+        if tensor.untyped_storage() in self._given:
+            return _Leaf(tensor.detach(), tensor.dtype, tensor.requires_grad)
+        return _Leaf(self._place_of(tensor), tensor.dtype, tensor.requires_grad)
+
+    def _place_of(self, tensor: Tensor) -> _Place:
+        number = self._numbers[tensor.untyped_storage()]
+        return _Place(number, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def _number(self, index: int, output: Any) -> None:
+        """Give the storages of a layer's output the numbers that they have in the program."""
+        first: dict[Any, torch.dtype] = {}
+        for tensor in _tensors_in(output):
+            if self._program.first == 0 or tensor.untyped_storage() not in self._given:
+                first.setdefault(tensor.untyped_storage(), tensor.dtype)
+        known = self._program.outputs[index - self._program.first]
+        if len(first) != len(known):
+            raise RuntimeError(
+                f"layer {index} has returned tensors in {len(first)} storages, and in {len(known)} in its profile; "
+                "what a graph program keeps was planned for those"
+            )
+        for (storage, dtype), number in zip(first.items(), known, strict=True):
+            if storage not in self._given:
+                self._numbers[storage] = number
+                self._dtypes[number] = dtype
+
+    def _keep(self, output: Any, numbers: set[int]) -> None:
+        """Keep the tensors of an output whose storages have these numbers."""
+        for tensor in _tensors_in(output):
+            number = self._numbers.get(tensor.untyped_storage())
+            if number is not None and number in numbers and number not in self._tensors:
+                assert not tensor.is_meta  # it was made from tensors that are there
+                self._tensors[number] = tensor.detach()
+
+    def _place(self, layer: _Layer) -> None:
+        """Let slots that lie in tensors between layers refer to these, which are kept or dropped by themselves."""
+        for at, slot in enumerate(layer.slots):
+            if isinstance(slot, Tensor) and slot.untyped_storage() in self._numbers:
+                place = self._place_of(slot)
+                if self._dtypes[place.number] == slot.dtype:
+                    layer.slots[at] = place
+
+    def _reached(self, index: int, gradient: Tensor) -> None:
+        self.reach(index)
+
+    def reach(self, index: int) -> None:
+        """Prepare the backward of a layer, and of all behind it whose backwards needed nothing."""
+        while self._due >= index:
+            layer, self._due = self._due, self._due - 1
+            self._prepare(layer)
+
+    def _prepare(self, index: int) -> None:
+        """Run layers again, let the layer's slots hold their tensors, and drop what later backwards do not need."""
+        moment = self._program.backwards[index - self._program.first]
+        for rerun in moment.before:
+            self._rerun(rerun)
+        slots = self._layers[index].slots
+        for at, slot in enumerate(slots):
+            if isinstance(slot, _Place):
+                slots[at] = self._at(slot)
+        for number in moment.drops:
+            self._tensors.pop(number, None)
+
+    def _rerun(self, rerun: Rerun) -> None:
+        layer = self._layers[rerun.layer]
+        assert layer.surroundings is not None  # the program said that it runs again
+        blanks: dict[int, Tensor] = {}
+        leaves = [self._input(leaf, blanks) if isinstance(leaf, _Leaf) else leaf for leaf in layer.leaves]
+        value = tree_unflatten(leaves, layer.structure)
+        del leaves
+        found: list[_Slot] = []
+
+        def pack(tensor: Tensor) -> None:
+            found.append(_held(tensor) if rerun.keeps_graph else None)
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, _no_backward)
+        with layer.surroundings.restored(), layer.before.restored(fresh=True), torch.enable_grad(), hooks:
+            output = layer.run(value)
+        _compare(layer, found)
+        self._number(rerun.layer, output)
+        self._keep(output, set(rerun.keeps))
+        if rerun.keeps_graph:
+            layer.slots = found
+            self._place(layer)
+        for number in rerun.drops:
+            self._tensors.pop(number, None)
+
+    def _input(self, leaf: _Leaf, blanks: dict[int, Tensor]) -> Tensor:
+        """A tensor of an input for another run, which is not part of autograd's graph.
+
+        Args:
+            leaf: the tensor.
+            blanks: tensors without memory by storage number, for those that are not there; they are only passed on, and
+                an operator that reads one fails, because it is on another device.
+        """
+        if isinstance(leaf.place, Tensor):
+            made = leaf.place.detach()
+        elif leaf.place.number in self._tensors:
+            made = self._at(leaf.place)
+        else:
+            blank = blanks.setdefault(leaf.place.number, torch.empty((), dtype=leaf.dtype, device="meta"))
+            made = blank.expand(leaf.place.size)
+        return made.requires_grad_(leaf.requires_grad)
+
+    def _at(self, place: _Place) -> Tensor:
+        return self._tensors[place.number].as_strided(place.size, place.stride, place.offset)
+
+    def _unpack(self, layer: _Layer, slot: int) -> Tensor:
+        self.reach(layer.index)
+        found, layer.slots[slot] = layer.slots[slot], None
+        if not isinstance(found, Tensor):
+            raise RuntimeError(
+                f"the backward of layer {layer.index} needs a saved tensor that was dropped after its use: a second "
+                "backward through one forward is not possible under a graph program"
+            )
+        return found
+
+
+def _pack(layer: _Layer, tensor: Tensor) -> int:
+    layer.slots.append(_held(tensor) if layer.keeps_graph else None)
+    return len(layer.slots) - 1
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """The tensor without its part of the graph, which would otherwise hold itself."""
+    return tensor if tensor.is_leaf else tensor.detach()
+
+
+def _compare(layer: _Layer, found: Sequence[_Slot]) -> None:
+    """Raise an error if a layer has not done the same as in its first run."""
+    if len(found) != len(layer.slots):
+        raise RuntimeError(
+            f"autograd saved {len(layer.slots)} tensors in the first run of layer {layer.index}, and {len(found)} when "
+            "it was run again: it must do the same in every run"
+        )
+
+
+def _no_backward(dropped: None) -> Tensor:
+    raise RuntimeError("a graph that was made to run a layer again has no backward")
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

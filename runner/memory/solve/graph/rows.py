@@ -1,0 +1,199 @@
+"""The rows of a stage's profile under a graph program: the program is played, and all that is alive is counted.
+
+Unlike a chain program's, what is alive at the backward of a layer does not follow from what the layers before it save.
+So a row's transient bytes are the rest that leads to the peak that was counted; it may be negative.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from runner.memory.solve.tensors import StageTensors
+from runner.memory.solve.values import GraphProgram
+from runner.profile import LayerProfile
+
+__all__ = ["graph_rows"]
+
+
+def graph_rows(
+    before: LayerProfile | None, layers: list[LayerProfile], loss: LayerProfile | None, program: GraphProgram
+) -> list[LayerProfile]:
+    """The rows of a stage's layers, and that of the loss if there is one.
+
+    Args:
+        before: the layer before the stage, None for the first stage.
+        layers: the stage's layers.
+        loss: the loss if the stage is the last.
+        program: the stage's program.
+    """
+    return _Play(before, layers, loss, program).rows()
+
+
+class _Play:
+    """The state of a stage while its program is played; layers are counted from the first of the stage."""
+
+    def __init__(
+        self, before: LayerProfile | None, layers: list[LayerProfile], loss: LayerProfile | None, program: GraphProgram
+    ) -> None:
+        self._chain = [*layers, loss] if loss is not None else layers
+        self._loss, self._program, self._count = loss, program, len(layers)
+        self._tensors = StageTensors(before, self._chain)
+        self._sizes: dict[int, int] = {}
+        for at in range(len(self._chain)):
+            self._sizes |= self._tensors.made(at)
+        again = Counter(program.reruns)
+        self._again = [again[program.first + at] for at in range(self._count)]
+        self._hold_what_is_kept()
+
+    def _hold_what_is_kept(self) -> None:
+        """Note in which row what is kept from the first forward is counted: in that of the layer that makes it."""
+        kept = set(self._program.keeps)
+        for at in range(len(self._chain)):
+            self._tensors.hold(kept & self._tensors.made(at).keys(), at)
+        if self._loss is not None:
+            self._tensors.hold_saved(self._count)
+        self._tensors.hold_to_the_end()
+
+    def rows(self) -> list[LayerProfile]:
+        saved = [self._saved(at) for at in range(len(self._chain))]
+        forward = self._forward_peaks()
+        backward = self._backward_peaks(sum(saved))
+        found, so_far = [], 0
+        for at, layer in enumerate(self._chain):
+            so_far += saved[at]
+            row = self._timed(at, layer)
+            held = self._tensors.held_output_bytes(at)
+            own_gradient = 0 if self._is_end(at) else self._own_gradient(at)
+            behind = sum(saved) - so_far - own_gradient - (0 if self._loss is not None else self._leaving_bytes())
+            found.append(
+                replace(
+                    row,
+                    saved_bytes=saved[at],
+                    forward_transient_bytes=forward[at] - so_far,
+                    backward_transient_bytes=backward[at] if self._is_end(at) else backward[at] + behind,
+                    chained_backward_bytes=None,
+                    output_gradient_bytes=layer.output_gradient_bytes if self._is_end(at) else own_gradient,
+                    held_output_bytes=None if held == layer.output_bytes else held,
+                    pending_output_bytes=self._tensors.pending_output_bytes(at),
+                )
+            )
+        return found
+
+    def _is_end(self, at: int) -> bool:
+        return at == len(self._chain) - 1
+
+    def _timed(self, at: int, layer: LayerProfile) -> LayerProfile:
+        """The row with the seconds and FLOPs of its further forwards."""
+        times = self._again[at] if at < self._count else 0
+        if not times:
+            return layer
+        of_input, of_weights = layer.split_seconds
+        more = times * layer.forward_seconds
+        return replace(
+            layer,
+            backward_flops=layer.backward_flops + times * layer.forward_flops,
+            backward_seconds=layer.backward_seconds + more,
+            input_gradient_seconds=of_input + more,
+            weight_gradient_seconds=of_weights,
+        )
+
+    def _inner(self, at: int) -> int:
+        """What a layer's autograd saves besides tensors between layers."""
+        return self._chain[at].saved_bytes - self._tensors.made_bytes(at)
+
+    def _saved(self, at: int) -> int:
+        """What is kept from the first forward and counted in a layer's row."""
+        if at == self._count:
+            return self._inner(at) + self._tensors.counted_bytes(at)
+        graph = self._inner(at) if self._program.keeps_graph[at] else 0
+        return graph + self._tensors.counted_bytes(at) + self._copies(at)
+
+    def _copies(self, at: int) -> int:
+        """Copies of running statistics, from which a layer is run again."""
+        return self._chain[at].statistics_bytes if self._again[at] else 0
+
+    def _leaving_bytes(self) -> int:
+        return self._bytes(self._tensors.leaving)
+
+    def _bytes(self, storages: Iterable[int]) -> int:
+        return sum(self._sizes.get(storage, 0) for storage in set(storages))
+
+    def _own_gradient(self, at: int) -> int:
+        """The gradient of a layer's output, without what the stage's caller holds."""
+        layer = self._chain[at]
+        if layer.output_gradient_bytes is None:
+            return layer.gradient_of_output_bytes
+        return layer.output_gradient_bytes - self._tensors.callers_gradient_bytes(at)
+
+    def _shared_gradients(self, at: int) -> int:
+        """What gradients that wait for a layer and those before it keep besides, as parts of larger tensors.
+
+        The gradient of a skip connection that was concatenated is alive with the gradient of the whole.
+        """
+        waiting = {tensor.storage: tensor.gradient_bytes for tensor in self._chain[at].output}
+        total = 0
+        for layer in self._chain[at + 1 :]:
+            for shared in layer.shared_gradients:
+                parts = [waiting[storage] for storage in shared.storages if storage in waiting]
+                total += max(0, shared.num_bytes - sum(parts)) if parts else 0
+        return total
+
+    def _forward_peaks(self) -> list[int]:
+        """The most bytes alive in the forward of each layer, above what was alive before the stage."""
+        kept, made, held = set(self._program.keeps), set[int](), 0
+        peaks = []
+        for at, layer in enumerate(self._chain):
+            alive = held + self._bytes((made & kept) | set(self._tensors.inputs(at)))
+            keeps_graph = at == self._count or self._program.keeps_graph[at]
+            copies = self._copies(at) if at < self._count else 0
+            peaks.append(alive + copies + (self._with_graph(layer) if keeps_graph else self._without_graph(layer)))
+            held += copies + (self._inner(at) if keeps_graph else 0)
+            made |= self._tensors.made(at).keys()
+        return peaks
+
+    @staticmethod
+    def _with_graph(layer: LayerProfile) -> int:
+        return layer.saved_bytes + layer.forward_transient_bytes
+
+    def _without_graph(self, layer: LayerProfile) -> int:
+        known = layer.unsaved_forward_bytes
+        return self._with_graph(layer) if known is None else min(known, self._with_graph(layer))
+
+    def _backward_peaks(self, saved: int) -> list[int]:
+        """The most bytes alive in the backward of each layer, above what is alive when the stage's backward begins."""
+        peaks = [0] * len(self._chain)
+        storages = set(self._program.keeps) | self._tensors.leaving
+        graphs = {at: self._inner(at) for at in range(self._count) if self._program.keeps_graph[at]}
+        copies = sum(map(self._copies, range(self._count)))
+        if self._loss is not None:
+            peaks[self._count] = self._loss.backward_transient_bytes
+        for at in range(self._count - 1, -1, -1):
+            peaks[at] = self._backward_of(at, storages, graphs, copies) - saved
+        return peaks
+
+    def _backward_of(self, at: int, storages: set[int], graphs: dict[int, int], copies: int) -> int:
+        """The peak of what is done at a layer's backward; it changes what is alive to what is left then."""
+        layer, moment = self._chain[at], self._program.backwards[at]
+        gradient = 0 if self._is_end(at) else self._own_gradient(at) + self._shared_gradients(at)
+        peak = 0
+        for rerun in moment.before:
+            again = rerun.layer - self._program.first
+            row = self._chain[again]
+            running = self._with_graph(row) if rerun.keeps_graph else self._without_graph(row)
+            alive = self._alive(storages, graphs) + copies + gradient
+            peak = max(peak, alive + running + row.statistics_bytes)
+            storages |= set(rerun.keeps)
+            storages -= set(rerun.drops)
+            if rerun.keeps_graph:
+                graphs[again] = self._inner(again) + row.statistics_bytes  # its own copies are what autograd saves
+        storages -= set(moment.drops) - self._tensors.saves(at)  # what autograd has not saved is dropped at once
+        own = layer.backward_transient_bytes if self._is_end(at) else layer.inner_backward_bytes
+        peak = max(peak, self._alive(storages, graphs) + copies + gradient + own)
+        storages -= set(moment.drops)
+        graphs.pop(at, None)
+        return peak
+
+    def _alive(self, storages: set[int], graphs: Mapping[int, int]) -> int:
+        return self._bytes(storages) + sum(graphs.values())
