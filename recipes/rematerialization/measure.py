@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from runner.errors import RequestError
 from runner.memory.apply.install import install
 from runner.memory.solve.policies import solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth, forwards
-from runner.memory.solve.values import ChainProgram, PolicyOptions, Segment, StageChain
+from runner.memory.solve.values import PolicyOptions, Program, Segment, StageChain
 from runner.model.layers import StageModule, build_stage, layers_of
 from runner.model.live_tracker import LiveTracker
 from runner.model.seeds import mix_seed
@@ -47,7 +48,7 @@ STRATEGIES: Mapping[str, PolicyOptions] = {
 }
 """Strategies without a budget, by what a table shows."""
 
-BUDGETED = ("rotor", "auto")
+BUDGETED = ("rotor", "auto", "kusumoto", "checkmate")
 """Strategies that choose under a budget."""
 
 
@@ -68,13 +69,19 @@ class Run:
     result: tuple[Tensor, ...]
 
 
-def measure(task: Task, strategies: Mapping[str, PolicyOptions] = STRATEGIES, budgets: int = BUDGETS) -> dict[str, Any]:
-    """The document of one model: ``strategies`` by name, and for each of :data:`BUDGETED` its choices by ``budget``.
+def measure(
+    task: Task,
+    strategies: Mapping[str, PolicyOptions] = STRATEGIES,
+    budgets: int = BUDGETS,
+    budgeted: Sequence[str] = BUDGETED,
+) -> dict[str, Any]:
+    """The document of one model: ``strategies`` by name, and the choices of those that choose by ``budget``.
 
     Args:
         task: the model.
         strategies: by name; each is one program.
         budgets: the number of budgets.
+        budgeted: names of strategies that choose under a budget.
 
     Raises:
         RuntimeError: a program's gradients or running statistics are not those without a strategy.
@@ -87,8 +94,14 @@ def measure(task: Task, strategies: Mapping[str, PolicyOptions] = STRATEGIES, bu
             found[name] = bench.row(program)
     plain = bench.plain.peak_bytes
     grid = [plain * (budgets - number) // budgets for number in range(budgets)]
-    chosen = {name: [bench.under(name, budget) for budget in grid] for name in BUDGETED}
-    return {"layers": bench.chain.last + 1, "plain_bytes": plain, "strategies": found, "budgets": chosen}
+    chosen, refused = {}, {}
+    for name in budgeted:
+        try:
+            chosen[name] = [bench.under(name, budget) for budget in grid]
+        except RequestError as error:
+            refused[name] = " ".join(problem.line() for problem in error.problems)
+    told = {"strategies": found, "budgets": chosen, "refused": refused}
+    return {"layers": bench.chain.last + 1, "plain_bytes": plain, **told}
 
 
 class _Bench:
@@ -107,7 +120,7 @@ class _Bench:
         self._stage = build_stage(sources, 0, len(sources) - 1)
         self._choose = ProgramChoice()
         self._whole = (Segment(0, len(sources) - 1),)
-        self._rows: dict[ChainProgram, dict[str, int | float]] = {}
+        self._rows: dict[Program, dict[str, int | float]] = {}
         self.chain = StageChain(profile, 0, len(sources) - 1, budget_bytes=0)
         self.plain = _run(self._stage, task, self._whole)
 
@@ -121,13 +134,13 @@ class _Bench:
             return {**told, "least_bytes": choice.chosen.peak_bytes}
         return {**told, **self.row(program)}
 
-    def row(self, program: ChainProgram) -> dict[str, int | float]:
+    def row(self, program: Program) -> dict[str, int | float]:
         """Bytes at the peak, FLOPs as parts of the plain ones, and forwards beyond the first of each layer."""
         if program not in self._rows:
             self._rows[program] = self._measured(program)
         return self._rows[program]
 
-    def _measured(self, program: ChainProgram) -> dict[str, int | float]:
+    def _measured(self, program: Program) -> dict[str, int | float]:
         predicted, flops = program_cost(self.chain, program)
         _, plain_flops = program_cost(self.chain, self._whole)
         run = _run(self._stage, self._task, program)
@@ -143,7 +156,7 @@ class _Bench:
         }
 
 
-def _run(stage: StageModule, task: Task, program: ChainProgram) -> Run:
+def _run(stage: StageModule, task: Task, program: Program) -> Run:
     """A forward and backward of a copy of the stage, whose gradients are there before, as in a pipeline's flat buffers.
 
     It is run twice: FLOPs and forwards are counted in a run of their own.
@@ -161,7 +174,7 @@ def _run(stage: StageModule, task: Task, program: ChainProgram) -> Run:
     return Run(tracker.peak, counter.get_total_flops(), calls["forward"], result)
 
 
-def _prepared(stage: StageModule, program: ChainProgram) -> StageModule:
+def _prepared(stage: StageModule, program: Program) -> StageModule:
     made = copy.deepcopy(stage)
     install(made, program)
     for parameter in made.parameters():

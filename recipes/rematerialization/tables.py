@@ -20,7 +20,8 @@ def _model(name: str, found: Mapping[str, Any]) -> str:
     figure = f"![{name}: peak and FLOPs of every strategy](figures/{_slug(name)}.svg)"
     title = f"### {name}: {found['layers']} layers, plain peak {plain:,} bytes"
     budgets = (_budgets(strategy, rows, plain) for strategy, rows in found["budgets"].items())
-    return "\n\n".join([title, _table(["strategy", *_HEADER], rows), *budgets, figure])
+    refused = (f"`activation_checkpoint={strategy}` is refused: {why}" for strategy, why in found["refused"].items())
+    return "\n\n".join([title, _table(["strategy", *_HEADER], rows), *budgets, *refused, figure])
 
 
 _HEADER = (

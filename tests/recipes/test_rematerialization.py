@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from runner.recipes.rematerialization import solvers
 from runner.recipes.rematerialization.figures import draw
 from runner.recipes.rematerialization.measure import STRATEGIES, measure
 from runner.recipes.rematerialization.models import MODELS, Task
@@ -20,9 +21,11 @@ from runner.zoo import gpt
 SCALARS = 64  # bytes of the loss and its gradient, which no prediction counts
 
 
-def check(task: Task, budgets: int, strategies: tuple[str, ...]) -> Mapping[str, Any]:
+def check(
+    task: Task, budgets: int, strategies: tuple[str, ...], budgeted: tuple[str, ...] = ("rotor", "auto")
+) -> Mapping[str, Any]:
     """Measure a model, which fails by itself if bits differ; compare with the prediction."""
-    found = measure(task, {each: STRATEGIES[each] for each in strategies}, budgets)
+    found = measure(task, {each: STRATEGIES[each] for each in strategies}, budgets, budgeted)
     chosen = {name: [row for row in rows if "measured_bytes" in row] for name, rows in found["budgets"].items()}
     for row in (*found["strategies"].values(), *(row for rows in chosen.values() for row in rows)):
         assert 0.99 * row["predicted_bytes"] <= row["measured_bytes"] <= row["predicted_bytes"] + SCALARS
@@ -73,6 +76,28 @@ def test_bytes_forwards_and_flops_are_those_predicted(tmp_path: Path) -> None:
     (path,) = draw(document, tmp_path)
     assert f"figures/{path.name}" in text
     assert path.stat().st_size > 1000
+
+
+def test_a_strategy_that_refuses_a_model_is_told() -> None:
+    found = measure(MODELS["LSTM"](), {}, 4, ("checkmate",))
+    assert found["budgets"] == {}
+    document = {"machine": "a machine", "torch": "2", "date": "today", "models": {"LSTM": found}}
+    assert "`activation_checkpoint=checkmate` is refused: activation_checkpoint.name" in markdown(document)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["GPT", "U-Net"])
+@pytest.mark.parametrize("policy", ["checkmate", "kusumoto"])
+def test_graph_programs_keep_every_budget(name: str, policy: str) -> None:
+    check(MODELS[name](), 20, (), (policy,))
+
+
+def test_costs_of_graph_solvers_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert solvers.main(["--sizes", "8", "--graphs", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "| 8 | 0.75 | " in text
+    assert "| 0 | 12 | 0.8 | " in text
 
 
 @pytest.mark.full
