@@ -52,7 +52,13 @@ OF_SLURM = {
     "partition": "a", "account": "a", "sbatch": ["--x"], "wait": True, "dry_run": True, "setup": ["a"], "prefix": "a",
 }  # fmt: skip
 SCALING = ("initial_scale", "growth_interval", "growth_factor", "backoff_factor", "minimum_scale")
-WRONG: dict[Any, Any] = {int: -1, float: -1.0, str: "no such", list[str]: []}  # of a strategy's option, by its type
+WRONG: dict[Any, Any] = {
+    bool: True,
+    int: -1,
+    float: -1.0,
+    str: "no such",
+    list[str]: [],
+}  # of a strategy's option, by its type
 COMBINED: list[dict[str, Any]] = [
     {"callbacks": {"mine": CallbackConfig()}}, {"resume": ""},
     {"metrics": {"loss": "a:b", "my-own": "a:b", "accuracy": "a"}},
@@ -65,9 +71,10 @@ COMBINED: list[dict[str, Any]] = [
     {"schedule.name": "from_file"}, {"schedule.file": "a.csv"}, {"partition.boundaries": [1]},
     {"partition.name": "manual"}, {"partition.name": "manual", "partition.boundaries": [2, 1]},
     *({"activation_checkpoint.name": name} for name in (*STRATEGIES, "custom")),
-    *({f"activation_checkpoint.{each.key}": WRONG[each.kind]} for each in options_by_key().values() if each.rule),
+    *({f"activation_checkpoint.{each.key}": WRONG[each.kind]} for each in options_by_key().values()),
     {"activation_checkpoint.target": "a"}, {"activation_checkpoint.kwargs": {"a": 1}},
     {"activation_checkpoint.name": "selective", "offload.activations": "save_on_cpu", "compile": True},
+    {"activation_checkpoint.name": "kusumoto", "offload.activations": "save_on_cpu", "compile": True},
     {"zero.stage": 1, "zero.config": "nowhere.json"}, {"optimizer.betas": [1.0]},
     {"optimizer.momentum": 0.5, "optimizer.freeze_step": 1, "optimizer.variance_refreshes": 1},
     {"optimizer.damping": 1.0},
