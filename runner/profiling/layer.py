@@ -102,7 +102,7 @@ class _SharedGradients:
         self._parts: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # storage, its bytes, those of the part
         for tensor in given:
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._note, numbers.of(tensor)))
+                tensor.register_hook(partial(self._note, numbers.of(tensor)))  # type: ignore[no-untyped-call]
 
     def _note(self, storage: int, gradient: Tensor) -> None:
         whole, part = gradient.untyped_storage().nbytes(), gradient.numel() * gradient.element_size()

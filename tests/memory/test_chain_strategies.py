@@ -13,7 +13,7 @@ import pytest
 import torch
 from layouts import train_in_threads, uniform
 from plan_profiles import layer, model
-from programs import make_blocks, measured_and_predicted, points
+from programs import chains, make_blocks, measured_and_predicted, points
 from test_memory_engine import CASES, COUNT
 from torch import nn
 
@@ -47,7 +47,7 @@ STRATEGIES = {
 def program(name: str, layers: Sequence[LayerProfile], in_flight: int = 1, **options: Any) -> ChainProgram:
     """The program of one stage with these layers."""
     chosen = PolicyOptions(name, **options)
-    (made,) = solve(model(layers), [(0, len(layers) - 1)], chosen, in_flight=[in_flight]).stages
+    (made,) = chains(solve(model(layers), [(0, len(layers) - 1)], chosen, in_flight=[in_flight]))
     return made
 
 
@@ -59,7 +59,7 @@ def equal(count: int, **changes: Any) -> list[LayerProfile]:
 @pytest.mark.parametrize("partition", [[(0, 0)], [(0, 6)], [(0, 1), (2, 2), (3, 12)]])
 def test_every_stage_gets_a_program_of_its_layers(name: str, partition: list[tuple[int, int]]) -> None:
     profile = model(equal(partition[-1][1] + 1))
-    for made, (first, last) in zip(solve(profile, partition, STRATEGIES[name]).stages, partition, strict=True):
+    for made, (first, last) in zip(chains(solve(profile, partition, STRATEGIES[name])), partition, strict=True):
         assert check_program(made, first, last) is None
 
 

@@ -134,7 +134,7 @@ def ran(of: Bench, program: GraphProgram | None, *, seeded: bool = True) -> Ran:
     if program is not None:
         install(stage, program)
     for index, each in enumerate(stage.layers):
-        each.register_forward_pre_hook(lambda module, given, index=index: calls.update([index]))  # type: ignore[misc]
+        each.register_forward_pre_hook(lambda module, given, index=index: calls.update([index]))
     for parameter in stage.parameters():
         parameter.grad = torch.zeros_like(parameter)
     inputs, targets = of.task.batch
@@ -290,8 +290,8 @@ def test_the_limit_is_kept_at_twenty_limits(policy: str, pipeline: int) -> None:
 def test_losses_weights_and_statistics_are_the_same_bits_in_the_engine(case: str) -> None:
     make, loss, batches = CASES[case]
     sources = layers_of(make(), 0)
-    samples = [value[: len(value) // COUNT] for value in batches[0]]
-    chain = StageChain(profile_layers(sources, *samples, loss, torch.float32), 0, len(sources) - 1)
+    inputs, targets = (value[: len(value) // COUNT] for value in batches[0])
+    chain = StageChain(profile_layers(sources, inputs, targets, loss, torch.float32), 0, len(sources) - 1)
     programs = [some_program(graph_of(chain), seed) for seed in range(2)]
 
     def train(program: GraphProgram | None) -> tuple[object, dict[str, Tensor]]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from plan_profiles import layer, loss_layer, model
+from programs import chains
 
 from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.policies import solve
-from runner.memory.solve.values import ActivationPlan, ChainProgram, GraphProgram, PolicyOptions, Segment
+from runner.memory.solve.values import ActivationPlan, ChainProgram, PolicyOptions, Segment
 from runner.plan.stages.figures import StageFigures, stage_figures
 from runner.plan.stages.scale import for_samples
 from runner.profile import BoundaryTensor, ModelProfile, Recomputation, profile_from_json
@@ -28,13 +29,6 @@ def chain(count: int = 4) -> ModelProfile:
 
 def segments(options: PolicyOptions, partition: tuple[tuple[int, int], ...] = ((0, 3),)) -> tuple[ChainProgram, ...]:
     return chains(solve(chain(), partition, options))
-
-
-def chains(plan: ActivationPlan) -> tuple[ChainProgram, ...]:
-    """The programs of a plan of chain programs alone."""
-    found = tuple(program for program in plan.stages if not isinstance(program, GraphProgram))
-    assert len(found) == len(plan.stages)
-    return found
 
 
 def test_policies_make_their_segments() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from plan_profiles import layer, model
+from programs import chains
 from user_project import make_directory, result
 
 from runner.config.compose.resolve import resolve
@@ -73,7 +74,7 @@ def request(folder: Path, option: str, *overrides: str) -> RunConfig:
 
 def planned(config: RunConfig) -> tuple[tuple[Segment, ...], ...]:
     assert rules(config) == []
-    return make_plan(config, model([layer()] * 4)).activations.stages
+    return chains(make_plan(config, model([layer()] * 4)).activations)
 
 
 def test_a_plain_function_is_a_strategy(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from layouts import train_in_threads, uniform
 from plan_profiles import layer, model
-from programs import count_forwards, make_blocks, measured_and_predicted, points
+from programs import chains, count_forwards, make_blocks, measured_and_predicted, points
 from test_memory_engine import CASES, COUNT
 from torch import nn
 
@@ -44,7 +44,7 @@ def closed_form(length: int, slots: int) -> int:
 
 def programs(layers: int, slots: int, ranks: int = 1) -> tuple[ChainProgram, ...]:
     profile = model([layer()] * layers)
-    return solve(profile, uniform(layers, ranks), PolicyOptions("revolve", slots=slots)).stages
+    return chains(solve(profile, uniform(layers, ranks), PolicyOptions("revolve", slots=slots)))
 
 
 def test_the_closed_form_is_the_least_of_all_splits_and_the_program_reaches_it() -> None:

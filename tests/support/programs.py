@@ -15,7 +15,7 @@ from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
-from runner.memory.solve.values import ActivationPlan, ChainProgram, Program
+from runner.memory.solve.values import ActivationPlan, ChainProgram, GraphProgram, Program
 from runner.model.layers import StageModule, build_stage, layers_of
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
@@ -47,6 +47,13 @@ def count_forwards(num_layers: int, program: ChainProgram) -> Counter[int]:
     install(stage, program)
     stage(torch.ones(2, 3)).sum().backward()
     return calls
+
+
+def chains(plan: ActivationPlan) -> tuple[ChainProgram, ...]:
+    """The programs of a plan that has chain programs alone."""
+    found = tuple(program for program in plan.stages if not isinstance(program, GraphProgram))
+    assert len(found) == len(plan.stages)
+    return found
 
 
 def make_blocks(count: int = 10, width: int = 48, dropout: float = 0.1) -> nn.Sequential:

@@ -145,7 +145,7 @@ class _MicroBatch:
         self._place(layer)
         for tensor in made:
             if tensor.grad_fn is not None:  # so that all is prepared before the first node, which may save nothing
-                tensor.register_hook(partial(self._reached, index))
+                tensor.register_hook(partial(self._reached, index))  # type: ignore[no-untyped-call]
         return output
 
     def _begin(self, index: int, run: _Run, value: Any, modules: Sequence[nn.Module], *, seeded: bool) -> _Layer:
