@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runner.memory.solve.graph.values import Graph, Order, Value
 
-__all__ = ["backwards_in_turn", "least_recomputation", "least_sequence", "lower_sets", "order_of", "prefix_closures"]
+__all__ = ["Sequences", "backwards_in_turn", "least_recomputation", "lower_sets", "order_of", "prefix_closures"]
 
-_MOST_LOWER_SETS = 20_000
+_MOST_LOWER_SETS = 1000
 
 Members = int
 """A set of values, as the bits of a number."""
@@ -30,7 +31,7 @@ def lower_sets(forward: Sequence[Value]) -> list[Members]:
     """All lower sets but the empty one, from the smallest to the largest.
 
     Raises:
-        ValueError: there are more than 20,000 of them.
+        ValueError: there are more than 1,000 of them.
     """
     needs = [sum(1 << need for need in value.needs) for value in forward]
     found, newest = {0}, {0}
@@ -67,25 +68,42 @@ def least_recomputation(graph: Graph, count: int, sets: Sequence[Members], budge
     Returns:
         the order, or None if every sequence needs more.
     """
-    sequence = least_sequence(graph, count, sets, budget)
+    sequence = Sequences(graph, count, sets).least(budget)
     return order_of(graph, count, sequence) if sequence is not None else None
 
 
-def least_sequence(graph: Graph, count: int, sets: Sequence[Members], budget: int) -> tuple[Members, ...] | None:
-    """The sequence of :func:`least_recomputation`, or None if every sequence needs more."""
-    sizes = _Sizes(graph, count)
-    labels: dict[Members, list[_Label]] = {0: [_Label(0.0, 0, ())]}
-    for members in sets:
-        found = [
-            label
-            for smaller, before in labels.items()
-            if smaller != members and smaller & ~members == 0
-            for one in before
-            if (label := sizes.extended(one, smaller, members, budget)) is not None
-        ]
-        labels[members] = _undominated(found)
-    whole = labels.get((1 << count) - 1, [])
-    return min(whole).sequence if whole else None
+class Sequences:
+    """Sequences of lower sets of a graph, for any number of budgets.
+
+    Args:
+        graph, count, sets: see :func:`least_recomputation`.
+    """
+
+    def __init__(self, graph: Graph, count: int, sets: Sequence[Members]) -> None:
+        self._whole = (1 << count) - 1
+        parts = _Parts(graph, count)
+        self._parts = {  # by lower set: the smaller ones, with the part between
+            members: [
+                (smaller, parts.between(smaller, members))
+                for smaller in (0, *sets)
+                if smaller != members and smaller & ~members == 0
+            ]
+            for members in sets
+        }
+
+    def least(self, budget: int) -> tuple[Members, ...] | None:
+        """The sequence that computes least again and whose parts stay within a budget; None if every one needs more."""
+        labels: dict[Members, list[_Label]] = {0: [_Label(0.0, 0, ())]}
+        for members, parts in self._parts.items():
+            found = [
+                _Label(label.seconds + part.again, label.kept + part.kept, (*label.sequence, members))
+                for smaller, part in parts
+                for label in labels[smaller]
+                if label.kept + part.running <= budget
+            ]
+            labels[members] = _undominated(found)
+        whole = labels.get(self._whole, [])
+        return min(whole).sequence if whole else None
 
 
 def order_of(graph: Graph, count: int, sequence: Sequence[Members]) -> Order:
@@ -138,8 +156,22 @@ class _Label:
     sequence: tuple[Members, ...]
 
 
-class _Sizes:
-    """Bytes and seconds of the forward values, and of their gradients."""
+class _Part(NamedTuple):
+    """The values of a lower set that a smaller one does not have.
+
+    Args:
+        running: the most bytes that are alive while it runs backward, without what earlier parts keep.
+        kept: the bytes of its boundary, which the forward keeps.
+        again: the seconds of what it computes again.
+    """
+
+    running: int
+    kept: int
+    again: float
+
+
+class _Parts:
+    """Measures parts by the bytes and seconds of the forward values, and of their gradients."""
 
     def __init__(self, graph: Graph, count: int) -> None:
         self._graph, self._count = graph, count
@@ -151,24 +183,28 @@ class _Sizes:
             max(value.transient_bytes, each.transient_bytes if each is not None else 0)
             for value, each in zip(self._forward, behind, strict=True)
         ]
+        self._known: dict[Members, tuple[Members, int]] = {}
 
-    def extended(self, label: _Label, smaller: Members, members: Members, budget: int) -> _Label | None:
-        """The sequence with one more lower set; None if the new part needs more than the budget.
+    def between(self, smaller: Members, members: Members) -> _Part:
+        """The part between two lower sets.
 
-        While a part runs backward, what is alive are the kept boundaries, the part itself, its gradients, and the
-        gradients that later parts have left to values up to it.
+        While it runs backward, what is alive besides what earlier parts keep are the part itself, its gradients, and
+        the gradients that later parts have left to values up to it.
         """
-        part = members & ~smaller
-        kept = _boundary(self._graph, self._count, members)
+        kept, left = self._border(members)
+        part = list(_indices(members & ~smaller))
+        running = sum(self._forward[index].num_bytes + self._gradients[index] for index in part) + left
+        running += max(self._besides[index] for index in part)
         is_last = members == (1 << self._count) - 1
-        peak = label.kept + sum(self._forward[index].num_bytes for index in _indices(part))
-        peak += sum(self._gradients[index] for index in _indices(part)) + self._left_gradients(members)
-        peak += max(self._besides[index] for index in _indices(part))
-        if peak > budget:
-            return None
-        again = 0.0 if is_last else sum(self._forward[index].seconds for index in _indices(part & ~kept))
-        more = sum(self._forward[index].num_bytes for index in _indices(kept & part))
-        return _Label(label.seconds + again, label.kept + more, (*label.sequence, members))
+        again = sum(self._forward[index].seconds for index in part if not is_last and not kept >> index & 1)
+        return _Part(running, sum(self._forward[index].num_bytes for index in part if kept >> index & 1), again)
+
+    def _border(self, members: Members) -> tuple[Members, int]:
+        """The boundary of a lower set, and bytes of the gradients that values outside leave to it."""
+        if members not in self._known:
+            boundary = _boundary(self._graph, self._count, members)
+            self._known[members] = boundary, self._left_gradients(members)
+        return self._known[members]
 
     def _left_gradients(self, members: Members) -> int:
         """Bytes of the gradients of values outside that were computed from values inside."""

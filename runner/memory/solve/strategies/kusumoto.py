@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from runner.errors import Problem, RequestError
 from runner.memory.solve.graph.lower_sets import (
+    Sequences,
     backwards_in_turn,
-    least_sequence,
     lower_sets,
     prefix_closures,
 )
@@ -39,9 +39,9 @@ def _candidates(chain: StageChain) -> Iterator[Candidate]:
 def _programs(stage: StageGraph, sets: Sequence[int]) -> Iterator[Program]:
     graph, count = stage.graph, stage.num_forward
     most = 2 * sum(value.num_bytes + value.transient_bytes for value in graph.values)
-    found = None
+    found, sequences = None, Sequences(graph, count, sets)
     for part in range(_BUDGETS, 0, -1):
-        sequence = least_sequence(graph, count, sets, most * part // _BUDGETS)
+        sequence = sequences.least(most * part // _BUDGETS)
         if sequence is None:
             return
         if sequence != found:
