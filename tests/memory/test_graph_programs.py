@@ -273,11 +273,6 @@ def test_the_limit_is_kept_by_kusumoto_in_a_pipeline() -> None:
     limits_are_kept("kusumoto", 2, 5)
 
 
-@pytest.mark.slow
-def test_the_limit_is_kept_by_checkmate() -> None:
-    limits_are_kept("checkmate", 2, 5)
-
-
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("pipeline", [1, 2, 4])
