@@ -1,6 +1,8 @@
 """Puts the tables and figures of finished sweeps into the README.
 
 python -m runner.recipes.compression outputs/compression/… outputs/approximations/…
+
+The approximations' own page is in recipes/approximations.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.recipes.compression import approximations, table
+from runner.recipes.approximations import factorial
+from runner.recipes.compression import table
 
 __all__ = ["main", "write"]
 
-_HERE = Path(__file__).resolve().parent
-_REPORTS = {"compression": table.sweep_report, "approximations": approximations.sweep_report}
+_RECIPES = Path(__file__).resolve().parents[1]
+_REPORTS = {"compression": table.sweep_report, "approximations": factorial.sweep_report}
 
 
 def main(folders: Sequence[str]) -> None:
@@ -25,14 +28,15 @@ def main(folders: Sequence[str]) -> None:
         jobs = sorted((each for each in Path(folder).iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
         runs = [{"directory": str(job), "record": json.loads((job / "record.json").read_text("utf-8"))} for job in jobs]
         name = runs[0]["record"]["config"]["name"]
-        write(_HERE, name, _REPORTS[name](runs))
+        write(_RECIPES / name, name, _REPORTS[name](runs))
 
 
 def write(folder: Path, name: str, report: Mapping[str, Any]) -> None:
-    """Put a report's table between the marks of its name in ``folder/README.md``, and its figures beside it."""
-    (made,) = report["tables"]
-    lines = [made["header"], ["---"] * len(made["header"]), *made["rows"]]
-    parts = ["\n".join("| " + " | ".join(line) + " |" for line in lines), *made["notes"]]
+    """Put a report's tables between the marks of its name in ``folder/README.md``, and its figures beside it."""
+    parts = []
+    for made in report["tables"]:
+        lines = [made["header"], ["---"] * len(made["header"]), *made["rows"]]
+        parts += ["\n".join("| " + " | ".join(line) + " |" for line in lines), *made["notes"]]
     for file, draw in report["figures"].items():
         draw(folder / file)
         parts.append(f"![{name}: losses]({file})")

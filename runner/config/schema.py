@@ -80,6 +80,16 @@ class AdapterConfig:
 
 
 @dataclass
+class EmbeddingConfig:
+    """How tables are held: the model's own, or products of small cores."""
+
+    name: str = "dense"
+    rank: int = 16  # largest rank between two cores
+    factors: int = 3  # the number of cores
+    targets: list[str] = field(default_factory=list)  # patterns of layers' names; empty = every embedding that shrinks
+
+
+@dataclass
 class DataConfig:
     """``target`` returns a dataset of ``(input, target)``, or ``(train, val)`` or ``(train, val, test)`` of them."""
 
@@ -429,6 +439,7 @@ class RunConfig:
     plan_report: str | None = None  # package.module:function that makes a table from the plans of a sweep
     model: ModelConfig = field(default_factory=ModelConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     metrics: dict[str, str] = field(default_factory=dict)  # metrics.NAME=mine:function of output and target: val_NAME

@@ -39,6 +39,7 @@ _KEPT = (
     "compile",
     "model",
     "adapter",
+    "embedding",
     "data",
     "loss",
     "metrics",

@@ -17,6 +17,7 @@ from runner.model.adapter import adapted, adapted_layers, names_of_base
 from runner.model.approximate.layers import Approximation
 from runner.model.boundary import map_tensors
 from runner.model.data import LossFunction, example_batch, load_loss
+from runner.model.embeddings import with_tensor_trains, with_tensor_trains_later
 from runner.model.freeze import frozen
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of, make_model
 from runner.model.lightning_module import OwnStep, brings, is_lightning_module, lightning_problems, loss_of_step
@@ -79,8 +80,10 @@ def load_model(config: RunConfig, *, cut: bool = True, filled: bool = False) -> 
     with seeded_with(config.seed):
         made = make_model(config.model, initialise=not (pretrained and config.model.pretrained_strict))
         weights = PretrainedWeights(config.model, made) if pretrained else None
+        made = with_tensor_trains(made, config.embedding)
         loaded = _load(adapted(made, config.adapter), config, cut=cut)
-    layers = frozen(adapted_layers(loaded.layers, config.adapter, config.seed), config.trainer.freeze)
+    layers = with_tensor_trains_later(loaded.layers, config.embedding, config.seed)
+    layers = frozen(adapted_layers(layers, config.adapter, config.seed), config.trainer.freeze)
     if weights is not None:
         layers = with_weights(layers, weights, names_of_base(config.adapter))
     approximation = approximation_of(config)

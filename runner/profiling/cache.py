@@ -57,7 +57,7 @@ def _key(config: RunConfig) -> str:
     depends = {
         "model": [config.model.target, with_environment(config.model.kwargs), config.model.split_points, _cut(config)],
         "sizes": _digest_of_config_file(config),
-        "trained": [config.trainer.freeze, asdict(config.adapter)],
+        "trained": [config.trainer.freeze, asdict(config.adapter), asdict(config.embedding)],
         "data": [config.data.target, with_environment(config.data.kwargs), config.data.collate, config.data.shuffle],
         "loss": [config.loss.name, config.loss.target, with_environment(config.loss.kwargs)],
         "own": _beside_its_own(config),

@@ -27,6 +27,7 @@ from runner.model.approximate.layers import Approximation
 from runner.model.boundary import flatten, map_tensors, num_samples
 from runner.model.data import LossFunction, example_batch, loss_sum
 from runner.model.device import device_is_here, device_memory_bytes
+from runner.model.embeddings import has_tensor_trains
 from runner.model.layers import LayerSource
 from runner.model.lightning_module import brings, optimizers_in, with_one_optimizer
 from runner.model.live_tracker import LiveTracker, StorageNumbers
@@ -87,6 +88,7 @@ def _profile_model(config: RunConfig) -> ModelProfile:
     except Exception as error:  # a user's code may do anything that fake tensors cannot
         profile = _on_real_tensors(config, inputs, targets)
         logger.info("profiled on real tensors, because fake tensors cannot run the model: %s", error)
+    raise_problems(_without_trains(config))
     if not any(row.gradient_bytes for row in profile.layers):
         raise RequestError([_nothing_trained(config, profile)])
     states, master = _state_ratios(config, dtype_of(config.precision.name))
@@ -235,6 +237,18 @@ def _without_effect(config: RunConfig, approximation: Approximation | None) -> I
             rule, why = f"must find a differentiable {what[key]}", "The model calls none, so that nothing would change"
             fix = "precision=fp32" if group == "precision" else "approximate_backward=none"
             yield Problem(f"{group}.name", getattr(config, group).name, rule, why, fix)
+
+
+def _without_trains(config: RunConfig) -> Iterator[Problem]:
+    """A problem if no layer has become a tensor train."""
+    if config.embedding.name == "dense":
+        return
+    found = whole_model(config)
+    if found is not None and not has_tensor_trains(found[1]):
+        rule, why = "must name embeddings or linear layers", f"No layer of {config.model.target} has such a name"
+        if not config.embedding.targets:
+            why = f"No embedding of {config.model.target} has fewer numbers as cores of rank {config.embedding.rank}"
+        yield Problem("embedding.targets", list(config.embedding.targets), rule, why, "embedding=dense")
 
 
 def profile_layers(

@@ -27,6 +27,7 @@ from runner.model.adapter import (
     names_of_base,
     peft_settings,
 )
+from runner.model.embeddings import is_core, make_dense
 from runner.model.layers import build_stage, layers_of, make_model
 from runner.model.load import load_model
 from runner.model.pretrained.files import CONFIG, is_folder, stored_tensors
@@ -68,16 +69,16 @@ def write_pretrained(weights: Mapping[str, Tensor], folder: Path, source: Path, 
 
 
 def merged(weights: Mapping[str, Tensor], source: Path) -> Mapping[str, Tensor]:
-    """The weights by the names of the model without adapters; adapters are added to those beside which they are.
+    """The weights by the model's own names: adapters are added to what they are beside, trains multiplied.
 
     Args:
         weights: the tensors by global name.
         source: the run's directory, or a checkpoint in it.
 
     Raises:
-        RequestError: there are adapters, and no record says how they were made.
+        RequestError: there are adapters or trains, and no record says how they were made.
     """
-    if not any(map(is_adapters, weights)):
+    if not any(is_adapters(name) or is_core(name) for name in weights):
         return weights
     config = _config_of(source)
     import_users_code(config)
@@ -85,6 +86,7 @@ def merged(weights: Mapping[str, Tensor], source: Path) -> Mapping[str, Tensor]:
     whole = build_stage(layers, 0, len(layers) - 1)
     whole.load_global_state(dict(weights))
     merge_adapters(whole)
+    make_dense(whole)
     dtypes = {name: value.dtype for name, value in weights.items()}
     named = names_of_base(config.adapter)
     kept = {named(name): dtype for name, dtype in dtypes.items()}

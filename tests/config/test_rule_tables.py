@@ -44,7 +44,7 @@ UNKNOWN = [
     "launcher.name", "logger.name", "profiler.name", "device", "sweep_retry", "sweep_on_failure", "memory_limit",
     "report", "sweep_report", "plan_report", "model.target", "data.target", "loss.target", "data.collate",
     "offload.activations", "trainer.on_nonfinite", "compression.name", "weight_prediction.name",
-    "approximate_backward.name", "adapter.name",
+    "approximate_backward.name", "adapter.name", "embedding.name",
     "schedule.asynchronous",
 ]  # fmt: skip
 OF_SLURM = {
@@ -128,6 +128,11 @@ COMBINED: list[dict[str, Any]] = [
     {"model.pretrained_strict": False, "model.pretrained_names": "names.yaml"},
     {"adapter.rank": 4, "adapter.alpha": 8.0, "adapter.dropout": 0.1, "adapter.targets": ["q_proj"]},
     {"adapter.name": "lora", "adapter.rank": 0, "adapter.alpha": 0.0, "adapter.dropout": 1.0},
+    {"embedding.rank": 4, "embedding.factors": 2, "embedding.targets": ["tokens"]},
+    {
+        "embedding.name": "tensor_train", "embedding.rank": 0, "embedding.factors": 1, "model.pretrained": "x",
+        "adapter.name": "lora",
+    },
 ]  # fmt: skip
 BROKEN: list[dict[str, Any]] = [*({key: -1} for key in NEGATIVE), *({key: "no such"} for key in UNKNOWN), *COMBINED]
 

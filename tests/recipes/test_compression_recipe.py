@@ -14,7 +14,6 @@ from runner.config.schema import CompressionConfig
 from runner.optim.catalogue.compression import Wire
 from runner.optim.catalogue.registry import COMPRESSORS, compression_of
 from runner.recipes.compression.__main__ import write
-from runner.recipes.compression.approximations import sweep_report as approximations
 from runner.recipes.compression.table import FORMULAS, formula_bytes, sweep_report
 
 SHAPES = [(64, 48), (64,), (8, 16, 4)]
@@ -64,19 +63,3 @@ def test_the_table_reads_records(tmp_path: Path) -> None:
     assert "old" not in text
     assert text.endswith("![compression: losses](losses.svg)\n\n<!-- end of compression -->\nb\n")
     assert (tmp_path / "losses.svg").stat().st_size > 1000
-
-
-def test_what_approximations_save_apart_and_together_is_told() -> None:
-    def run(name: str, peak: int, precision: str = "fp32") -> dict[str, Any]:
-        record = {
-            "status": "ok", "config": {"approximate_backward": {"name": name}, "precision": {"name": precision}},
-            "peak_memory_bytes": {"predicted": [peak + 1], "measured": [peak]}, "loss": [3.0, 1.0], "val_loss": [],
-        }  # fmt: skip
-        return {"directory": "", "record": record}
-
-    peaks = {"none": 9000, "fewbit": 8000, "randomized_linear": 7000, "both": 6500}
-    made = approximations([*(run(*each) for each in peaks.items()), run("none", 9100, "fp4_emulated")])
-    (table,) = made["tables"]
-    assert table["values"][1] == ("fewbit", "fp32", 8001, 8000, 1000, 2.0, None)
-    assert table["values"][-1][4] == -100
-    assert "Saved by each alone, added: 3,000 bytes; by both together: 2,500 bytes." in table["notes"]

@@ -11,6 +11,7 @@ from runner.config.approximations import APPROXIMATIONS
 from runner.config.compose.groups import MAY_BE_NULL
 from runner.config.precision import PRECISIONS
 from runner.config.rules.adapter import ADAPTERS
+from runner.config.rules.embedding import EMBEDDINGS
 from runner.config.rules.launcher import LAUNCHERS
 from runner.config.rules.memory import POLICIES
 from runner.config.rules.table import Computed, Row, Table, where
@@ -26,6 +27,7 @@ __all__ = ["KNOWN_NAMES", "REQUEST_TABLES"]
 # The names that the options of each group may have.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "adapter": ADAPTERS,
+    "embedding": EMBEDDINGS,
     "partition": ("auto", "uniform", "parameters", "profile", "memory", "manual"),
     "optimizer": tuple(OPTIMIZERS),
     "approximate_backward": tuple(APPROXIMATIONS),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from runner.config.rules.adapter import ADAPTER_TABLES
 from runner.config.rules.approximations import APPROXIMATION_TABLES
 from runner.config.rules.compression import COMPRESSION_TABLES
+from runner.config.rules.embedding import EMBEDDING_TABLES
 from runner.config.rules.launcher import LAUNCHER_TABLES
 from runner.config.rules.learning_rate import LEARNING_RATE
 from runner.config.rules.machine import MACHINE
@@ -26,6 +27,7 @@ __all__ = ["CONFIG_TABLES", "KNOWN_NAMES", "may_be_called", "rules"]
 CONFIG_TABLES: tuple[Table[RunConfig], ...] = (
     *REQUEST_TABLES,
     *ADAPTER_TABLES,
+    *EMBEDDING_TABLES,
     MEMORY,
     ZERO,
     DEEPSPEED_FILE,

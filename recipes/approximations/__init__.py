@@ -1,0 +1,1 @@
+"""Approximations together: what each saves and costs, and whether that adds up."""
