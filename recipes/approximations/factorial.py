@@ -40,9 +40,7 @@ def sweep_report(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if len(ended) == 2 ** len(FACTORS):
         both = zip(contrasts(losses), contrasts(saved), strict=True)
         rows = [(name, found, round(saves)) for (name, found), (_, saves) in both]
-        text = [
-            "Effect: the mean difference that a factor makes. a x b: by how much b changes the effect of a, halved."
-        ]
+        text = ["Effect: the mean difference that a factor makes; a x b: half of what b changes in the effect of a."]
         names = ("effect of", "loss", "bytes saved")
         tables.append(_table("effects", "effects and interactions of two", names, rows, text))
     curves = [

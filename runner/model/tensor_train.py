@@ -127,7 +127,7 @@ class TensorTrain(nn.Module):
     def _prefix(self) -> Tensor:
         """The product of all cores but the last, [v_1 ... v_{K-1}, d_1 ... d_{K-1}, r_{K-1}]."""
         first, *others = self.cores[:-1]
-        made = first.squeeze(0)
+        made: Tensor = first.squeeze(0)
         for core in others:
             made = torch.einsum("hwb,bvdc->hvwdc", made, core).flatten(0, 1).flatten(1, 2)
         return made
