@@ -184,6 +184,8 @@ class LayerProfile:
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
             ``optimizer_bytes_per_gradient_byte``.
         trained_shapes: the shapes of its trainable parameters; empty = not known.
+        moved_bytes: what is moved to the host's memory after its forward, and back for its backward. A measured
+            profile has none; :func:`runner.memory.solve.adjust.adjusted` writes it.
     """
 
     name: str
@@ -219,6 +221,7 @@ class LayerProfile:
     optimizer_bytes: int | None = None
     fills: tuple[FillProfile, ...] = ()
     trained_shapes: tuple[tuple[int, ...], ...] = ()
+    moved_bytes: int = 0
 
     @property
     def has_running_statistics(self) -> bool:

@@ -108,7 +108,8 @@ class RunRecord:
     mfu: float | None = None
     bytes_moved: dict[str, Any] = field(
         default_factory=lambda: _unknown(
-            "activations", "activation_gradients", "weights", "weight_gradients", "optimizer_states"
+            *("activations", "activation_gradients", "weights", "weight_gradients", "optimizer_states"),
+            "host_activations",
         )
     )
     peak_memory_bytes: dict[str, Any] = field(

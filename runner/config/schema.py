@@ -185,10 +185,12 @@ class OffloadConfig:
     name: str = "none"
     optimizer: str = "none"  # cpu, nvme: optimizer states and their update; needs zero.stage
     parameters: str = "none"  # cpu, nvme: weights between their uses; needs zero.stage=3
-    activations: str = "none"  # save_on_cpu: saved tensors are in host memory until their backward
+    activations: str = "none"  # save_on_cpu, async: saved tensors are in host memory until their backward
     ratio: float = 1.0  # share of the optimizer states that is offloaded
     nvme_path: str | None = None  # folder on the NVMe drive
     delay_from: int | None = None  # from this step on, the host updates during the next step: one step late
+    delay_seconds: float = 0.0  # for experiments: added to every move of a layer's activations to the host or back
+    bytes_per_second: float | None = None  # for experiments: speed of these moves in one direction; null = not limited
 
 
 def _with_keys_of_strategies(section: type[Section]) -> type[Section]:

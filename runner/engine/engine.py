@@ -46,9 +46,11 @@ from runner.engine.weights.predicted import Foresight, PredictedWeights
 from runner.engine.weights.store import StageWeights, WeightStore
 from runner.engine.window import StepBatch, Window, join_microbatches
 from runner.engine.works.lent import Lent
+from runner.engine.works.offloaded import Offloaded
 from runner.engine.works.versioned import Versioned
 from runner.engine.works.work import Filler, Work, Works
 from runner.errors import RunFailedError
+from runner.memory.apply.install import StageOffload
 from runner.model.data import LossFunction
 from runner.model.layers import StageModule
 from runner.model.seeds import mix_seed, seed_generators
@@ -96,6 +98,7 @@ class Engine:
         sharding: Sharding | None = None,
         keep: Keep = StageGradients,
         prediction: Prediction | None = None,
+        offload: StageOffload | None = None,
     ) -> None:
         schedule = training.schedule
         self.view = view
@@ -103,6 +106,7 @@ class Engine:
         self.options = options
         self.transport = transport = WatchedTransport(transport) if schedule.ahead else transport
         self._sharding = sharding
+        self._offload = offload
         self.tags = dict(tags)
         self._stream = RankStream(view, training, forward_only, options.microbatches)
         self.stores = _stores(self.stages, schedule, prediction)
@@ -157,6 +161,8 @@ class Engine:
             works.append(Versioned(self.stores))
         if self._stream.schedule(training=True).moves:
             works.append(Lent(self._rank))
+        if self._offload is not None:
+            works.append(Offloaded(self._rank, self._offload))
         return Works(works)
 
     @property
@@ -215,10 +221,12 @@ class Engine:
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes that this rank has sent in training steps: activations (also lent or sent twice), and gradients."""
+        """Bytes that this rank has sent in training steps: activations (also lent or sent twice), and gradients; and
+        bytes of activations that it has moved to the host's memory and back."""
         sent = self._executor.bytes_sent
         activations = sum(count for payload, count in sent.items() if payload is not Payload.GRADIENT)
-        return {"activation": activations, "gradient": sent[Payload.GRADIENT]}
+        moved = self._offload.mover.bytes_moved if self._offload is not None else 0
+        return {"activation": activations, "gradient": sent[Payload.GRADIENT], "host_activations": moved}
 
     def attach_optimizer(
         self,
@@ -428,6 +436,8 @@ class Engine:
         for store in self.stores.values():
             store.forget()
         self._executor.bytes_sent = dict.fromkeys(self._executor.bytes_sent, 0)
+        if self._offload is not None:
+            self._offload.mover.bytes_moved = 0
         measured, self._rank.timeline = self.timeline, own
         return measured
 
@@ -466,6 +476,8 @@ class Engine:
         self.settle()
         self._executor.drain()
         self._headers.drain()
+        if self._offload is not None:
+            self._offload.mover.require_empty()
 
     # One window
 

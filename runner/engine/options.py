@@ -35,6 +35,8 @@ class EngineOptions:
         twin_check_every: steps between two comparisons of the copies of weights on several ranks.
         link_delay_seconds: delay that is added to every message between ranks, for experiments.
         link_bytes_per_second: speed to which messages are slowed down, for experiments; None: they are not.
+        offload_delay_seconds: delay that is added to every move of activations to the host or back, for experiments.
+        offload_bytes_per_second: speed to which these moves are slowed down, for experiments; None: they are not.
         metrics: what is measured at validations beside the loss; the same on every rank.
     """
 
@@ -53,6 +55,8 @@ class EngineOptions:
     twin_check_every: int = 100
     link_delay_seconds: float = 0.0
     link_bytes_per_second: float | None = None
+    offload_delay_seconds: float = 0.0
+    offload_bytes_per_second: float | None = None
     metrics: tuple[Metric, ...] = ()
 
 

@@ -8,6 +8,7 @@ from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
 from runner.errors import Problem
 from runner.memory.solve.adjust import adjusted, host_bytes
+from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.policies import Choose, policy_problems, solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth
 from runner.memory.solve.values import ActivationPlan, GraphProgram, PolicyOptions
@@ -44,7 +45,8 @@ def plan_activations(
 ) -> tuple[ActivationPlan, ModelProfile]:
     """Make the policies' plan for these stages, and the profile with the plan's costs.
 
-    On a CPU, nothing leaves the device by moving to the host's memory, and the profile shows this.
+    On a CPU, ``save_on_cpu`` moves nothing, and the profile shows this. What an offload strategy moves counts as the
+    host's memory there, too.
 
     Args:
         config: the request.
@@ -62,6 +64,7 @@ def plan_activations(
         partition,
         options,
         to_host=to_host,
+        offload=OFFLOADS.get(config.offload.activations),
         budgets=budgets,
         in_flight=in_flight,
         choose=choose,
@@ -139,11 +142,12 @@ def _depth_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Problem
 
 def _operator_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Problem]:
     """Problems of a user's own program that keeps operators' outputs; own rules check policies of this package."""
-    target, moved = config.activation_checkpoint.target, plan.to_host
+    target, where = config.activation_checkpoint.target, config.offload.activations
+    moved = where != "none"
     chains = (program for program in plan.stages if not isinstance(program, GraphProgram))
     picks = any(segment.save_ops is not None for program in chains for segment in program)
     if target is not None and picks and (moved or config.compile):
-        path, value, needed = ("offload.activations", "save_on_cpu", "none") if moved else ("compile", True, "false")
+        path, value, needed = ("offload.activations", where, "none") if moved else ("compile", True, "false")
         why = f"{target} keeps the outputs of single operators, which are not seen there"
         yield Problem(path, value, f"must be {needed}", why, f"{path}={needed}")
 

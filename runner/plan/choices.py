@@ -59,7 +59,7 @@ def program_cost(chain: StageChain, program: Program, *, to_host: bool = False) 
 def stage_peak(figures: StageFigures, in_flight: int) -> int:
     """The most bytes of a stage's saved tensors and temporaries, of all its micro-batches in flight."""
     forward = (in_flight - 1) * figures.saved_bytes + figures.forward_peak_bytes
-    return max(forward, in_flight * figures.saved_bytes + figures.backward_peak_bytes)
+    return max(forward, in_flight * figures.saved_bytes + figures.backward_peak_bytes) + figures.leaving_bytes
 
 
 def _figures(chain: StageChain, program: Program, *, to_host: bool) -> StageFigures:

@@ -83,6 +83,7 @@ class Draft:
         schedule: the schedule of one replica.
         layout: the degrees.
         link: the measured or stated link between ranks, slowed down if the request says so.
+        host_link: the stated link between a device and its host, in one direction, slowed down if the request says so.
         mean_samples: mean number of samples of the step's micro-batches.
         limit_bytes: the most memory that a rank may use.
         host_limit_bytes: a rank's part of the host's memory; None if it is not known.
@@ -96,6 +97,7 @@ class Draft:
     schedule: Schedule
     layout: Layout
     link: Link
+    host_link: Link
     mean_samples: float
     limit_bytes: int
     host_limit_bytes: int | None
@@ -125,6 +127,7 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
         schedule=schedule,
         layout=layout,
         link=_link(config, machine),
+        host_link=_host_link(config),
         mean_samples=batches.mean_microbatch(*step),
         limit_bytes=memory_limit_bytes(config, local_ranks=local_ranks, device_bytes=machine.device_memory_bytes),
         host_limit_bytes=host_memory_bytes(config, local_ranks=local_ranks),
@@ -132,6 +135,11 @@ def draft_of(config: RunConfig, profile: ModelProfile, machine: Machine, schedul
         prediction=prediction,
         shared=shared_cores(config, machine.cores, accelerated=on_accelerator(config, machine.device_memory_bytes)),
     )
+
+
+def _host_link(config: RunConfig) -> Link:
+    link = Link(bytes_per_second=config.hardware.host_link_bytes_per_second)
+    return link.slowed(config.offload.delay_seconds, config.offload.bytes_per_second)
 
 
 def _memory_needs(

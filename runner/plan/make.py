@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from runner.config.schema import RunConfig
-from runner.config.units import format_bytes
+from runner.config.units import format_bytes, format_seconds
 from runner.errors import raise_problems
 from runner.plan.activations import activation_notes
 from runner.plan.cores import core_note
@@ -206,6 +206,7 @@ def _assembled(draft: Draft, stages: Stages, stage_seconds: StageSeconds | None)
         advice=_notes(draft, stages, in_flight, time, measured=stage_seconds is not None),
         work=work_of(draft.config, draft.profile),
         gradient_bytes_sent=sent_bytes(draft.config, draft.profile, stages.figures, schedule),
+        host_activation_bytes=host_activation_bytes(draft, stages.figures),
     )
 
 
@@ -233,6 +234,7 @@ def _time(
         mean_samples=draft.mean_samples,
         data=draft.layout.data,
         link=draft.link,
+        host_link=draft.host_link,
         stage_seconds=stage_seconds,
         adjusted=adjusted,
         post_validation=draft.config.schedule.post_validation,
@@ -260,6 +262,7 @@ def _notes(
         *empty_microbatch_notes(draft.config),
         *short_sample_notes(draft.config, draft.profile),
         *kept,
+        *_host_notes(draft, stages.figures, time),
         *_move_notes(draft.schedule, stages.figures),
         *split_notes(draft.schedule, draft.profile, stages.layers),
         *_link_notes(draft, measured=measured),
@@ -271,6 +274,33 @@ def _link_notes(draft: Draft, *, measured: bool) -> tuple[str, ...]:
     if draft.link.bytes_per_second is not None or measured or draft.layout.world_size == 1:
         return ()
     return ("the link's speed is not known, messages count as free: set hardware.link_bytes_per_second",)
+
+
+def _host_notes(draft: Draft, figures: Sequence[StageFigures], time: TimePrediction) -> tuple[str, ...]:
+    """A note about the activations that are in the host's memory for a time."""
+    moved, name = host_activation_bytes(draft, figures), draft.config.offload.activations
+    if not moved:
+        return ()
+    if not time.host_seconds:
+        waits = "the measured seconds contain what waits for them"
+    elif draft.host_link.bytes_per_second is None:
+        waits = "the host link's speed is not known, they count as free: set hardware.host_link_bytes_per_second"
+    else:
+        waits = f"a rank's computes wait up to {format_seconds(max(time.host_seconds))} for them"
+    lines = [
+        f"offload.activations={name}: {format_bytes(round(moved))} of activations a step go to the host's memory and "
+        f"as many come back; {waits}"
+    ]
+    if not draft.needs.accelerated:
+        lines.append(
+            f"offload.activations={name}: on the CPU they stay in this machine's memory, which no limit counts"
+        )
+    return tuple(lines)
+
+
+def host_activation_bytes(draft: Draft, figures: Sequence[StageFigures]) -> float:
+    """Bytes of activations that all ranks move to their hosts' memory in a step; as many come back."""
+    return sum(stage.moved_bytes for stage in figures) * draft.config.data.batch_size / draft.profile.samples
 
 
 def _move_notes(schedule: Schedule, figures: Sequence[StageFigures]) -> tuple[str, ...]:

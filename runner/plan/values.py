@@ -137,6 +137,8 @@ class TimePrediction:
         fill_seconds: the part of ``busy_seconds`` in work that fills the bubbles; empty if there is none.
         alone_seconds: what ``step_seconds`` would be if no ranks shared cores; None if none do. The bubble is of a
             pipeline whose ranks share none.
+        host_seconds: the part of ``busy_seconds`` in which forwards and backwards wait for moves to the host's memory
+            and back; empty if nothing is moved, or if the seconds were measured and contain it.
     """
 
     step_seconds: float
@@ -146,6 +148,7 @@ class TimePrediction:
     costs: StageCosts
     fill_seconds: tuple[float, ...] = ()
     alone_seconds: float | None = None
+    host_seconds: tuple[float, ...] = ()
 
     @property
     def utilisation_without_fills(self) -> float:
@@ -176,6 +179,8 @@ class RunPlan:
         reasons: lines that say why the plan chose what the request left open, and what speaks for its layout.
         work: what a step computes.
         gradient_bytes_sent: bytes of gradients that all ranks send in a mean step; None: not predicted.
+        host_activation_bytes: bytes of activations that all ranks move to their hosts' memory in a step; as many come
+            back.
     """
 
     layout: dict[str, int]
@@ -197,6 +202,7 @@ class RunPlan:
     reasons: tuple[str, ...] = ()
     work: Work = Work()
     gradient_bytes_sent: float | None = None
+    host_activation_bytes: float = 0.0
 
     @property
     def has_bubble(self) -> bool:
@@ -218,6 +224,12 @@ class RunPlan:
         """The bytes that each rank offloads to its host, by global rank."""
         positions = (self.topology.coordinates(rank).pipe for rank in range(self.topology.world_size))
         return tuple(self.memory.host[position] for position in positions)
+
+    @property
+    def host_seconds(self) -> tuple[float, ...]:
+        """The time in which each rank's computes wait for moves to the host, by global rank; empty if not predicted."""
+        positions = (self.topology.coordinates(rank).pipe for rank in range(self.topology.world_size))
+        return tuple(self.time.host_seconds[position] for position in positions) if self.time.host_seconds else ()
 
     @property
     def rank_parts(self) -> tuple[MemoryParts, ...]:
@@ -257,7 +269,11 @@ class RunPlan:
             **filling_document(self.schedule, self.time.bubble_ratio, self.time.utilisation_without_fills),
             "advice": list(self.advice),
             "in_flight_microbatches": list(self.in_flight),
-            "bytes_moved": {"weight_gradients": self.gradient_bytes_sent},
+            "bytes_moved": {
+                "weight_gradients": self.gradient_bytes_sent,
+                "host_activations": 2 * self.host_activation_bytes,
+            },
+            "offload_seconds": list(self.host_seconds),
             **({"activation_choices": choice_document(self.activations.choices)} if self.activations.choices else {}),
             **self._schedule_and_work(),
         }

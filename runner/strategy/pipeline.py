@@ -56,6 +56,7 @@ from runner.schedule.lowering.program import lower
 from runner.strategy.checkpoints_by_name import NamedCheckpointStrategy
 from runner.strategy.compressed import attach_compression
 from runner.strategy.held_bytes import held_bytes
+from runner.strategy.offload import make_offload
 from runner.strategy.protocols import Layout, PipelineModule
 from runner.strategy.transports import make_transport
 
@@ -235,9 +236,11 @@ class EngineStrategy(NamedCheckpointStrategy):
         stages = module.build_stages(self.plan.partition, self.stages)
         raise_problems(running_statistics_problems(self.view, stages, self.plan.schedule.name))
         activations = self.plan.activations
+        offload = make_offload(self.plan, stages, self.options, self.root_device, self._moving)
         for number, stage in stages.items():
             stage.to(device=self.root_device, dtype=self.options.dtype)
-            install(stage, activations.stages[number], to_host=activations.to_host, moving=self._moving)
+            program = activations.stages[number]
+            install(stage, program, to_host=activations.to_host, moving=self._moving, offload=offload)
             if self.options.compile:
                 compile_layers(stage)
         schedule = self.plan.schedule
@@ -261,6 +264,7 @@ class EngineStrategy(NamedCheckpointStrategy):
             sharding=self._sharding_of(stages),
             keep=self._gradients_of,
             prediction=self.plan.prediction,
+            offload=offload,
         )
 
     def _moving(self) -> AbstractContextManager[None]:

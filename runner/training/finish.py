@@ -226,7 +226,7 @@ def _skipped(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
-    """Bytes moved between ranks per step, summed over ranks."""
+    """Bytes moved per step between ranks, and to the host's memory and back, summed over ranks."""
 
     def total(kind: str) -> float:
         return sum(rank.bytes_per_step[kind] for rank in measures)
@@ -237,6 +237,7 @@ def _bytes_moved(measures: Sequence[RankMeasures]) -> dict[str, float]:
         "weights": total("weights"),
         "weight_gradients": total("weight_gradients"),
         "optimizer_states": total("optimizer_states"),
+        "host_activations": total("host_activations"),
     }
 
 

@@ -224,6 +224,8 @@ def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
         twin_check_every=config.schedule.twin_check_every,
         link_delay_seconds=config.transport.delay_seconds,
         link_bytes_per_second=config.transport.bytes_per_second,
+        offload_delay_seconds=config.offload.delay_seconds,
+        offload_bytes_per_second=config.offload.bytes_per_second,
         metrics=load_metrics(config.metrics),
     )
     device = device_type(config)

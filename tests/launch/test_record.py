@@ -40,7 +40,10 @@ CONTRACT = {
     "seconds": {"data", "compute", "communication", "bubble", "optimizer", "offload", "callbacks", "rest"},
     "flops_per_step": None,
     "mfu": None,
-    "bytes_moved": {"activations", "activation_gradients", "weights", "weight_gradients", "optimizer_states"},
+    "bytes_moved": {
+        *("activations", "activation_gradients", "weights", "weight_gradients", "optimizer_states"),
+        "host_activations",
+    },
     "peak_memory_bytes": {"predicted", "measured", "kind"},
     "artifacts": None,
 }

@@ -43,6 +43,7 @@ REQUESTS = [
         request(name, **ALL)
         for name in ("zb_h1", "chimera", "bpipe", "pipefb", "varuna", "pipefisher", "pipedream_2bw", "ampnet")
     ),
+    *(request(name, offload__activations="async") for name in ("varuna", "ampnet")),
     request("varuna", schedule__opportunistic=True, schedule__post_validation=True),
     request("pipefisher", optimizer__name="adamw"),
     request("chimera", compression__name="halves", compression__target="halved_sums:KIND"),

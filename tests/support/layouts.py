@@ -16,6 +16,7 @@ from runner.engine.update.loss_scale import LossScaling
 from runner.engine.update.replicas import ReplicaExchange
 from runner.engine.window import StepBatch, split_microbatches
 from runner.engine.works.watch import watch_of
+from runner.memory.apply.install import StageOffload
 from runner.model.boundary import map_tensors, num_samples
 from runner.model.layers import LayerSource, StageModule, build_stage, layers_of
 from runner.model.tags import tags_of
@@ -78,12 +79,14 @@ def make_engine(
     masters: bool = False,
     shared: bool = False,
     prediction: Prediction | None = None,
+    offload: StageOffload | None = None,
     **options: Any,
 ) -> Engine:
     """The engine of one rank; rank = position * data + replica.
 
     ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own;
-    ``prepare`` is called with each stage's module and number; ``shared`` shares optimizer states out over replicas.
+    ``prepare`` is called with each stage's module and number; ``shared`` shares optimizer states out over replicas;
+    ``offload`` moves what stages save, on which ``prepare`` has installed it.
     """
     position = transport.rank // data
     order = schedule if isinstance(schedule, Schedule) else build(schedule, ranks=pipeline, microbatches=count)
@@ -108,6 +111,7 @@ def make_engine(
         options=EngineOptions(microbatches=count, dtype=dtype, seed=seed, **options),
         tags=tags,
         prediction=prediction,
+        offload=offload,
     )
     parameters = list(dict.fromkeys(parameter for stage in stages.values() for parameter in stage.parameters()))
     if not parameters:

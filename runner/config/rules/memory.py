@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runner.config.rules.table import Row, Table, value_at
-from runner.config.rules.values import is_given, one_of
+from runner.config.rules.values import is_given, not_negative, one_of, positive
 from runner.config.schema import RunConfig
+from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES, options_by_key, owners_of
 from runner.memory.solve.strategy import SECTION, Option, shown
 
@@ -15,7 +16,7 @@ __all__ = ["MEMORY", "POLICIES"]
 POLICIES = (*STRATEGIES, "custom")
 """Names of this package's strategies, and ``custom`` for a user's own; with a target, other names are allowed."""
 
-_OFFLOADED_ACTIVATIONS = ("none", "save_on_cpu")
+_OFFLOADED_ACTIVATIONS = ("none", "save_on_cpu", *OFFLOADS)
 
 
 def _of_option(option: Option) -> Iterator[Row[RunConfig]]:
@@ -65,6 +66,22 @@ def _runs_graphs(config: RunConfig) -> bool:
     return not _is_own(config) and strategy is not None and strategy.runs_graphs
 
 
+def _plans_under_a_budget(config: RunConfig) -> bool:
+    strategy = STRATEGIES.get(config.activation_checkpoint.name)
+    return not _is_own(config) and strategy is not None and strategy.reads_budget
+
+
+def _slows_moves(path: str, default: str) -> Row[RunConfig]:
+    """The rule that a key which slows moves of activations down needs such moves."""
+    return Row(
+        path,
+        lambda c: bool(value_at(c, path)) and c.offload.activations not in OFFLOADS,
+        f"belongs to offload.activations={' or '.join(OFFLOADS)}",
+        "Other moves are not slowed down",
+        fix=f"{path}={default}",
+    )
+
+
 MEMORY: Table[RunConfig] = Table(
     "Activations",
     (
@@ -80,11 +97,29 @@ MEMORY: Table[RunConfig] = Table(
         one_of("offload.activations", _OFFLOADED_ACTIVATIONS),
         Row(
             "offload.activations",
-            lambda c: _picks_operators(c) and c.offload.activations == "save_on_cpu",
+            lambda c: _picks_operators(c) and c.offload.activations != "none",
             "must not meet activation_checkpoint={activation_checkpoint.name}",
             "The hooks that move saved tensors do not see what such a policy keeps: it would stay on the device",
             fix="activation_checkpoint=full or offload=none",
         ),
+        Row(
+            "offload.activations",
+            lambda c: c.offload.activations in OFFLOADS and _plans_under_a_budget(c),
+            "must not meet activation_checkpoint={activation_checkpoint.name}",
+            "That policy fills memory_limit as if nothing was moved",
+            fix="activation_checkpoint=none or offload=none",
+        ),
+        Row(
+            "offload.activations",
+            lambda c: c.offload.activations in OFFLOADS and c.compile,
+            "must be none or save_on_cpu with compile=true",
+            "What a compiled layer saves is not what the plan has measured, and the host's buffers would not suffice",
+            fix="compile=false",
+        ),
+        not_negative("offload.delay_seconds"),
+        positive("offload.bytes_per_second", "1e9"),
+        _slows_moves("offload.delay_seconds", "0"),
+        _slows_moves("offload.bytes_per_second", "null"),
         Row(
             "compile",
             lambda c: _picks_operators(c) and c.compile,

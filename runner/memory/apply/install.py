@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import torch
 
 from runner.memory.apply.graph_run import graph_parts
+from runner.memory.apply.mover import Mover, Moving
 from runner.memory.apply.recompute import Recompute
+from runner.memory.apply.trip import MovedStage, Saving
 from runner.memory.solve.values import ChainProgram, GraphProgram, Program, Segment
 from runner.model.layers import Part, StageModule
 
-__all__ = ["install"]
+__all__ = ["StageOffload", "install"]
 
 
-Moving = Callable[[], AbstractContextManager[None]]
+class StageOffload:
+    """What moves the saved tensors of a rank's stages to the host's memory.
+
+    Args:
+        mover: moves them.
+
+    Attributes:
+        stages: the stages with moved segments.
+    """
+
+    def __init__(self, mover: Mover) -> None:
+        self.mover = mover
+        self.stages: dict[StageModule, MovedStage] = {}
 
 
-def install(stage: StageModule, program: Program, *, to_host: bool = False, moving: Moving = nullcontext) -> None:
+def install(
+    stage: StageModule,
+    program: Program,
+    *,
+    to_host: bool = False,
+    moving: Moving = nullcontext,
+    offload: StageOffload | None = None,
+) -> None:
     """Make a stage drop, keep and move saved tensors as planned; its outputs and gradients stay the same bits.
 
     A segment inside another one is a checkpoint inside a checkpoint; a graph program is run by hooks. The stage's
@@ -31,9 +53,28 @@ def install(stage: StageModule, program: Program, *, to_host: bool = False, movi
         program: the stage's program.
         to_host: whether saved tensors are moved to the host's memory and fetched back in the backward.
         moving: makes the context in which a tensor is moved, which measures how long that takes.
+        offload: takes note of the stage if the program has moved segments; needed for these.
     """
-    parts = graph_parts(stage, program) if isinstance(program, GraphProgram) else _parts(stage, program)
+    parts = graph_parts(stage, program) if isinstance(program, GraphProgram) else _chain_parts(stage, program, offload)
     stage.wrap(parts, _SaveOnCpu(stage, moving) if to_host else None)
+
+
+def _chain_parts(stage: StageModule, program: ChainProgram, offload: StageOffload | None) -> tuple[Part, ...]:
+    parts = _parts(stage, program)
+    if not any(segment.moved for segment in program):
+        return parts
+    if offload is None:
+        raise ValueError("the program moves saved tensors, and nothing is given that moves them")
+    moved = offload.stages[stage] = MovedStage()
+    return tuple(
+        _saving(part, segment, moved, is_last=segment is program[-1])
+        for part, segment in zip(parts, program, strict=True)
+    )
+
+
+def _saving(part: Part, segment: Segment, moved: MovedStage, *, is_last: bool) -> Part:
+    """The part, taking part in the trips of its stage; so do parts that stay, because they share memory with others."""
+    return replace(part, around=Saving(moved, moved=segment.moved, is_last=is_last, around=part.around))
 
 
 def _parts(stage: StageModule, program: ChainProgram) -> tuple[Part, ...]:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from runner.memory.solve.graph.rows import graph_rows
+from runner.memory.solve.moves import PlacedSegment, with_moves
 from runner.memory.solve.program import ends, reruns
 from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
 from runner.memory.solve.tensors import StageTensors
@@ -63,7 +64,7 @@ def _rows(
         assert not to_host  # a rule refuses it
         return graph_rows(before, chain, loss, program)
     stage = _Stage(before, chain, loss, program)
-    made = stage.rows()
+    made = with_moves(stage.rows(), stage.chain, stage.tensors, stage.segments)
     return [*_on_device(made[: len(chain)], stage), *made[len(chain) :]] if to_host else made
 
 
@@ -94,41 +95,41 @@ class _Stage:
         loss: LayerProfile | None,
         segments: Sequence[Segment],
     ) -> None:
-        self._chain = [*layers, loss] if loss is not None else layers
+        self.chain = [*layers, loss] if loss is not None else layers
         self._has_loss = loss is not None
         first = segments[0].first
-        self._segments = [(each, each.first - first, each.last - first) for each in segments]
-        self.tensors = StageTensors(before, self._chain)
-        self._second_run = SecondRun(self._chain, self.tensors, first)
+        self.segments = [PlacedSegment(each, each.first - first, each.last - first) for each in segments]
+        self.tensors = StageTensors(before, self.chain)
+        self._second_run = SecondRun(self.chain, self.tensors, first)
         self._find_holders()
 
     def _find_holders(self) -> None:
         """Note what keeps the tensors between layers: autograd, a segment that starts from them, the stage's caller."""
-        for segment, start, end in self._segments:
+        for segment, start, end in self.segments:
             if segment.recompute:
                 self.tensors.hold_input(start)
             for at in range(start, end + 1):
                 if not segment.recompute:
                     self.tensors.hold_saved(at)
-                elif recomputation(self._chain[at], segment.save_ops).keeps_output:
+                elif recomputation(self.chain[at], segment.save_ops).keeps_output:
                     self.tensors.hold_output(at)
         if self._has_loss:
-            self.tensors.hold_saved(len(self._chain) - 1)
+            self.tensors.hold_saved(len(self.chain) - 1)
         self.tensors.hold_to_the_end()
 
     def rows(self) -> list[LayerProfile]:
         rows: list[LayerProfile] = []
-        for segment, start, end in self._segments:
+        for segment, start, end in self.segments:
             rows += self._again(segment, start, end) if segment.recompute else map(self._once, range(start, end + 1))
-        return [*rows, self._once(len(self._chain) - 1)] if self._has_loss else rows
+        return [*rows, self._once(len(self.chain) - 1)] if self._has_loss else rows
 
     def start_of(self, at: int) -> int:
         """The first layer that must run again for a layer's backward: the layer itself if nothing is computed again."""
-        return next((start for each, start, end in self._segments if each.recompute and start <= at <= end), at)
+        return next((start for each, start, end in self.segments if each.recompute and start <= at <= end), at)
 
     def _once(self, at: int) -> LayerProfile:
         """The row of a layer that keeps what autograd saves."""
-        layer = self._chain[at]
+        layer = self.chain[at]
         saved = layer.saved_bytes - self.tensors.made_bytes(at) + self.tensors.counted_bytes(at)
         running = self.tensors.waiting_bytes(at) + layer.saved_bytes + layer.forward_transient_bytes
         return self._row(at, saved, running, backward_transient_bytes=layer.backward_transient_bytes)
@@ -139,7 +140,7 @@ class _Stage:
         peak = self._second_run.peak(segment)
         runs = reruns(segment)
         for at in range(start, end + 1):
-            layer = self._chain[at]
+            layer = self.chain[at]
             figures = recomputation(layer, segment.save_ops)
             share = figures.recomputed_flops / layer.forward_flops if layer.forward_flops else 1.0
             more_seconds = layer.forward_seconds * share * runs[segment.first + at - start]
@@ -161,13 +162,13 @@ class _Stage:
 
     def _copies(self, segment: Segment, start: int) -> int:
         """Bytes of the running statistics that a segment and those inside keep from their first run."""
-        own = self._chain[start : start + segment.last - segment.first + 1]
+        own = self.chain[start : start + segment.last - segment.first + 1]
         inside = (self._copies(each, start + each.first - segment.first) for each in segment.inside if each.recompute)
         return sum(layer.statistics_bytes for layer in own) + sum(inside)
 
     def _row(self, at: int, saved_bytes: int, running_bytes: int, **changes: Any) -> LayerProfile:
-        layer, held = self._chain[at], self.tensors.held_output_bytes(at)
-        if layer.output_gradient_bytes is not None and at < len(self._chain) - 1:
+        layer, held = self.chain[at], self.tensors.held_output_bytes(at)
+        if layer.output_gradient_bytes is not None and at < len(self.chain) - 1:
             changes["output_gradient_bytes"] = layer.output_gradient_bytes - self.tensors.callers_gradient_bytes(at)
         return replace(
             layer,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from runner.errors import Problem, RequestError
+from runner.memory.solve.offload import Offload
 from runner.memory.solve.program import check_program
 from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.strategy import SECTION, Strategy
@@ -50,6 +51,7 @@ def solve(
     options: PolicyOptions,
     *,
     to_host: bool = False,
+    offload: Offload | None = None,
     budgets: Sequence[int | None] | None = None,
     in_flight: Sequence[int] | None = None,
     choose: Choose | None = None,
@@ -61,6 +63,7 @@ def solve(
         partition: first and last layer of each stage, inclusive.
         options: the policy; :func:`policy_problems` must find nothing wrong with it.
         to_host: see :class:`ActivationPlan`.
+        offload: chooses what is moved to the host's memory; None: nothing is.
         budgets, in_flight: one value per stage, see :class:`StageChain`; by default None and 1.
         choose: chooses among a strategy's candidates where the budget is known; needed for a strategy that chooses.
 
@@ -76,8 +79,19 @@ def solve(
             solved.append(_solved(strategy, chain, choose))
         else:
             solved.append(_solve_users(strategy, chain, choose, options.target))
+        if offload is not None:
+            program, choice = solved[-1]
+            solved[-1] = offload.move(chain, _chain_program(program)), choice
     choices = tuple(choice for _, choice in solved if choice is not None)
     return ActivationPlan(tuple(program for program, _ in solved), to_host, choices)
+
+
+def _chain_program(program: Program) -> ChainProgram:
+    """The program, of which segments can be moved. Rules refuse the strategies of this package whose cannot."""
+    if isinstance(program, GraphProgram):
+        rule, why = "must be none where a graph program runs", "Both replace what autograd saves"
+        raise RequestError([Problem("offload.activations", "async", rule, why, "offload=none")])
+    return program
 
 
 def _solved(strategy: Strategy, chain: StageChain, choose: Choose | None) -> tuple[Program, StageChoice | None]:

@@ -15,6 +15,7 @@ from runner.memory.solve.values import ChainProgram, GraphProgram, Program, Segm
 
 __all__ = [
     "DEEPEST",
+    "moves_tensors",
     "Operation",
     "Step",
     "check_program",
@@ -83,6 +84,11 @@ def ends(program: Program) -> tuple[int, int]:
     return program[0].first, program[-1].last
 
 
+def moves_tensors(program: Program) -> bool:
+    """Whether some of what the stage saves is moved to the host's memory."""
+    return not isinstance(program, GraphProgram) and any(segment.moved for segment in program)
+
+
 def depth(program: Program) -> int:
     """How deep segments that are run again are nested in each other, at most."""
     if isinstance(program, GraphProgram):
@@ -135,4 +141,6 @@ def _check_inside(segment: Segment) -> str | None:
         return f"segment {segment.first} .. {segment.last} has a program inside and is not wholly computed again"
     if any(each.save_ops is not None for each in segment.inside):
         return f"operators are chosen inside of segment {segment.first} .. {segment.last}"
+    if any(each.moved for each in segment.inside):
+        return f"a part of segment {segment.first} .. {segment.last}, which runs again, is moved by itself"
     return check_program(segment.inside, segment.first, segment.last)

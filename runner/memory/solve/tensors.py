@@ -58,6 +58,10 @@ class StageTensors:
         """Bytes of a layer's input by storage, without inputs of the stage."""
         return self._outputs[at - 1] if at else {}
 
+    def outputs(self, at: int) -> Mapping[int, int]:
+        """Bytes of a layer's output by storage, without inputs of the stage."""
+        return self._outputs[at]
+
     def made(self, at: int) -> dict[int, int]:
         """Bytes of a layer's output by storage, without what the layer only passes on."""
         before = self.inputs(at)

@@ -94,6 +94,7 @@ class Segment:
         save_ops: preset of operators whose outputs are kept while the rest is computed again; None = no operators.
         inside: how they are run forward again: a program of the same layers, whose segments may themselves be
             computed again. Empty = every layer keeps its graph until its backward.
+        moved: whether what they keep is in the host's memory between their forward and their backward.
     """
 
     first: int
@@ -101,6 +102,7 @@ class Segment:
     recompute: bool = False
     save_ops: str | None = None
     inside: tuple[Segment, ...] = ()
+    moved: bool = False
 
 
 ChainProgram = tuple[Segment, ...]

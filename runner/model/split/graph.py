@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-__all__ = ["Edge", "Graph", "Node", "is_behind_hooks", "is_leaf", "is_view", "order_of"]
+__all__ = ["Edge", "Graph", "Node", "is_behind_hooks", "is_leaf", "is_view", "order_of", "unpacks_once"]
 
 Node: TypeAlias = Any
 """An autograd node; torch has a class for each operator."""
@@ -87,16 +87,22 @@ def order_of(node: Node) -> int:
 
 
 def is_behind_hooks(node: Node) -> bool:
-    """Whether hooks hold a tensor that the node saved: a region of activation checkpointing, or offloaded tensors.
+    """Whether hooks hold a tensor that the node saved, and give it back in one run of autograd only.
 
-    Such a tensor is unpacked in one run of autograd only, together with the others of its region.
+    So it is with a region of activation checkpointing, whose tensors are unpacked together.
     """
     kind: Any = type(node)
     return any(
-        saved is not None and saved.unpack_hook is not None
+        saved is not None and unpacks_once(saved)
         for name in _names_of_saved(kind)
         for saved in _each(getattr(node, name))
     )
+
+
+def unpacks_once(saved: Any) -> bool:
+    """Whether a tensor that a node saved is behind hooks that do not say that they can be called at any time."""
+    hook = saved.unpack_hook
+    return hook is not None and not getattr(hook, "any_time", False)
 
 
 @cache

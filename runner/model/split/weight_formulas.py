@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from runner.model.split.graph import unpacks_once
+
 __all__ = ["WEIGHT_OPERANDS", "Formula"]
 
 Formula: TypeAlias = Callable[[Tensor], Tensor]
@@ -20,7 +22,7 @@ Formula: TypeAlias = Callable[[Tensor], Tensor]
 
 def _saved(node: Any, name: str) -> Tensor | None:
     """A tensor that the node saved, without its history; None if it is behind hooks."""
-    if getattr(node, f"_raw_saved_{name}").unpack_hook is not None:
+    if unpacks_once(getattr(node, f"_raw_saved_{name}")):
         return None
     tensor: Tensor = getattr(node, f"_saved_{name}").detach()
     return None if tensor.is_complex() else tensor
@@ -119,5 +121,5 @@ WEIGHT_OPERANDS: Mapping[str, Mapping[int, Callable[[Any], Formula | None]]] = {
 
 These nodes are the products; a gradient of their operands costs as much as their forward. The function returns None if
 only autograd may compute the gradient: the saved tensors are behind hooks (a region of activation checkpointing, or
-saved tensors that are moved elsewhere) and can be unpacked only once.
+tensors that ``save_on_cpu`` has moved) and can be unpacked only once.
 """

@@ -40,6 +40,7 @@ class RankWalk:
         self._states = states
         self._step_bytes = step_bytes
         self._before_compute = before_compute
+        self._leaving = max((figures[stage].leaving_bytes for stage in schedule.stages_of(rank)), default=0)
 
     def peak(self, actions: Sequence[Action], living: Iterable[Lifetime]) -> MemoryParts:
         """The parts at the moment when their sum is largest.
@@ -65,6 +66,7 @@ class RankWalk:
                 transient = self._transient(action, frozenset(left.get(action, ())))
                 if action.op is not Op.STEP:
                     transient = max(transient, self._before_compute[action.stage])
+                transient += self._leaving
                 seen = (alive + transient, held, step)
                 if sum(seen) > sum(peak):
                     peak = seen

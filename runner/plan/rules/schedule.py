@@ -9,6 +9,7 @@ from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Computed, Row, Table, value_at
 from runner.config.rules.values import another_schedule
 from runner.errors import Problem
+from runner.memory.solve.offloads import OFFLOADS
 from runner.optim.catalogue.registry import OPTIMIZERS, find_optimizer
 from runner.plan.prediction import kind_asked
 from runner.plan.rules.facts import OrderFacts
@@ -21,6 +22,7 @@ __all__ = [
     "FILLED",
     "LENT",
     "NEWEST",
+    "OFFLOADED",
     "OPTIMIZERS_ON_ORDERS",
     "POST_VALIDATION",
     "SPLIT",
@@ -215,6 +217,28 @@ LENT: Table[OrderFacts] = Table(
         _lent("zero.stage", None, "and DeepSpeed runs the forward itself"),
     ),
     applies=lambda f: f.order.moves_activations,
+)
+
+
+OFFLOADED: Table[OrderFacts] = Table(
+    "Activations that are moved while the device computes",
+    (
+        Row(
+            "offload.activations",
+            lambda f: f.order.recomputes,
+            "must be none or save_on_cpu with schedule={order.name}",
+            "Its ranks run forwards again just before their backward, which needs what they save at once",
+            fix="offload=none",
+        ),
+        Row(
+            "offload.activations",
+            lambda f: f.order.is_asynchronous,
+            "must be none or save_on_cpu with schedule={order.name}",
+            "The host's buffers are counted for windows that end one after the other",
+            fix="offload=none",
+        ),
+    ),
+    applies=lambda f: f.config.offload.activations in OFFLOADS,
 )
 
 

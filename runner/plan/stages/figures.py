@@ -6,15 +6,29 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from runner.plan.stages.fills import FillRanges, StageFills
 from runner.plan.stages.ranges import RangeMaximum, prefix
 from runner.plan.stages.split import SplitRanges
 from runner.profile import LayerProfile, ModelProfile, SharedWeight
 
-__all__ = ["LayerRanges", "StageFigures", "stage_figures", "state_bytes"]
+__all__ = ["LayerRanges", "MovedLayer", "StageFigures", "stage_figures", "state_bytes"]
 
 Pairs = tuple[tuple[int, int], ...]
+
+
+class MovedLayer(NamedTuple):
+    """A layer, or the loss, of a stage that moves saved tensors to the host's memory.
+
+    Args:
+        num_bytes: what it moves of one micro-batch, in one direction; may be 0.
+        forward_seconds, backward_seconds: its share of the stage's.
+    """
+
+    num_bytes: int
+    forward_seconds: float
+    backward_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,7 @@ class StageFigures:
         input_gradient_bytes, output_gradient_bytes: gradients of the two boundary tensors.
         optimizer_bytes: optimizer states of all its layers, if replicas do not shard them.
         fills: seconds and bytes of its fills.
+        moved: its layers in order, if any of the model's moves something to the host's memory.
     """
 
     first: int
@@ -67,6 +82,17 @@ class StageFigures:
     optimizer_bytes: int = 0
     fills: StageFills = StageFills()
     updates: Pairs = ()
+    moved: tuple[MovedLayer, ...] = ()
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes that it moves to the host's memory after a forward, and back for the backward."""
+        return sum(layer.num_bytes for layer in self.moved)
+
+    @property
+    def leaving_bytes(self) -> int:
+        """The most bytes that are still leaving the device when a forward has ended: those of one layer."""
+        return max((layer.num_bytes for layer in self.moved), default=0)
 
     @property
     def seconds(self) -> float:
@@ -104,6 +130,7 @@ class LayerRanges:
         self._unsaved = _UnsavedForwards(chain)
         self._split = SplitRanges(chain, saved)
         self._fills = FillRanges(chain, saved)
+        self._moves = any(layer.moved_bytes for layer in chain)
 
     def figures(self, first: int, last: int) -> StageFigures:
         """The figures of a stage with the layers from ``first`` to ``last``, inclusive."""
@@ -138,6 +165,7 @@ class LayerRanges:
             output_gradient_bytes=0 if is_last else layers[last].gradient_of_output_bytes,
             optimizer_bytes=round(self._states[end] - self._states[first]),
             fills=self._fills.of(first, end, held),
+            moved=tuple(map(_moved, layers[first:end])) if self._moves else (),
         )
 
     def _backward_peak(self, first: int, end: int, held_output_bytes: int) -> int:
@@ -151,6 +179,10 @@ class LayerRanges:
         if end - 1 > first:
             peak = max(peak, self._backward.over(first, end - 1) - self._saved[end] + held_output_bytes)
         return max(peak, 0)
+
+
+def _moved(layer: LayerProfile) -> MovedLayer:
+    return MovedLayer(layer.moved_bytes, layer.forward_seconds, layer.backward_seconds)
 
 
 def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -> tuple[StageFigures, ...]:

@@ -11,6 +11,7 @@ from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import Simulation, StageCosts, play, simulate
 from runner.schedule.simulation.cores import span_on_cores
+from runner.schedule.simulation.host_link import StageMoves, shares
 from runner.schedule.simulation.opportunistic import realised
 from runner.schedule.simulation.steady import period
 from runner.schedule.values import COMPUTE, Op, Program
@@ -27,6 +28,7 @@ def predict_time(
     mean_samples: float,
     data: int = 1,
     link: Link | None = None,
+    host_link: Link | None = None,
     stage_seconds: StageSeconds | None = None,
     post_validation: bool = False,
     adjusted: Callable[[StageCosts], StageCosts] | None = None,
@@ -41,6 +43,7 @@ def predict_time(
         mean_samples: mean samples of the step's micro-batches.
         data: replicas that reduce gradients, besides the twins of several pipelines.
         link: between two ranks; without one, messages and reductions cost nothing.
+        host_link: between a rank and its host's memory, in one direction; without one, moves cost nothing.
         stage_seconds: whole stages measured in place, which win over the profile's layers. If a whole window was
             measured, too, what it takes beyond the played one is added to the step.
         post_validation: whether ranks begin a step while others end the one before; the time is that of one of many.
@@ -51,6 +54,7 @@ def predict_time(
     schedule = program.schedule
     copies = [data * len(schedule.copies_of(stage)) for stage in range(schedule.stages)]
     costs = stage_costs(profile, figures, mean_samples=mean_samples, copies=copies, link=link or Link())
+    costs = replace(costs, moves=stage_moves(figures, mean_samples / profile.samples, host_link or Link()))
     if schedule.trained_copies > 1:
         costs = _several_times(costs, schedule.trained_copies)
     if schedule.wave:
@@ -72,7 +76,8 @@ def predict_time(
         alone, step = step, _on_cores(program, costs, (step, span, pipeline), at_once, flushed=flushed)
     busy = tuple(each / windows for each in pipeline.computing)
     fills = tuple(each / windows for each in pipeline.filling) if schedule.filling is not None else ()
-    return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, fills, alone)
+    waits = tuple(each / windows for each in pipeline.waiting_for_host) if costs.moves else ()
+    return TimePrediction(step, 1.0 - sum(busy) / (schedule.ranks * span), busy, source, costs, fills, alone, waits)
 
 
 def _of_one_step(program: Program, costs: StageCosts) -> tuple[float, float, Simulation]:
@@ -105,7 +110,10 @@ def _on_cores(
     if not flushed:
         return max(step, sum(pipeline.busy) / schedule.windows / at_once)
     after = (step - span) * schedule.ranks / at_once
-    return span_on_cores(schedule, costs, at_once) / schedule.windows + after
+    in_turns = span_on_cores(schedule, costs, at_once) / schedule.windows
+    if costs.moves:  # ranks that compute in turns were not played with their hosts
+        in_turns = max(in_turns, span)
+    return in_turns + after
 
 
 def _several_times(costs: StageCosts, copies: int) -> StageCosts:
@@ -142,6 +150,27 @@ def stage_costs(
         fills=_fill_seconds(figures, ratio),
         stash=[link.seconds((stage.saved_bytes + stage.input_bytes) * ratio) for stage in figures],
         occupancy=[link.transfer_seconds(stage.output_bytes * ratio) for stage in figures[:-1]],
+    )
+
+
+def stage_moves(figures: Sequence[StageFigures], ratio: float, host_link: Link) -> tuple[StageMoves, ...]:
+    """What each stage moves to the host's memory; empty if none moves anything.
+
+    Args:
+        figures: the figures of each stage.
+        ratio: samples of a mean micro-batch, divided by those of the figures.
+        host_link: see :func:`predict_time`.
+    """
+    if not any(stage.moved_bytes for stage in figures):
+        return ()
+    return tuple(
+        StageMoves(
+            forward=shares([layer.forward_seconds for layer in stage.moved]),
+            backward=shares([layer.backward_seconds for layer in stage.moved]),
+            sizes=tuple(layer.num_bytes * ratio for layer in stage.moved),
+            copying=tuple(host_link.seconds(layer.num_bytes * ratio) for layer in stage.moved),
+        )
+        for stage in figures
     )
 
 

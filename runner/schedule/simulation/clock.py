@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from runner.schedule.fills import Filling, FillKind
+from runner.schedule.simulation.host_link import StageMoves
 from runner.schedule.simulation.peaks import peaks_in_order, peaks_in_time
 from runner.schedule.simulation.resources import Chance, Resources
 from runner.schedule.values import COMPUTE, MOVES, Action, Op, Program, Schedule
@@ -87,6 +88,7 @@ class StageCosts:
         stash: duration of sending a stash of each stage to another rank.
         occupancy: the part of ``comm`` in which a message occupies its link; if it is zero, no message waits for
             another.
+        moves: what each stage moves to the host's memory and back.
     """
 
     F: Sequence[float]
@@ -99,6 +101,7 @@ class StageCosts:
     fills: Mapping[str, Sequence[float]] = field(default_factory=dict)
     stash: Sequence[float] = ()
     occupancy: Sequence[float] = ()
+    moves: Sequence[StageMoves] = ()
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ class Simulation:
         bubble_ratio: idle time / total time of all ranks over the makespan.
         inner_idle: for each rank, its time without compute between its first and its last compute action.
         filling: for each rank, its time in fills, which is a part of that in compute.
+        waiting_for_host: for each rank, its time of waiting for moves to the host and back, also a part of that.
     """
 
     view: Schedule | Program = field(repr=False)
@@ -142,6 +146,7 @@ class Simulation:
     bubble_ratio: float
     inner_idle: tuple[float, ...]
     filling: tuple[float, ...] = ()
+    waiting_for_host: tuple[float, ...] = ()
 
     @cached_property
     def peak_activations(self) -> tuple[float, ...]:
@@ -192,9 +197,9 @@ def play(view: Schedule | Program, walked: Walk, costs: Costs | StageCosts, jitt
         costs = costs.per_stage(schedule.stages, schedule.chunks, schedule.parts, schedule.filling)
     stash = _complete("a stash", costs.stash, schedule.stages)
     occupancy = _complete("a link's occupancy", costs.occupancy, schedule.stages - 1)
-    resources = Resources(view, durations(costs, view), stash, occupancy, _chances(jitter))
+    resources = Resources(view, durations(costs, view), stash, occupancy, _chances(jitter), costs.moves)
     resources.play(walked.steps)
-    return _summary(view, resources.start, resources.end)
+    return _summary(view, resources.start, resources.end, tuple(host.waited for host in resources.hosts))
 
 
 def peak_activations(view: Schedule | Program) -> tuple[float, ...]:
@@ -253,7 +258,9 @@ def _fill_durations(costs: StageCosts, schedule: Schedule) -> dict[str, tuple[fl
     return free | {kind: tuple(cost) for kind, cost in costs.fills.items()}
 
 
-def _summary(view: Schedule | Program, start: list[list[float]], end: list[list[float]]) -> Simulation:
+def _summary(
+    view: Schedule | Program, start: list[list[float]], end: list[list[float]], waited: tuple[float, ...]
+) -> Simulation:
     busy, computing, inner_idle, filling = [], [], [], []
     for row, starts, ends in zip(view.actions, start, end, strict=True):
         spans = [(a.op, s, e) for a, s, e in zip(row, starts, ends, strict=True) if a.op in COMPUTE]
@@ -275,4 +282,5 @@ def _summary(view: Schedule | Program, start: list[list[float]], end: list[list[
         bubble_ratio=1.0 - sum(busy) / total if total else 0.0,
         inner_idle=tuple(inner_idle),
         filling=tuple(filling),
+        waiting_for_host=waited,
     )

@@ -4,7 +4,8 @@ Compute and STEP occupy their rank. A message occupies the link from its sender 
 as long as its bytes take. If the link is occupied, the message waits, but its rank does not. A stash also occupies its
 sender's rank until it has left, because its memory is needed for the next actions. The REDUCEs of a rank run one after
 the other, at the same time as its compute. Ranks that reduce one stage together begin when the last of them is ready.
-STEP waits for every REDUCE that its rank has begun.
+STEP waits for every REDUCE that its rank has begun. What a stage moves to the host's memory and back goes over the link
+of its rank to the host (:mod:`.host_link`), for which forwards and backwards may have to wait.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 
+from runner.schedule.simulation.host_link import HostLink, StageMoves
 from runner.schedule.values import COMPUTE, MOVES, Action, Op, Payload, Program, Schedule
 from runner.schedule.walk import Step
 
 __all__ = ["Resources"]
+
+_MOVING = (Op.F, Op.B, Op.I)
 
 Chance = Callable[[Action, bool], float]
 """Takes an action, and whether its message is meant; returns a factor of the duration of the action or the message."""
@@ -30,9 +34,11 @@ class Resources:
         stash: duration of sending a stash to another rank, for each stage.
         occupancy: time in which a message occupies its link, for each edge.
         chance: see :data:`Chance`.
+        moves: what each stage moves to the host's memory and back; empty if none moves anything.
 
     Attributes:
         start, end: start and end of each action, by rank and index in its list, in the unit of the durations.
+        hosts: the link of each rank to its host.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class Resources:
         stash: Sequence[float],
         occupancy: Sequence[float],
         chance: Chance,
+        moves: Sequence[StageMoves] = (),
     ) -> None:
         self.start = [[0.0] * len(row) for row in view.actions]
         self.end = [[0.0] * len(row) for row in view.actions]
@@ -49,6 +56,9 @@ class Resources:
         self._durations, self._stash, self._occupancy = durations, stash, occupancy
         self._latency = durations[Op.SEND]
         self._chance = chance
+        self._moves = moves
+        own = [self._schedule.stages_of(rank) if moves else () for rank in range(view.ranks)]
+        self.hosts = [HostLink([moves[stage] for stage in stages]) for stages in own]
         self._free = [0.0] * view.ranks
         self._links: dict[tuple[int, int | None], float] = defaultdict(float)  # sender, receiver -> when it is free
         self._reductions = [_Reductions() for _ in range(view.ranks)]
@@ -98,10 +108,20 @@ class Resources:
                 if self._reductions[rank].waiting:
                     return False
                 start = max(start, self._reductions[rank].free)
-            end = self._free[rank] = start + self._durations[action.work][action.stage] * self._chance(action, False)
+            seconds = self._durations[action.work][action.stage] * self._chance(action, False)
+            end = self._free[rank] = self._computed(rank, action, start, seconds)
         self.start[rank][cell], self.end[rank][cell] = start, end
         self._ended[action] = end
         return True
+
+    def _computed(self, rank: int, action: Action, start: float, seconds: float) -> float:
+        """The end of compute or STEP, which takes ``seconds`` and may have to wait for its rank's host."""
+        if not self._moves or action.op not in _MOVING:
+            return start + seconds
+        of, moves, host = (action.stage, action.microbatch), self._moves[action.stage], self.hosts[rank]
+        if action.op is Op.F:
+            return host.forward(of, moves, start, seconds)
+        return host.backward(of, moves, self._free[rank], start, seconds, all_at_once=action.op is Op.I)
 
     def _send(self, rank: int, action: Action, ready: float, made: Sequence[Action]) -> tuple[float, float]:
         """The moments when a message starts and when it has arrived."""

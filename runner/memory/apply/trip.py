@@ -1,0 +1,211 @@
+"""What the layers of a stage save in one forward, on its way to the host's memory and back.
+
+The unit is memory, not a tensor: it is moved as a whole, however many tensors share it. It belongs to the first layer
+that saves it. If this layer is moved, it leaves when the layer has run, and comes back when a backward needs any of the
+layer's memory. Weights, buffers and the stage's input and output stay on the device.
+:mod:`runner.memory.solve.moves` counts the same bytes from a profile.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from runner.memory.apply.mover import Memory, MovedTogether, Mover
+from runner.model.boundary import flatten
+
+__all__ = ["MovedStage", "Saving", "Trip"]
+
+
+class _Run(Protocol):
+    def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any: ...
+
+
+class _Moved(NamedTuple):
+    """A saved tensor whose memory is moved: what is needed to make it again."""
+
+    trip: Trip
+    memory: Memory
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Unpack:
+    """The hook that gives autograd its saved tensors back; it can be called at any time and again and again."""
+
+    any_time = True
+
+    def __call__(self, saved: Tensor | _Moved) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        storage = saved.trip.bring_back(saved.memory)
+        made = torch.empty(0, dtype=saved.dtype, device=storage.device)
+        return made.set_(storage, saved.offset, saved.size, saved.stride)
+
+
+_unpack = _Unpack()
+
+
+class Trip:
+    """One forward of a stage and its backward.
+
+    Args:
+        mover: moves the memory.
+        stays: tensors whose memory stays on the device: weights, buffers, the stage's input.
+    """
+
+    def __init__(self, mover: Mover, stays: Iterable[Tensor]) -> None:
+        self._mover = mover
+        self._known: weakref.WeakKeyDictionary[Any, weakref.ref[Memory] | None] = weakref.WeakKeyDictionary()
+        self._known.update((storage, None) for storage in _storages(stays))
+        self._saved: list[weakref.ref[Memory]] = []  # by the layer that runs
+        self._moved: list[MovedTogether] = []
+        self._to_fetch: list[MovedTogether] = []
+
+    @contextmanager
+    def saving(self, *, moved: bool) -> Iterator[None]:
+        """The context in which a layer runs forward.
+
+        Args:
+            moved: whether its memory is moved.
+        """
+        pack = self._pack if moved else self._keep
+        with saved_tensors_hooks(pack, _unpack):
+            yield
+
+    def leave(self, output: Any) -> None:
+        """Begin to move what a layer has saved.
+
+        Args:
+            output: tensors whose memory stays: the stage's output, or None.
+        """
+        staying = set(_storages(flatten(output)[0] if output is not None else []))
+        saved = [memory for each in self._saved if (memory := each()) is not None]  # a layer may have dropped some
+        going = [memory for memory in saved if memory.storage not in staying]
+        self._saved = []
+        if going:
+            self._moved.append(self._mover.send(going))
+            self._to_fetch = list(self._moved)
+
+    def expect_backward(self, *, all_at_once: bool) -> None:
+        """Begin to fetch, because the backward is the next that the rank does.
+
+        Args:
+            all_at_once: whether it will need everything at its beginning; otherwise only the last layers are fetched,
+                and each is replaced by earlier ones when it is used.
+        """
+        while all_at_once and self._to_fetch:
+            self._mover.fetch(self._to_fetch.pop())
+        self._fetch_ahead()
+
+    def bring_back(self, memory: Memory) -> torch.UntypedStorage:
+        """The memory on the device, after waiting for it."""
+        moved = memory.together
+        if moved is not None and not moved.is_used:
+            if moved.back is None:
+                self._to_fetch.remove(moved)
+                self._mover.fetch(moved)
+            self._mover.use(moved)
+            self._fetch_ahead()
+        assert memory.storage is not None
+        return memory.storage
+
+    def _fetch_ahead(self) -> None:
+        """Fetch as much ahead of its use as the largest layer has moved, and at least one layer's memory."""
+        room = max((moved.num_bytes for moved in self._moved), default=0)
+        while self._to_fetch:
+            unused = sum(moved.num_bytes for moved in self._moved if moved.back is not None and not moved.is_used)
+            if unused and unused + self._to_fetch[-1].num_bytes > room:
+                return
+            self._mover.fetch(self._to_fetch.pop())
+
+    def _keep(self, tensor: Tensor) -> Tensor | _Moved:
+        return self._packed(tensor, moves=False)
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Moved:
+        return self._packed(tensor, moves=True)
+
+    def _packed(self, tensor: Tensor, *, moves: bool) -> Tensor | _Moved:
+        """What autograd keeps of a tensor that it saves."""
+        tensor = tensor.detach()
+        memory = self._memory_of(tensor, moves=moves)
+        if memory is None:
+            return tensor
+        memory.note(tensor)
+        return _Moved(self, memory, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def _memory_of(self, tensor: Tensor, *, moves: bool) -> Memory | None:
+        """The memory of a tensor if it is moved; a memory is moved or stays as its first layer says."""
+        if not _has_own_storage(tensor):
+            return None
+        storage = tensor.untyped_storage()
+        known = self._known.get(storage, _dropped)
+        if known is None or (memory := known()) is not None:
+            return None if known is None else memory
+        made = Memory(storage) if moves and storage.nbytes() else None
+        self._known[storage] = None if made is None else weakref.ref(made)
+        self._saved += [] if made is None else [weakref.ref(made)]
+        return made
+
+
+class MovedStage:
+    """The trip of the forward that a stage runs now; None if its saved tensors stay, as in a validation."""
+
+    def __init__(self) -> None:
+        self.trip: Trip | None = None
+
+    @contextmanager
+    def on(self, trip: Trip) -> Iterator[None]:
+        """The context of a forward that is a trip."""
+        self.trip = trip
+        try:
+            yield
+        finally:
+            self.trip = None
+
+
+class Saving:
+    """Wraps a part of a stage so that its saved tensors take part in the stage's trip.
+
+    Args:
+        stage: the stage.
+        moved: whether the part is moved.
+        is_last: whether the part's output is that of the stage.
+        around: what wraps the part besides; None: nothing.
+    """
+
+    def __init__(self, stage: MovedStage, *, moved: bool, is_last: bool, around: _Run | None) -> None:
+        self._stage, self._moved, self._is_last, self._around = stage, moved, is_last, around
+
+    def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
+        trip = self._stage.trip
+        if trip is None:
+            return self._run(run, value, seeded)
+        with trip.saving(moved=self._moved):
+            output = self._run(run, value, seeded)
+        trip.leave(output if self._is_last else None)
+        return output
+
+    def _run(self, run: Callable[[Any], Any], value: Any, seeded: bool) -> Any:
+        return run(value) if self._around is None else self._around(run, value, seeded=seeded)
+
+
+def _dropped() -> None:
+    """Stands for memory to which nothing refers any more."""
+
+
+def _has_own_storage(tensor: Tensor) -> bool:
+    """Whether a tensor is plain memory: no sparse one, and no subclass that wraps others."""
+    return tensor.layout is torch.strided and type(tensor) in (Tensor, torch.nn.Parameter)
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    return [tensor.untyped_storage() for tensor in tensors if _has_own_storage(tensor)]

@@ -1,0 +1,156 @@
+"""The link between a rank and its host's memory: stages move tensors out after forwards, and back for backwards.
+
+It has a lane in each direction, and each lane carries one layer's tensors after the other. A layer gives its tensors
+away as soon as it has run forward. It waits as long as, with them, more would be on their way out than the largest
+layer of the rank moves. Ahead of a backward, tensors come back in the order in which they will be used, as long as no
+more than the stage's largest layer moves is there unused. A layer's backward waits for its tensors.
+:mod:`runner.memory.apply.mover` does the same with tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["HostLink", "StageMoves", "shares"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageMoves:
+    """What a stage moves of one micro-batch; tuples are by layer, first to last.
+
+    Args:
+        forward, backward: each layer's share of the stage's forward and backward; each sums to 1.
+        sizes: bytes that the layer moves in one direction; 0 if it moves nothing.
+        copying: duration of moving them.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    sizes: tuple[float, ...]
+    copying: tuple[float, ...]
+
+    @property
+    def largest(self) -> float:
+        """The bytes of the layer that moves most."""
+        return max(self.sizes, default=0.0)
+
+
+class HostLink:
+    """Plays the moves of one rank.
+
+    Args:
+        stages: what the rank's stages move.
+
+    Attributes:
+        waited: the time in which forwards and backwards have waited for moves.
+    """
+
+    def __init__(self, stages: Sequence[StageMoves]) -> None:
+        self.waited = 0.0
+        self._room = max((stage.largest for stage in stages), default=0.0)
+        self._out_free = 0.0
+        self._in_free = 0.0
+        self._leaving: list[tuple[float, float]] = []  # the moment when it has left, and its bytes
+        self._left: dict[tuple[int, int | None], list[float]] = {}  # stage and micro-batch -> moments, by layer
+
+    def forward(self, of: tuple[int, int | None], moves: StageMoves, start: float, seconds: float) -> float:
+        """The end of a forward.
+
+        Args:
+            of: its stage and micro-batch.
+            moves: what the stage moves.
+            start: when it starts.
+            seconds: its duration without waits.
+        """
+        now, left = start, []
+        for share, size, copying in zip(moves.forward, moves.sizes, moves.copying, strict=True):
+            now += share * seconds
+            if size:
+                now = self._with_room(now, size)
+                self._out_free = max(now, self._out_free) + copying
+                self._leaving.append((self._out_free, size))
+            left.append(self._out_free)
+        self._left[of] = left
+        return self._ended(now, start + seconds)
+
+    def backward(
+        self,
+        of: tuple[int, int | None],
+        moves: StageMoves,
+        asked: float,
+        start: float,
+        seconds: float,
+        *,
+        all_at_once: bool,
+    ) -> float:
+        """The end of a backward, or of its first part if it is split.
+
+        Args:
+            of, moves, start, seconds: as for a forward.
+            asked: when the first tensors are asked for: when its rank is free.
+            all_at_once: whether it needs all tensors before it begins, because it is split.
+        """
+        room = sum(moves.sizes) if all_at_once else moves.largest
+        fetching = _Fetching(moves, self._left.pop(of), room, self._in_free)
+        fetching.ask(asked)
+        now = max(start, fetching.lane_free) if all_at_once else start
+        for layer in reversed(range(len(moves.sizes))):
+            now = fetching.use(layer, now) + moves.backward[layer] * seconds
+        self._in_free = fetching.lane_free
+        return self._ended(now, start + seconds)
+
+    def _with_room(self, now: float, size: float) -> float:
+        """The moment when so many bytes more may be on their way out."""
+        self._leaving = [each for each in self._leaving if each[0] > now]
+        while self._leaving and sum(held for _, held in self._leaving) + size > self._room:
+            now = max(now, self._leaving.pop(0)[0])
+        return now
+
+    def _ended(self, now: float, without_waits: float) -> float:
+        self.waited += max(0.0, now - without_waits)
+        return now
+
+
+class _Fetching:
+    """Brings back what one stage has moved of one micro-batch, last layer first.
+
+    Args:
+        left: for each layer, when its tensors have left.
+        room: the most bytes that may be on the device, or on their way to it, before they are used.
+        lane_free: when the lane can carry the first of them.
+    """
+
+    def __init__(self, moves: StageMoves, left: Sequence[float], room: float, lane_free: float) -> None:
+        self.lane_free = lane_free
+        self._moves, self._left, self._room = moves, left, room
+        self._to_ask = [layer for layer, size in enumerate(moves.sizes) if size]
+        self._there: dict[int, float] = {}
+        self._unused = 0.0
+
+    def ask(self, now: float) -> None:
+        """Ask for as many layers' tensors as there is room for, at least for one that is needed next."""
+        while self._to_ask:
+            layer = self._to_ask[-1]
+            size = self._moves.sizes[layer]
+            if self._unused and self._unused + size > self._room:
+                return
+            self._to_ask.pop()
+            self.lane_free = max(now, self.lane_free, self._left[layer]) + self._moves.copying[layer]
+            self._there[layer] = self.lane_free
+            self._unused += size
+
+    def use(self, layer: int, now: float) -> float:
+        """The moment when a layer's backward can begin."""
+        if layer not in self._there:
+            return now
+        now = max(now, self._there[layer])
+        self._unused -= self._moves.sizes[layer]
+        self.ask(now)
+        return now
+
+
+def shares(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Each duration divided by their sum; if all are 0, equal shares."""
+    whole = sum(seconds)
+    return tuple(each / whole if whole else 1 / len(seconds) for each in seconds)

@@ -1,0 +1,282 @@
+"""Saved activations in the host's memory: the same bits, the planned bytes, and a bounded pool that is left empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from layouts import make_engine, part_of, uniform
+from torch import Tensor, nn
+
+from runner.engine.measure.memory_meter import MemoryMeter
+from runner.engine.transport.threads import ThreadTransport, run_ranks
+from runner.memory.apply.host_buffers import HostBuffers
+from runner.memory.apply.host_lanes import SlowLink, make_lane
+from runner.memory.apply.install import StageOffload, install
+from runner.memory.apply.mover import Mover
+from runner.memory.apply.trip import Trip
+from runner.memory.solve.adjust import adjusted
+from runner.memory.solve.offload import Offload, moving
+from runner.memory.solve.offloads import OFFLOADS
+from runner.memory.solve.policies import solve
+from runner.memory.solve.program import moves_tensors
+from runner.memory.solve.values import PolicyOptions
+from runner.model.layers import StageModule, layers_of
+from runner.plan.memory.predict import in_flight_microbatches, predict_memory
+from runner.plan.stages.figures import stage_figures
+from runner.profiling.model import profile_layers
+from runner.schedule.catalogue.registry import build
+from runner.schedule.lowering.program import lower
+from runner.zoo import gpt
+
+COUNT, STEPS = 3, 2
+SCALARS = 64  # bytes of losses and weights of micro-batches, which predictions of tensors do not count
+VOCABULARY, LENGTH = 61, 16
+POLICIES = {
+    "none": PolicyOptions(),
+    "full": PolicyOptions("full"),
+    "periodic": PolicyOptions("periodic", every=2),
+    "manual": PolicyOptions("manual", layers=("1", "3")),
+}
+EVERY_SECOND = Offload("every_second", lambda chain, program: moving(program, set(chain.indices[1::2])))
+
+
+def token_loss(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def make_gpt(dropout: float = 0.2) -> nn.Module:
+    torch.manual_seed(3)
+    return gpt.build(VOCABULARY, LENGTH, 16, 3, 2, dropout)
+
+
+class Join(nn.Module):
+    """Passes on a dict in which memory of an earlier layer is carried past the layers between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, value: dict[str, Any]) -> Any:
+        joined = value["left"] + value["right"][0] * value["right"][1]
+        return self.head(joined.mean((2, 3)))
+
+
+class Twice(nn.Module):
+    def forward(self, value: Tensor) -> dict[str, Any]:
+        return {"left": value, "right": [value * 2, 3]}
+
+
+def make_convolutions() -> nn.Module:
+    """Batch norm, dropout, layers that work in place, and boundaries that are no tensors."""
+    torch.manual_seed(4)
+    block = partial(nn.Conv2d, kernel_size=3, padding=1)
+    return nn.Sequential(
+        nn.Sequential(block(3, 8), nn.BatchNorm2d(8), nn.ReLU(inplace=True)),
+        nn.Sequential(block(8, 8), nn.BatchNorm2d(8), nn.Dropout(0.3), nn.Tanh()),
+        nn.ReLU(),
+        nn.Sequential(block(8, 8), nn.BatchNorm2d(8, momentum=None)),
+        Twice(),
+        Join(),
+    )
+
+
+def tokens(samples: int) -> tuple[Tensor, Tensor]:
+    draw = partial(torch.randint, 0, VOCABULARY, (samples, LENGTH), generator=torch.Generator().manual_seed(5))
+    return draw(), draw()
+
+
+def pictures(samples: int) -> tuple[Tensor, Tensor]:
+    chance = torch.Generator().manual_seed(6)
+    return torch.randn(samples, 3, 8, 8, generator=chance), torch.randint(0, 5, (samples,), generator=chance)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int], tuple[Tensor, Tensor]]]] = {
+    "gpt": (make_gpt, token_loss, tokens),
+    "convolutions": (make_convolutions, nn.functional.cross_entropy, pictures),
+}
+
+
+@dataclass
+class Ran:
+    """What a run did.
+
+    Args:
+        weights: the weights at its end, by global name.
+        moved, left, held: by rank, the bytes that were moved, left in the pool after each step, and held by the pool.
+        planned, capacity: by rank, the bytes that the plan moves in a step, and the size of its pool.
+        peak, predicted: by rank, the peak of live tensors of a step, and the plan's.
+    """
+
+    losses: list[list[float]]
+    weights: dict[str, Tensor]
+    moved: list[int]
+    left: list[list[int]]
+    held: list[int]
+    planned: list[int]
+    capacity: list[int]
+    peak: list[int]
+    predicted: tuple[int, ...]
+
+
+def run(
+    case: str,
+    offload: Offload | None,
+    *,
+    pipeline: int = 1,
+    schedule: str = "1f1b",
+    policy: str = "none",
+    samples: int = 2 * COUNT,
+    link: SlowLink | None = None,
+) -> Ran:
+    make, loss, draw = CASES[case]
+    batch = draw(samples)
+    first = tuple(value[: -(-samples // COUNT)] for value in batch)
+    sources = layers_of(make(), 0)
+    partition = uniform(len(sources), pipeline)
+    profile = profile_layers(sources, first[0], first[1], loss, torch.float32)
+    profile = replace(profile, optimizer_bytes_per_gradient_byte=0.0)
+    order = build(schedule, ranks=pipeline, microbatches=COUNT)
+    plan = solve(profile, partition, POLICIES[policy], offload=offload)
+    figures = stage_figures(adjusted(profile, plan), partition)
+    in_flight = in_flight_microbatches(order)
+    predicted = predict_memory(lower(order), profile, figures, batch_samples=samples, temporaries=1).peak_bytes
+    capacity = [count * each.moved_bytes for count, each in zip(in_flight, figures, strict=True)]
+    models = [make() for _ in range(pipeline)]
+
+    def one(transport: ThreadTransport) -> tuple[Any, ...]:
+        rank = transport.rank
+        lanes = tuple(make_lane(torch.device("cpu"), link or SlowLink()) for _ in range(2))
+        pool = HostBuffers(capacity[rank])
+        mover = Mover(torch.device("cpu"), pool, (lanes[0], lanes[1]), figures[rank].leaving_bytes)
+        moves = StageOffload(mover) if moves_tensors(plan.stages[rank]) else None
+
+        def prepare(stage: StageModule, number: int) -> None:
+            install(stage, plan.stages[number], offload=moves)
+
+        sgd = partial(torch.optim.SGD, lr=0.1, foreach=False)
+        engine = make_engine(
+            models[rank], loss, transport, schedule=order, pipeline=pipeline, data=1, count=COUNT,
+            optimizer=sgd, prepare=prepare, offload=moves,
+        )  # fmt: skip
+        meter = MemoryMeter(engine)
+        losses, left = [], []
+        for _ in range(STEPS):
+            part = part_of(batch, transport, pipeline, 1)
+            with meter.step(part):
+                losses += [step.loss for step in engine.submit(part)]
+            left.append(pool.in_use)
+        engine.drain()
+        weights = {k: v for stage in engine.stages.values() for k, v in stage.global_state().items()}
+        return losses, weights, mover.bytes_moved, left, pool.held, meter.peak_bytes
+
+    found = run_ranks(pipeline, one)
+    return Ran(
+        losses=[each[0] for each in found],
+        weights={name: value for each in found for name, value in each[1].items()},
+        moved=[each[2] for each in found],
+        left=[each[3] for each in found],
+        held=[each[4] for each in found],
+        planned=[2 * COUNT * each.moved_bytes for each in figures],
+        capacity=capacity,
+        peak=[each[5] for each in found],
+        predicted=predicted,
+    )
+
+
+LAYOUTS = [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1"), (2, "gpipe")]
+
+
+@pytest.mark.parametrize("offload", [OFFLOADS["async"], EVERY_SECOND], ids=["all", "every_second"])
+@pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_bits_are_those_of_a_run_that_moves_nothing(case: str, pipeline: int, schedule: str, offload: Offload) -> None:
+    plain = run(case, None, pipeline=pipeline, schedule=schedule)
+    moved = run(case, offload, pipeline=pipeline, schedule=schedule)
+    assert plain.moved == [0] * pipeline
+    assert moved.losses == plain.losses
+    assert [name for name in plain.weights if not torch.equal(plain.weights[name], moved.weights[name])] == []
+    assert sum(moved.planned) > 0
+    assert moved.moved == [STEPS * each for each in moved.planned]
+    assert moved.left == [[0] * STEPS] * pipeline
+    assert all(held <= most for held, most in zip(moved.held, moved.capacity, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["full", "periodic", "manual"])
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_computed_again_moves_its_input_alone(case: str, pipeline: int, policy: str) -> None:
+    plain = run(case, None, pipeline=pipeline)
+    moved = run(case, OFFLOADS["async"], pipeline=pipeline, policy=policy)
+    assert moved.losses == plain.losses
+    assert [name for name in plain.weights if not torch.equal(plain.weights[name], moved.weights[name])] == []
+    assert moved.moved == [STEPS * each for each in moved.planned]
+    assert moved.left == [[0] * STEPS] * pipeline
+    everything = run(case, OFFLOADS["async"], pipeline=pipeline)
+    assert sum(moved.moved) < sum(everything.moved)
+
+
+def test_microbatches_of_unequal_size_fit_into_the_pool() -> None:
+    plain, moved = (run("gpt", each, pipeline=2, samples=7) for each in (None, OFFLOADS["async"]))
+    assert moved.losses == plain.losses
+    assert all(held <= most for held, most in zip(moved.held, moved.capacity, strict=True))
+    assert all(found < STEPS * planned for found, planned in zip(moved.moved, moved.planned, strict=True))
+
+
+@pytest.mark.parametrize("link", [None, SlowLink(0.002)], ids=["fast", "slow"])
+@pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_peak_of_the_device_is_less_and_within_the_plan(
+    case: str, pipeline: int, schedule: str, link: SlowLink | None
+) -> None:
+    plain = run(case, None, pipeline=pipeline, schedule=schedule, samples=16 * COUNT)
+    moved = run(case, OFFLOADS["async"], pipeline=pipeline, schedule=schedule, samples=16 * COUNT, link=link)
+    assert all(found <= most + SCALARS for found, most in zip(moved.peak, moved.predicted, strict=True))
+    assert sum(moved.peak) < sum(plain.peak)
+
+
+def test_a_pool_holds_at_most_its_capacity_and_uses_buffers_again() -> None:
+    pool = HostBuffers(100)
+    first = pool.take(60)
+    with pytest.raises(RuntimeError, match=r"need 110 bytes of host memory at once, planned were 100"):
+        pool.take(50)
+    pool.give_back(first)
+    assert pool.take(60) is first
+    pool.give_back(first)
+    assert pool.take(50).nbytes() == 50  # the other size is dropped for it
+    assert (pool.held, pool.in_use) == (50, 50)
+
+
+def mover_of(capacity: int, room: int) -> Mover:
+    device = torch.device("cpu")
+    return Mover(device, HostBuffers(capacity), (make_lane(device, SlowLink()), make_lane(device, SlowLink())), room)
+
+
+def test_a_saved_tensor_that_is_changed_before_it_has_left_is_told() -> None:
+    mover = mover_of(1 << 20, 1 << 10)
+    trip = Trip(mover, [])
+    doubled = torch.ones(100, requires_grad=True) * 2
+    with trip.saving(moved=True):
+        output = doubled.sin()
+    with torch.no_grad():
+        doubled.add_(1)
+    trip.leave(None)
+    assert output.requires_grad
+    with pytest.raises(RuntimeError, match=r"shape \(100,\) that autograd has saved was changed in place"):
+        mover.require_empty()
+
+
+def test_what_nobody_needs_any_more_leaves_the_pool() -> None:
+    mover = mover_of(1 << 20, 1 << 10)
+    trip = Trip(mover, [])
+    with trip.saving(moved=True):
+        output = torch.ones(100, requires_grad=True).sin()
+    trip.leave(None)
+    with pytest.raises(RuntimeError, match="400 bytes of activations are left"):
+        mover.require_empty()
+    del output
+    mover.require_empty()

@@ -1,0 +1,84 @@
+"""Whole runs whose activations are in the host's memory: weights, bytes and waits beside those of the plan."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import warm
+from lightning_runs import fit, weights_of
+from user_project import assert_same_weights, environment, make_directory, plain_result, result
+
+from runner.config.compose.resolve import resolve
+from runner.plan.make import make_plan
+from runner.plan.values import RunPlan
+from runner.profiling.model import profile_model
+from runner.strategy.pipeline import EngineStrategy
+
+SMALL = ("model=mlp", "model.kwargs.width=48", "model.kwargs.layers=6", "data.batch_size=16", "device=cpu")
+OFFLOAD = "offload=activations_async"
+
+
+def planned(*overrides: str) -> RunPlan:
+    config = resolve([*SMALL, *overrides])
+    return make_plan(config, profile_model(config))
+
+
+def test_a_plan_counts_what_leaves_the_device_as_not_there() -> None:
+    layout = ("parallelism.pipeline=2", "schedule.microbatches=4", "data.batch_size=1024")
+    kept, moved = planned(*layout), planned(*layout, OFFLOAD)
+    assert all(less < more for less, more in zip(moved.peak_memory_bytes, kept.peak_memory_bytes, strict=True))
+    document = moved.to_json()
+    each = sum(stage.moved_bytes for stage in moved.figures)
+    assert document["bytes_moved"]["host_activations"] == 2 * 4 * each > 0
+    assert kept.to_json()["bytes_moved"]["host_activations"] == 0
+    assert any("host link's speed is not known" in line for line in moved.advice)
+    assert any("this machine's memory, which no limit counts" in line for line in moved.advice)
+
+
+@pytest.mark.parametrize("layout", [(), ("parallelism.pipeline=2", "schedule.microbatches=4")], ids=["one", "two"])
+def test_a_slower_link_makes_a_step_longer_by_at_most_its_copies(layout: tuple[str, ...]) -> None:
+    free = planned(*layout, OFFLOAD)
+    steps = [free.time.step_seconds]
+    for speed in (1e7, 1e6, 1e5):
+        plan = planned(*layout, OFFLOAD, f"offload.bytes_per_second={speed}")
+        copies = 2 * plan.host_activation_bytes / speed
+        assert plan.time.step_seconds <= free.time.step_seconds + copies + 1e-9
+        assert max(plan.to_json()["offload_seconds"]) > 0
+        steps.append(plan.time.step_seconds)
+    assert steps == sorted(steps)
+    assert any("computes wait up to" in line for line in plan.advice)
+
+
+def test_weights_are_those_of_the_plain_loop_and_bytes_those_of_the_plan() -> None:
+    overrides = ("offload.activations=async", "trainer.max_steps=4")
+    trainer, _, _ = fit(*overrides)
+    strategy = trainer.strategy
+    assert isinstance(strategy, EngineStrategy)
+    assert strategy.engine is not None
+    assert isinstance(strategy.plan, RunPlan)
+    _, expected = plain_result()
+    assert_same_weights(weights_of(trainer), expected)
+    assert strategy.engine.bytes_sent["host_activations"] == 4 * 2 * strategy.plan.host_activation_bytes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("more", [("schedule=1f1b",), ("schedule=zb_h1",), ("schedule=1f1b", "precision=bf16_mixed")])
+def test_a_pipeline_moves_what_was_planned_and_waits_for_it(tmp_path: Path, more: tuple[str, ...]) -> None:
+    directory = make_directory(tmp_path / "project")
+    asked = ("parallelism.pipeline=2", "schedule.microbatches=4", *more)
+    slow = (OFFLOAD, "offload.delay_seconds=0.002")
+    _, kept = result(directory, *asked, run="kept")
+    found, moved = result(directory, *asked, *slow, run="moved")
+    assert_same_weights(moved, kept)
+    words = [sys.executable, "-m", "runner", "plan", "--json", "model.target=mine:model", "data.target=mine:points"]
+    words += ["loss.target=mine:mean", "device=cpu", "data.batch_size=8", *asked, *slow]
+    plan = warm.run(words, cwd=directory, env=environment(directory))
+    assert plan.returncode == 0, plan.stderr
+    assert found["bytes_moved"]["host_activations"] == json.loads(plan.stdout)["bytes_moved"]["host_activations"] > 0
+    assert found["seconds"]["offload"] > 0
+    peaks = found["peak_memory_bytes"]
+    assert all(real <= said for real, said in zip(peaks["measured"], peaks["predicted"], strict=True))
