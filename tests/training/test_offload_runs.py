@@ -27,7 +27,7 @@ def planned(*overrides: str) -> RunPlan:
 
 
 def test_a_plan_counts_what_leaves_the_device_as_not_there() -> None:
-    layout = ("parallelism.pipeline=2", "schedule.microbatches=4", "data.batch_size=1024")
+    layout = ("parallelism.pipeline=2", "schedule.microbatches=4", "data.batch_size=1024", "model.kwargs.layers=16")
     kept, moved = planned(*layout), planned(*layout, OFFLOAD)
     assert all(less < more for less, more in zip(moved.peak_memory_bytes, kept.peak_memory_bytes, strict=True))
     document = moved.to_json()
