@@ -76,6 +76,7 @@ COMBINED: list[dict[str, Any]] = [
     {"activation_checkpoint.name": "selective", "offload.activations": "save_on_cpu", "compile": True},
     {"activation_checkpoint.name": "kusumoto", "offload.activations": "save_on_cpu", "compile": True},
     {"activation_checkpoint.name": "rotor", "offload.activations": "async", "compile": True},
+    {"precision.name": "bf16_mixed", "offload.activations": "async"},
     {"offload.delay_seconds": 0.1, "offload.bytes_per_second": 1e6},
     {"offload.delay_seconds": -0.1, "offload.bytes_per_second": -1.0},
     {"zero.stage": 1, "zero.config": "nowhere.json"}, {"optimizer.betas": [1.0]},

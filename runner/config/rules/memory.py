@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runner.config.precision import PRECISIONS
 from runner.config.rules.table import Row, Table, value_at
 from runner.config.rules.values import is_given, not_negative, one_of, positive
 from runner.config.schema import RunConfig
@@ -71,6 +72,11 @@ def _plans_under_a_budget(config: RunConfig) -> bool:
     return not _is_own(config) and strategy is not None and strategy.reads_budget
 
 
+def _autocasts(config: RunConfig) -> bool:
+    precision = PRECISIONS.get(config.precision.name)
+    return precision is not None and precision.autocast is not None
+
+
 def _slows_moves(path: str, default: str) -> Row[RunConfig]:
     """The rule that a key which slows moves of activations down needs such moves."""
     return Row(
@@ -115,6 +121,13 @@ MEMORY: Table[RunConfig] = Table(
             "must be none or save_on_cpu with compile=true",
             "What a compiled layer saves is not what the plan has measured, and the host's buffers would not suffice",
             fix="compile=false",
+        ),
+        Row(
+            "offload.activations",
+            lambda c: c.offload.activations in OFFLOADS and _autocasts(c),
+            "must be none or save_on_cpu with precision={precision.name}",
+            "Autocast's copies of weights would be moved with the activations, and the plan does not count them",
+            fix="precision=bf16",
         ),
         not_negative("offload.delay_seconds"),
         positive("offload.bytes_per_second", "1e9"),
