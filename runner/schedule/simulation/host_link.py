@@ -87,7 +87,7 @@ class HostLink:
         """The end of a backward, or of its first part if it is split.
 
         Args:
-            of, moves, start, seconds: as for a forward.
+            of, moves, start, seconds: what they are for :meth:`forward`.
             asked: when the first tensors are asked for: when its rank is free.
             all_at_once: whether it needs all tensors before it begins, because it is split.
         """
