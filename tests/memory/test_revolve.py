@@ -158,7 +158,7 @@ def test_the_measured_peak_is_the_predicted_one(slots: int, schedule: str, ranks
 def test_a_plan_knows_its_bytes_and_seconds() -> None:
     chain = model([layer(saves_output=False, unsaved_forward_bytes=14)] * 10)
     plain, few, many = (
-        make_plan(resolve(["model=mlp", "data.batch_size=1", *words]), chain)
+        make_plan(resolve(["model=mlp", "optimizer=sgd", "data.batch_size=1", *words]), chain)
         for words in (
             [],
             ["activation_checkpoint=revolve", "activation_checkpoint.slots=2"],
