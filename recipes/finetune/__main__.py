@@ -1,6 +1,6 @@
-"""Fine-tuning of images, measured: the recipe's tables and picture.
+"""Fine-tuning of images and of text, measured: the recipe's tables and picture.
 
-python -m runner.recipes.finetune images [--write-readme] [--out FOLDER] [WORD ...]
+python -m runner.recipes.finetune images|text [--write-readme] [--out FOLDER] [WORD ...]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from runner.recipes.finetune import drawings, figures, images
+from runner.recipes.finetune import drawings, figures, images, text
 from runner.recipes.schedules.tables import replace_block
 
 __all__ = ["main"]
@@ -54,8 +54,12 @@ def _images(found: Mapping[str, Any], place: Path) -> str:
     return "\n\n".join([*tables, "![what the networks see](images.png)"])
 
 
+def _text(found: Mapping[str, Any], place: Path) -> str:
+    return text.markdown(found)
+
+
 _PARTS: Mapping[str, tuple[Callable[[Path, Sequence[str]], dict[str, Any]], Callable[[Mapping[str, Any], Path], str]]]
-_PARTS = {"images": (images.measure, _images)}
+_PARTS = {"images": (images.measure, _images), "text": (text.measure, _text)}
 """For each part what measures it, and what makes its tables of that and puts pictures into a folder."""
 
 
