@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["clean_caption", "emoji_list", "repair_map"]
+__all__ = ["clean_caption", "emoji_list", "later_emoji_list", "repair_map"]
 
 _FULLY_QUALIFIED = 2
 _NEWEST_VERSION = 11.0  # the emoji of 2018: about the set that Emojich was tuned on
@@ -16,6 +16,15 @@ _SKIN_TONE = re.compile(r"\s*(?:очень\s+)?(?:светлый|средний|
 
 def emoji_list() -> dict[str, str]:
     """Emoji to its clean caption, of the fully qualified ones up to version 11, in code-point order."""
+    return _captions(lambda version: version <= _NEWEST_VERSION)
+
+
+def later_emoji_list() -> dict[str, str]:
+    """The same of the fully qualified ones that are newer than version 11."""
+    return _captions(lambda version: version > _NEWEST_VERSION)
+
+
+def _captions(asked: Callable[[float], bool]) -> dict[str, str]:
     import emoji
 
     emoji.config.load_language("ru")
@@ -24,7 +33,7 @@ def emoji_list() -> dict[str, str]:
     return {
         symbol: clean_caption(entry["ru"], repairs)
         for symbol, entry in named.items()
-        if entry["status"] == _FULLY_QUALIFIED and entry["E"] <= _NEWEST_VERSION
+        if entry["status"] == _FULLY_QUALIFIED and asked(entry["E"])
     }
 
 

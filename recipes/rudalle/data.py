@@ -28,7 +28,10 @@ from runner.recipes.rudalle.cache import cache_root, cached_folder, fingerprint
 from runner.recipes.rudalle.captions import emoji_list
 from runner.recipes.rudalle.emoji_images import DrawingSource, distinct_drawings, open_source
 
-__all__ = ["NUM_TRAIN", "NUM_VALID", "EmojiConfig", "EmojiDataset", "EmojiFolder", "build", "prepare", "spec"]
+__all__ = [
+    "NUM_TRAIN", "NUM_VALID", "EmojiConfig", "EmojiDataset", "EmojiFolder",
+    "build", "facts_of", "prepare", "spec", "split",
+]  # fmt: skip
 
 NUM_TRAIN, NUM_VALID = 2474, 275
 _NUM_PREVIEWS = 24  # valid images kept as pixels, for pictures
@@ -112,14 +115,18 @@ class EmojiFolder:
 
     def datasets(self) -> tuple[EmojiDataset, EmojiDataset]:
         """(train, val)."""
-        known = set(self.captions[:NUM_TRAIN])
-        seen = torch.tensor([caption in known for caption in self.captions])
-        parts = slice(None, NUM_TRAIN), slice(NUM_TRAIN, None)
-        train, val = (
-            EmojiDataset(self.text[part], self.codes[part], self.config.text_vocab, self.captions[part], seen[part])
-            for part in parts
-        )
-        return train, val
+        return split(self.captions, self.text, self.codes, self.config.text_vocab, NUM_TRAIN)
+
+
+def split(
+    captions: list[str], text: Tensor, codes: Tensor, text_vocab: int, num_train: int
+) -> tuple[EmojiDataset, EmojiDataset]:
+    """(train, val) of tokens of which those for training come first; see :class:`EmojiDataset`."""
+    known = set(captions[:num_train])
+    seen = torch.tensor([caption in known for caption in captions])
+    parts = slice(None, num_train), slice(num_train, None)
+    train, val = (EmojiDataset(text[part], codes[part], text_vocab, captions[part], seen[part]) for part in parts)
+    return train, val
 
 
 def build(**kwargs: Any) -> tuple[EmojiDataset, EmojiDataset]:
@@ -150,9 +157,13 @@ def prepare(**kwargs: Any) -> EmojiFolder:
     if config.image_size % config.grid:
         raise ValueError(f"data.kwargs.grid = {config.grid} must divide image_size = {config.image_size}")
     source = open_source(config.source, config.font)
-    facts = {**asdict(config), "font": None, "identity": source.identity, "format": _FORMAT, "emoji": _version("emoji")}
-    folder = cache_root() / f"emoji-{fingerprint(facts)}"
+    folder = cache_root() / f"emoji-{fingerprint(facts_of(config, source))}"
     return _read(cached_folder(folder, partial(_fill, config=config, source=source)), config)
+
+
+def facts_of(config: EmojiConfig, source: DrawingSource) -> dict[str, object]:
+    """What the tokens depend on: the request, the drawings, the names and the folder's format."""
+    return {**asdict(config), "font": None, "identity": source.identity, "format": _FORMAT, "emoji": _version("emoji")}
 
 
 def _fill(folder: Path, config: EmojiConfig, source: DrawingSource) -> None:
