@@ -23,9 +23,9 @@ import torch
 from torch import nn
 
 from runner.config.schema import ModelConfig
-from runner.errors import Problem, RequestError
+from runner.errors import Problem, RequestError, raise_problems
 from runner.model.boundary import call_arguments
-from runner.model.pretrained.files import is_folder
+from runner.model.pretrained.files import config_problems, is_folder
 from runner.model.seeds import mix_seed, seeded_with
 from runner.model.targets import call_target
 from runner.model.ties import find_ties, first_names
@@ -105,10 +105,11 @@ def make_model(config: ModelConfig, *, initialise: bool = True) -> Any:
         initialise: whether the weights need initial values; only functions that read a pretrained folder are told.
 
     Raises:
-        RequestError: the target cannot be imported, or raises.
+        RequestError: the target cannot be imported, or raises, or the pretrained folder lacks its configuration.
     """
     kwargs = config.kwargs
     if config.config_file is not None and config.pretrained is not None and is_folder(config.pretrained):
+        raise_problems(config_problems(config.pretrained, config.config_file))
         kwargs = {**kwargs, "pretrained": config.pretrained, "initialise": initialise}
     return call_target("model", config.target, kwargs)
 

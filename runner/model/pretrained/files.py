@@ -16,7 +16,7 @@ from runner.errors import Problem, RequestError, raise_problems
 from runner.model.pretrained.dcp import METADATA, tensors_of_checkpoint
 from runner.model.pretrained.stored import PATH, StoredTensor
 
-__all__ = ["CONFIG", "INDEX", "ONE_FILE", "is_folder", "stored_tensors"]
+__all__ = ["CONFIG", "INDEX", "ONE_FILE", "config_problems", "is_folder", "stored_tensors"]
 
 CONFIG = "config.json"
 ONE_FILE = "model.safetensors"
@@ -28,6 +28,20 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 def is_folder(path: str) -> bool:
     """Whether a request's ``model.pretrained`` names a folder, and not one file; the path need not exist."""
     return Path(path).suffix not in (".safetensors", *_PICKLES)
+
+
+def config_problems(folder: str, name: str) -> Iterator[Problem]:
+    """A problem if the folder does not hold the file from which the model's function reads the model's sizes.
+
+    Args:
+        folder: the folder, which need not exist.
+        name: the file's name.
+    """
+    if not Path(folder).is_dir():
+        yield Problem(PATH, folder, "must be a folder or a safetensors file", "There is no such folder")
+    elif not Path(folder, name).is_file():
+        rule, why = f"must hold {name}, from which the model is made", "It holds none"
+        yield Problem(PATH, folder, rule, why, "a folder of `runner export --format huggingface`")
 
 
 def stored_tensors(path: str) -> dict[str, StoredTensor]:
