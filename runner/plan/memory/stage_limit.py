@@ -99,12 +99,22 @@ class StageMemoryLimit:
         """A lower bound of :meth:`peak_bytes` of these layers, alone or together with more layers before ``first``."""
         return self.held_bytes[stage] + self._own_floor(first, last, stage)
 
-    def _own_peak(self, first: int, last: int, stage: int) -> int:
+    @cached_property
+    def _own_peak(self) -> Callable[[int, int, int], int]:
+        """The peak of given layers, first .. last, in a stage; a search asks for the same ones several times."""
+        return cache(self._peak_of)
+
+    @cached_property
+    def _own_floor(self) -> Callable[[int, int, int], int]:
+        """As :attr:`_own_peak`, a lower bound of it that also holds if layers before ``first`` are added."""
+        return cache(self._floor_of)
+
+    def _peak_of(self, first: int, last: int, stage: int) -> int:
         figures = self.figures(first, last)
         held = max(held_bytes(figures, held) for held in self.in_flight[stage])
         return self.state_bytes(figures, stage) + max(held + running_bytes(figures), self.step_bytes(figures))
 
-    def _own_floor(self, first: int, last: int, stage: int) -> int:
+    def _floor_of(self, first: int, last: int, stage: int) -> int:
         figures = self.figures(first, last)
         least = max(held.saved * figures.saved_bytes for held in self.in_flight[stage])
         return self.state_bytes(figures, stage) + least
