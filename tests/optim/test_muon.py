@@ -11,6 +11,8 @@ from layouts import train_in_threads
 from torch import Tensor, nn
 from torch.nn import functional
 
+from runner.config.compose.resolve import resolve
+from runner.config.rules.sections import rules
 from runner.config.schema import OptimizerConfig
 from runner.optim.catalogue.registry import optimizer_of
 
@@ -73,3 +75,20 @@ def test_in_a_pipeline_it_is_the_optimizer_of_one_process(schedule: str) -> None
     losses, found = run(schedule=schedule, pipeline=2)
     assert losses == alone * 2
     assert [name for name, value in weights.items() if not torch.equal(found[name], value)] == []
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_matrix_is_updated_whole(stage: int) -> None:
+    """ZeRO's partitions would cut it; stage 0 sums gradients alone."""
+    words = ["model=mlp", "optimizer=muon", "parallelism.data=2", "device=cpu"]
+    (problem,) = rules(resolve([*words, f"zero.stage={stage}"]))
+    assert problem.line().startswith("optimizer.name = muon: must be one of ")
+    assert "Flat partitions cut weights anywhere" in problem.line()
+    assert [*rules(resolve([*words, "zero.stage=0"]))] == []
+
+
+def test_nor_does_the_runner_share_out_its_states() -> None:
+    """A split backward has the runner's own sharing, of whole weights, which Muon's two sorts of states do not have."""
+    words = ["model=mlp", "optimizer=muon", "parallelism.pipeline=2", "parallelism.data=2", "device=cpu"]
+    config = resolve([*words, "schedule=zb_h1", "schedule.microbatches=2", "zero.stage=1"])
+    assert any("optimizer.name = muon" in problem.line() for problem in rules(config))
