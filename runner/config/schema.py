@@ -58,7 +58,7 @@ class ModelConfig:
     name: str = "custom"
     target: str = "???"  # package.module:function that returns the model
     kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of target: model.kwargs.NAME=VALUE
-    split_points: list[str] | None = None  # traced models: modules before which to cut; null = where few bytes cross
+    split_points: list[str] | None = None  # traced models: modules before which to cut; null = where it is best
     needs: dict[str, str] = field(default_factory=dict)  # packages that its code imports, and what gets them from pip
     pretrained: str | None = None  # folder or safetensors file whose weights the run starts from; null = fresh weights
     pretrained_strict: bool = True  # false: tensors that the files lack stay fresh, and others there are passed over

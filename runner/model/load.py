@@ -26,7 +26,7 @@ from runner.model.pretrained.fill import filled as with_weights
 from runner.model.pretrained.weights import PretrainedWeights
 from runner.model.seeds import seeded_with
 from runner.model.ties import sharing_problems
-from runner.model.traced.cuts import cut_before, good_cuts
+from runner.model.traced.cuts import cut_before, cuts_before, good_cuts
 from runner.model.traced.operators import Program, trace
 from runner.model.traced.segments import split
 from runner.optim.catalogue.registry import optimizer_of
@@ -181,20 +181,27 @@ def trace_layers(model: nn.Module, config: RunConfig) -> list[LayerSource]:
 def segments_of(
     model: nn.Module, programs: dict[bool, Program], split_points: list[str] | None, *, wanted: int
 ) -> list[LayerSource]:
-    """``model`` as a chain of segments, cut before the named modules or else where few bytes cross.
+    """``model`` as a chain of segments, cut before the named modules.
+
+    If none are named, it is cut before those that its method ``cut_points()`` names, or else where few bytes cross.
 
     Args:
         wanted: the smallest number of cuts that is useful.
     """
-    if split_points:
-        cuts = _named_cuts(model, programs, split_points)
-    else:
+    cuts = _named_cuts(model, programs, split_points) if split_points else _own_cuts(model, programs)
+    if not split_points and len(cuts) < max(1, wanted):
         cuts = good_cuts(programs[True], programs[False], wanted)
     found = split(model, programs, cuts)
     return [
         LayerSource(index, "", lambda segment=segment: segment, segment, label)  # type: ignore[misc]
         for index, (label, segment) in enumerate(found)
     ]
+
+
+def _own_cuts(model: nn.Module, programs: dict[bool, Program]) -> list[int]:
+    """The cuts that the model asks for itself, without those that its trace does not allow."""
+    points = getattr(model, "cut_points", None)
+    return cuts_before(programs[True], programs[False], points()) if callable(points) else []
 
 
 def _named_cuts(model: nn.Module, programs: dict[bool, Program], split_points: list[str]) -> list[int]:

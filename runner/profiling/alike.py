@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker, StorageNumbers
+from runner.model.traced.segments import Segment
+from runner.model.traced.structure import Itself
 from runner.profile import LayerProfile
 from runner.profiling.backward_scan import as_leaf
 from runner.profiling.layer import boundary_tensors, profile_call
@@ -100,24 +103,11 @@ class _Known:
     read: tuple[int, ...]
 
 
-class _Itself:
-    """An object that is equal to itself alone. It keeps the object, whose place no other one can take then."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self._value is other._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-
 def structure_of(module: nn.Module) -> Hashable:
     """All that makes a module what it is, except the values of its weights and buffers.
 
-    Numbers, texts, containers and modules are compared by what they hold, anything else by identity: two modules that
-    are equal may be taken as one, and two that are alike may be unequal.
+    Numbers, texts, containers and modules are compared by what they hold, segments of a traced model by their graphs,
+    anything else by identity: two modules that are equal may be taken as one, and two that are alike may be unequal.
     """
     return _described(module, {})
 
@@ -130,6 +120,8 @@ def _described(value: Any, seen: dict[int, int]) -> Hashable:
         if id(value) in seen:
             return "module", seen[id(value)]
         seen[id(value)] = len(seen)
+        if isinstance(value, Segment):
+            return type(value), value.structure(partial(_weight, seen=seen))
         parts = ((key, _attribute(key, each, seen)) for key, each in sorted(vars(value).items()))
         return type(value), tuple(parts)
     if isinstance(value, list | tuple):
@@ -138,7 +130,7 @@ def _described(value: Any, seen: dict[int, int]) -> Hashable:
         return type(value), tuple((_described(key, seen), _described(each, seen)) for key, each in value.items())
     if isinstance(value, set | frozenset):
         return type(value), frozenset(_described(each, seen) for each in value)
-    return _Itself(value)
+    return Itself(value)
 
 
 def _attribute(key: str, value: Any, seen: dict[int, int]) -> Hashable:

@@ -1,7 +1,7 @@
 """Models of ``transformers``, built from a configuration or from a folder's ``config.json``; nothing is downloaded.
 
 A model says itself how its tensors are made of a folder's, because ``transformers`` renames and joins some when it
-reads them (the experts of a layer, for example).
+reads them (the experts of a layer, for example), and before which of its modules a pipeline cuts it.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _giving_logits(task: str, base: Any) -> Any:
     """A subclass of ``base`` with the same name that returns only logits, and knows how files name its tensors."""
     own = {"seq2seq": _of_sequences, "image": _of_images}.get(task, _of_tokens)(base)
     methods: dict[str, Any] = {"forward": own, "save_pretrained": _saving(base), "__module__": base.__module__}
-    methods |= {"tensors_from": _tensors_from, "may_be_absent": _may_be_absent}
+    methods |= {"tensors_from": _tensors_from, "may_be_absent": _may_be_absent, "cut_points": _cut_points}
     return type(base.__name__, (base,), methods)
 
 
@@ -221,6 +221,19 @@ def _saving(base: Any) -> Callable[..., None]:
             _use_cache(self.config, False)
 
     return save_pretrained
+
+
+def _cut_points(self: Any) -> list[str]:
+    """The modules that stages may begin with, as the architecture's ``base_model_pp_plan`` names them; often none."""
+    modules = dict(self.named_modules())
+    of_base = getattr(self.config, "base_model_pp_plan", None) or ()
+    own = getattr(self, "_pp_plan", None) or ()
+    found: list[str] = []
+    for name in (*(f"{self.base_model_prefix}.{each}" for each in of_base), *own):
+        blocks = modules.get(name)
+        several = isinstance(blocks, nn.ModuleList)
+        found += [f"{name}.{each}" for each, _ in blocks.named_children()] if several else [name]
+    return found
 
 
 def _may_be_absent(self: Any, name: str) -> bool:

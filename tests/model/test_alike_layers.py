@@ -55,6 +55,14 @@ REQUESTS = {
         "loss=mse",
     ),
     "four bits": ("model=mlp", "precision=fp4_emulated"),
+    "traced": (
+        "model=huggingface",
+        "model.kwargs.model_type=llama",
+        "model.kwargs.tie_word_embeddings=true",
+        "+model.kwargs.attention_dropout=0.1",
+        "parallelism.pipeline=2",
+        "schedule.microbatches=2",
+    ),
 }
 
 

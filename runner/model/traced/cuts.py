@@ -4,10 +4,13 @@ A cut at position c lies before the c-th operator. It is possible if no tensor i
 on the other. It is good if few bytes cross: between two uses of weights, the position with the fewest crossing bytes is
 a candidate, and a candidate is used if its neighbours are not much cheaper. A value that crosses several segments is
 carried through them.
+
+Where an architecture says itself before which modules it is cut, these are the cuts, as far as the trace allows them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate
@@ -19,7 +22,7 @@ from torch.fx import Node
 
 from runner.model.traced.operators import Program
 
-__all__ = ["align", "crossing", "cut_before", "good_cuts", "is_random", "module_path"]
+__all__ = ["align", "crossing", "cut_before", "cuts_before", "good_cuts", "is_random", "module_path"]
 
 _MOST_OVER_A_NEIGHBOUR = 1.3  # a cut that carries this many times the bytes of a neighbour lies inside a block
 _ALIASING = ("dropout", "contiguous", "lift")  # may return their input although their schema does not say so
@@ -33,11 +36,16 @@ def module_path(node: Node) -> str:
     return str(stack[-1][0]) if stack else ""
 
 
+def _module_paths(node: Node) -> list[str]:
+    """Paths of all modules of the user's model that were running when the operator ran."""
+    return [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
+
+
 def good_cuts(training: Program, evaluation: Program, wanted: int) -> list[int]:
     """Positions of the training program where a cut is cheap; all candidates if there are fewer than ``wanted``."""
     costs = _crossing_bytes(training)
     possible = _possible(training, evaluation)
-    uses = [i for i, node in enumerate(training.nodes) if any(arg in training.weights for arg in node.all_input_nodes)]
+    uses = _uses(training)
     candidates = []
     for before, after in zip(uses, uses[1:], strict=False):
         between = [cut for cut in range(before + 1, after + 1) if cut in possible]
@@ -52,11 +60,30 @@ def _allowed(candidates: Sequence[int], costs: Sequence[int], index: int) -> flo
     return _MOST_OVER_A_NEIGHBOUR * min(beside) if beside else float("inf")
 
 
+def _uses(program: Program) -> list[int]:
+    """The positions of the operators that use weights."""
+    return [i for i, node in enumerate(program.nodes) if any(arg in program.weights for arg in node.all_input_nodes)]
+
+
+def cuts_before(training: Program, evaluation: Program, modules: Iterable[str]) -> list[int]:
+    """The positions of the named modules' first operators, in order, as far as the model can be cut there.
+
+    There are uses of weights before the first cut, between two, and after the last one.
+    """
+    starts: dict[str, int] = {}
+    for position, node in enumerate(training.nodes):
+        for path in _module_paths(node):
+            starts.setdefault(path, position)
+    possible, uses = _possible(training, evaluation), _uses(training)
+    cuts = sorted(starts[module] for module in modules if starts.get(module) in possible)
+    after = {bisect_right(uses, cut - 1): cut for cut in cuts}  # how many uses of weights are before: the last cut
+    return [cut for count, cut in after.items() if 0 < count < len(uses)]
+
+
 def cut_before(training: Program, evaluation: Program, module: str) -> int | str:
     """The position of a module's first operator or, as text, the reason why the model cannot be cut there."""
     for position, node in enumerate(training.nodes):
-        paths = [str(path) for path, _ in node.meta.get("nn_module_stack", {}).values()]
-        if module in paths:
+        if module in _module_paths(node):
             before = training.nodes[:position]
             if not any(argument in training.weights for each in before for argument in each.all_input_nodes):
                 return "No weights are used before it"
@@ -66,7 +93,8 @@ def cut_before(training: Program, evaluation: Program, module: str) -> int | str
 
 def _possible(training: Program, evaluation: Program) -> set[int]:
     aligned = align(training, evaluation)
-    held, held_evaluating = _held_together(training), _held_together(evaluation)
+    held = _held_together(training)
+    held_evaluating = held if evaluation is training else _held_together(evaluation)
     return {cut for cut in aligned if cut not in held and aligned[cut] not in held_evaluating}
 
 

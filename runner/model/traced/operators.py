@@ -1,8 +1,9 @@
 """Any module as two lists of operators, made by torch.export: one for training and one for evaluation.
 
 The exported operators are those that the module itself would call, before autograd sees them, so that running them
-gives the same numbers. An export fixes ``module.training``, so there are two of them. The batch axis is dynamic; other
-axes are dynamic where the model allows it.
+gives the same numbers. An export fixes ``module.training``, so there are two of them, or one that stands for both if
+the model is known to compute the same in both modes. The batch axis is dynamic; other axes are dynamic where the model
+allows it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from runner.errors import Problem, RequestError
 from runner.model.boundary import call_arguments, flatten, shapes
 from runner.model.out_of_range import out_of_range
 from runner.model.targets import explained
+from runner.model.traced.modes import computes_alike
 
 __all__ = ["Program", "trace"]
 
@@ -68,11 +70,11 @@ def trace(model: nn.Module, inputs: Any, target: str) -> dict[bool, Program]:
         RequestError: it does not take the batch, or torch.export cannot trace it; the message contains the reason.
     """
     was_training, random_state = model.training, torch.get_rng_state()
-    programs = {}
+    programs: dict[bool, Program] = {}
     try:
-        for training in (True, False):
-            model.train(training)
-            programs[training] = _export(model, inputs)
+        alike = computes_alike(model, inputs)
+        programs[True] = _export(model.train(), inputs)
+        programs[False] = programs[True] if alike else _export(model.eval(), inputs)
     except RequestError:
         raise
     except Exception as error:

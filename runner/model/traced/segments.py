@@ -1,17 +1,20 @@
 """A traced model as a chain of modules, each of which runs some consecutive operators.
 
-A segment takes and returns a dict of everything that later segments need: its own results and values that it only
-carries through (skip tensors, masks, sizes, the model's input). Parameters and buffers keep the names that they have in
-the user's model; a parameter that several segments use is in each of them, as a tied weight.
+A segment takes and returns a tuple of everything that later segments need, in the order in which it was made: its own
+results and values that it only carries through (skip tensors, masks, sizes, the model's input). Parameters and buffers
+keep the names that they have in the user's model; a parameter that several segments use is in each of them, as a tied
+weight.
 
-If later segments draw random numbers, the state of the generator is carried too, so that the chain draws the same
-numbers as the uncut model.
+If later segments draw random numbers, the state of the generator is carried too, as the last value, so that the chain
+draws the same numbers as the uncut model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import or_
 from typing import Any
 
 import torch
@@ -22,10 +25,9 @@ from torch.utils import _pytree as pytree
 from runner.model.boundary import call_arguments, flatten
 from runner.model.traced.cuts import align, crossing, is_random, module_path
 from runner.model.traced.operators import Program
+from runner.model.traced.structure import structure_of_graph
 
 __all__ = ["Segment", "split"]
-
-_RANDOM_STATE = "the generator's state"  # a key that cannot be the name of an operator
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,12 @@ class _Part:
         run: called with the weights, the constants and the taken values; returns a tuple.
         weights: names in the model.
         constants: constant tensors in the model's code.
-        takes, gives: names of carried values; the last segment returns the model's output instead.
         takes_state, gives_state: whether the generator's state is carried in, and out.
     """
 
     run: GraphModule
     weights: tuple[str, ...]
     constants: tuple[Tensor, ...]
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
     takes_state: bool
     gives_state: bool
 
@@ -79,21 +78,32 @@ class Segment(nn.Module):
             owner.register_buffer(leaf, tensor, persistent=persistent)
         self._owners[name] = owner, leaf
 
+    def structure(self, form_of: Callable[[Tensor], Hashable]) -> Hashable:
+        """What a profile of the segment depends on besides its input: all but names, and the values of tensors.
+
+        Args:
+            form_of: gives a tensor's form, and tells tensors apart.
+        """
+        held = [form_of(tensor) for tensor in (*self.parameters(), *self.buffers())]
+        part = self._parts[self.training]
+        weights = [form_of(getattr(*self._owners[name])) for name in part.weights]
+        constants = [form_of(constant) for constant in part.constants]
+        ends = part.takes_state, part.gives_state, id(self._entry), id(self._output_specs)
+        return tuple(held), tuple(weights), tuple(constants), structure_of_graph(part.run), ends
+
     def forward(self, value: Any) -> Any:
         part = self._parts[self.training]
         carried = self._entry[self.training].bind(value) if self._entry is not None else value
         if part.takes_state:
-            _set_random_state(carried[_RANDOM_STATE])
+            *carried, state = carried
+            _set_random_state(state)
         weights = [getattr(*self._owners[name]) for name in part.weights]
         device = weights[0].device if weights else _device_of(carried)
         constants = [constant.to(device) for constant in part.constants]
-        made = part.run(*weights, *constants, *(carried[name] for name in part.takes))
+        made = part.run(*weights, *constants, *carried)
         if self._output_specs is not None:
             return pytree.tree_unflatten(list(made), self._output_specs[self.training])
-        given = dict(zip(part.gives, made, strict=True))
-        if part.gives_state:
-            given[_RANDOM_STATE] = _random_state(device)
-        return given
+        return (*made, _random_state(device)) if part.gives_state else tuple(made)
 
 
 class _Entry:
@@ -109,8 +119,8 @@ class _Entry:
                 shown = (str(size) for size in shape)  # a symbol that torch has fixed since shows its value
                 self._shapes[node.name] = tuple(int(size) if size.isdigit() else size for size in shown)
 
-    def bind(self, value: Any) -> dict[str, Any]:
-        """Values by placeholder.
+    def bind(self, value: Any) -> tuple[Any, ...]:
+        """The values of the placeholders, in their order.
 
         Raises:
             ValueError: an input differs from the trace in structure, value, or size of a fixed axis.
@@ -121,7 +131,7 @@ class _Entry:
         flat, spec = pytree.tree_flatten((args, ordered))
         if len(flat) != len(self._inputs) or len(ordered) != len(kwargs):
             raise ValueError(f"the model was traced with {len(self._inputs)} inputs ({self._spec}), got {spec}")
-        bound: dict[str, Any] = {}
+        bound: list[Any] = []
         sizes: dict[str, int] = {}
         for name, given in zip(self._inputs, flat, strict=True):
             if isinstance(name, _Constant):
@@ -129,8 +139,8 @@ class _Entry:
                     raise ValueError(f"the model was traced with the input {name.value!r}, got {given!r}")
                 continue
             self._check(name, given, sizes)
-            bound[name] = given
-        return bound
+            bound.append(given)
+        return tuple(bound)
 
     def _check(self, name: str, given: Any, sizes: dict[str, int]) -> None:
         traced = self._shapes.get(name)
@@ -155,8 +165,9 @@ class _Constant:
 def split(model: nn.Module, programs: Mapping[bool, Program], cuts: Sequence[int]) -> list[tuple[str, Segment]]:
     """Cut the model at ``cuts``, positions of the training program; return the segments with labels for tables."""
     aligned = align(programs[True], programs[False])
-    positions = {True: list(cuts), False: [aligned[cut] for cut in cuts]}
-    parts = {mode: _parts(program, positions[mode]) for mode, program in programs.items()}
+    parts = {True: _parts(programs[True], cuts)}
+    same = programs[False] is programs[True]
+    parts[False] = parts[True] if same else _parts(programs[False], [aligned[cut] for cut in cuts])
     count = len(cuts) + 1
     segments = [
         Segment({mode: parts[mode][k] for mode in parts}, programs, first=k == 0, last=k == count - 1)
@@ -171,10 +182,9 @@ def _parts(program: Program, cuts: Sequence[int]) -> list[_Part]:
     bounds = [0, *cuts, len(program.nodes)]
     inputs = [node for node in program.inputs if isinstance(node, Node)]
     borders = [inputs, *crossing(program, cuts), []]
-    random = [
-        any(is_random(node, program.owner) for node in program.nodes[start:])
-        for start in [*bounds[:-1], len(program.nodes)]
-    ]
+    draws = [is_random(node, program.owner) for node in program.nodes]
+    later = [*reversed([*accumulate(reversed(draws), or_, initial=False)])]  # whether a later operator draws, or this
+    random = [later[start] for start in bounds]
     last = len(bounds) - 2
     return [
         _part(
@@ -216,8 +226,6 @@ def _part(
         run=GraphModule(program.owner, graph, "TracedSegment"),
         weights=tuple(program.weights[node] for node in weights),
         constants=tuple(program.constants[node] for node in constants),
-        takes=tuple(node.name for node in takes),
-        gives=() if gives is None else tuple(node.name for node in gives),
         takes_state=takes_state,
         gives_state=gives_state,
     )
@@ -260,8 +268,8 @@ def _label(program: Program, start: int, end: int) -> str:
 # The generator's state
 
 
-def _device_of(carried: Mapping[str, Any]) -> torch.device:
-    tensors, _ = flatten(dict(carried))
+def _device_of(carried: Sequence[Any]) -> torch.device:
+    tensors, _ = flatten(list(carried))
     return tensors[0].device if tensors else torch.device("cpu")
 
 
