@@ -76,9 +76,10 @@ def write_files(folder: Path) -> None:
 
 def _write(file: Path, chosen: Sequence[Mapping[str, str]], pairs: Sequence[tuple[str, str]]) -> None:
     rows = (
-        {"prompt": prompt_of(named, source, target), "completion": completion_of(named, target)}
+        {"prompt": prompt, "completion": completion, "text": prompt + completion}
         for named in chosen
         for source, target in pairs
+        for prompt, completion in [(prompt_of(named, source, target), completion_of(named, target))]
     )
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 

@@ -19,8 +19,13 @@ __all__ = ["WAYS", "generate", "markdown", "measure"]
 
 _FILES = Path("outputs/finetune")  # conf/recipe/finetune_base.yaml and finetune_text.yaml name what is in it
 _NAMES, _BASE, _MERGED, _ADAPTER = (_FILES / name for name in ("names", "base", "merged", "adapter"))
-_ON_NEW = (f"data.kwargs.path={_NAMES}/new.jsonl", f"data.kwargs.validation={_NAMES}/new_held_out.jsonl")
-_AS_LONG = ("trainer.max_steps=200", "trainer.val_every=200")  # as finetune_text.yaml
+_COMPLETION = "data.kwargs.form=completion"  # of which all losses are that are compared
+_ON_NEW = (
+    f"data.kwargs.path={_NAMES}/new.jsonl",
+    f"data.kwargs.validation={_NAMES}/new_held_out.jsonl",
+    _COMPLETION,
+)
+_AS_LONG = ("trainer.max_steps=80", "trainer.val_every=80")  # as finetune_text.yaml
 _LORA = "base, LoRA"
 WAYS: Mapping[str, Sequence[str]] = {
     _LORA: ("recipe=finetune_text",),
@@ -48,7 +53,7 @@ def measure(out: Path, words: Sequence[str] = ()) -> dict[str, Any]:
     write_files(_NAMES)
     base = train(out / "text-base", "recipe=finetune_base", *words)
     _export(base, _BASE, "huggingface")
-    before = json.loads(run("evaluate", base.run_dir, *_ON_NEW, "--json"))["val_loss"]
+    own, before = _loss_of(base, _COMPLETION), _loss_of(base, *_ON_NEW)
     ways = {
         name: train(out / f"text-{number}", *request, *words) for number, (name, request) in enumerate(WAYS.items())
     }
@@ -58,7 +63,13 @@ def measure(out: Path, words: Sequence[str] = ()) -> dict[str, Any]:
     rows = {"base, as it is": {"trained": 0, "steps": 0, "loss": before}}
     for name, trained in ways.items():
         rows[name] = _figures(trained, _elements(_ADAPTER) if name == _LORA else count)
-    return {"base": _figures(base, count), "rows": rows, "names": _named()}
+    return {"base": _figures(base, count) | {"loss": own}, "rows": rows, "names": _named()}
+
+
+def _loss_of(trained: Trained, *words: str) -> float:
+    """The loss of a run's weights on the held-out data of a changed request."""
+    loss: float = json.loads(run("evaluate", trained.run_dir, *words, "--json"))["val_loss"]
+    return loss
 
 
 def _export(trained: Trained, folder: Path, form: str) -> None:

@@ -46,8 +46,12 @@ def test_the_new_language_and_what_is_held_out_are_in_no_file_before(folder: Pat
 
 
 def test_a_row_asks_in_one_language_and_ends_in_another(folder: Path) -> None:
-    assert {"prompt": "en: red heart\nit:", "completion": " cuore rosso"} in rows(folder / "new.jsonl")
-    assert {"prompt": "de: rotes herz\nfr:", "completion": " cœur rouge"} in rows(folder / "base.jsonl")
+    for name, prompt, completion in (
+        ("new", "en: red heart\nit:", " cuore rosso"),
+        ("base", "de: rotes herz\nfr:", " cœur rouge"),
+    ):
+        row = {"prompt": prompt, "completion": completion, "text": prompt + completion}
+        assert row in rows(folder / f"{name}.jsonl")
 
 
 def test_the_tokenizer_spells_every_name_and_ends_a_text(folder: Path) -> None:
@@ -72,6 +76,7 @@ def test_its_requests_are_right() -> None:
     assert (
         len({(config.trainer.max_steps, config.data.batch_size, config.data.kwargs["length"]) for config in ways}) == 1
     )
+    assert [config.data.kwargs["form"] for config in (base, *ways)] == ["text", *["completion"] * 3]
     assert [config.adapter.name for config in ways] == ["lora", "none", "none"]
     assert [config.model.pretrained for config in ways] == ["outputs/finetune/base", "outputs/finetune/base", None]
 
