@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.image import imread
+from safetensors.torch import save_file
 from torch.utils.data import ConcatDataset
 
 from runner.config.compose.resolve import resolve, resolve_sweep
 from runner.config.rules.sections import rules
-from runner.recipes.rudalle import data, later
+from runner.recipes.rudalle import data, later, later_report
 from runner.recipes.rudalle.captions import emoji_list, later_emoji_list
 from runner.recipes.rudalle.emoji_images import OpenMoji
+from runner.recipes.rudalle.model import assemble
 
 SLOTH = "🦥"  # of 2019
 
@@ -55,3 +58,19 @@ def test_its_requests_are_right() -> None:
         assert list(rules(job)) == []
         assert (job.model.kwargs, job.model.target) == (tiny.model.kwargs, tiny.model.target)
         assert (job.data.batch_size, job.trainer.max_steps) == (tiny.data.batch_size, tiny.trainer.max_steps)
+
+
+def test_what_was_drawn_before_and_after_is_shown(older: data.EmojiFolder, tmp_path: Path) -> None:
+    """Samples of the same weights are the same, above and below."""
+    sizes = resolve(["recipe=rudalle_tiny"]).model.kwargs
+    weights = {name: value.contiguous() for name, value in assemble(**sizes).state_dict().items()}
+    save_file(weights, tmp_path / "older.safetensors")
+    config = {"model": {"kwargs": sizes, "pretrained": str(tmp_path / "older.safetensors")}, "data": {"kwargs": {}}}
+    made = later_report.after_run(tmp_path, weights, config)
+    assert made == {"before_and_after": "pictures/before_and_after.png"}
+    picture = torch.from_numpy(imread(tmp_path / made["before_and_after"]))
+    assert picture.shape[1] > picture.shape[0] > 100
+    _, val = later.build()
+    row = later_report._samples(older, val, [0, 1], sizes, weights)
+    assert row.shape == (2, 2, 32, 32, 3)
+    assert torch.equal(row, later_report._samples(older, val, [0, 1], sizes, weights))
