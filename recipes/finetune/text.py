@@ -25,7 +25,7 @@ _ON_NEW = (
     f"data.kwargs.validation={_NAMES}/new_held_out.jsonl",
     _COMPLETION,
 )
-_AS_LONG = ("trainer.max_steps=80", "trainer.val_every=80")  # as finetune_text.yaml
+_AS_LONG = ("trainer.max_steps=100", "trainer.val_every=100")  # as finetune_text.yaml
 _LORA = "base, LoRA"
 WAYS: Mapping[str, Sequence[str]] = {
     _LORA: ("recipe=finetune_text",),

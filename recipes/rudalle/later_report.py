@@ -17,7 +17,7 @@ from runner.recipes.rudalle.sample import sample_images
 
 __all__ = ["after_run"]
 
-_SHOWN = 8
+_SHOWN = 4  # captions of each sort: new ones, and those that were trained on under another skin tone
 _SAMPLES = 2
 _SEED = 42
 
@@ -25,8 +25,9 @@ _SEED = 42
 def after_run(run_dir: Path, weights: dict[str, Tensor], config: dict[str, Any]) -> dict[str, str]:
     """Draw ``run_dir/pictures/before_and_after.png``.
 
-    It has a column for each of some held-out captions. From top to bottom: the drawing as the tokenizer keeps it, two
-    samples of the weights that the run started from, and two of those that it ended with, from the same random numbers.
+    It has a column for each of some held-out captions, half of which were trained on with another drawing. From top to
+    bottom: the drawing as the tokenizer keeps it, two samples of the weights that the run started from, and two of
+    those that it ended with, from the same random numbers.
 
     Args:
         run_dir: the run's directory.
@@ -38,7 +39,7 @@ def after_run(run_dir: Path, weights: dict[str, Tensor], config: dict[str, Any])
     """
     folder = prepare(**config["data"]["kwargs"])
     _, held_out = build(**config["data"]["kwargs"])
-    places = _first_of_each(held_out.captions)[:_SHOWN]
+    places = _shown(held_out)
     before = load_file(config["model"]["pretrained"])
     rows = [_drawings(folder, held_out, places)]
     rows += [_samples(folder, held_out, places, config["model"]["kwargs"], each) for each in (before, weights)]
@@ -50,12 +51,13 @@ def after_run(run_dir: Path, weights: dict[str, Tensor], config: dict[str, Any])
     return {"before_and_after": f"pictures/{picture.name}"}
 
 
-def _first_of_each(captions: list[str]) -> list[int]:
-    """The place of each caption, once."""
+def _shown(held_out: EmojiDataset) -> list[int]:
+    """The places of some captions that the training had, and of some that it had not."""
     places: dict[str, int] = {}
-    for place, caption in enumerate(captions):
+    for place, caption in enumerate(held_out.captions):
         places.setdefault(caption, place)
-    return list(places.values())
+    sorts = ([place for place in places.values() if bool(held_out.seen[place]) is seen] for seen in (True, False))
+    return [place for sort in sorts for place in sort[:_SHOWN]]
 
 
 def _drawings(folder: EmojiFolder, held_out: EmojiDataset, places: list[int]) -> Tensor:

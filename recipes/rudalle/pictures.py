@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ __all__ = ["draw_curve", "draw_reconstructions", "draw_samples"]
 
 _DPI = 110
 _COLUMNS = 12
+_LETTERS = 16  # of a line in the width of a sample
 
 
 def draw_reconstructions(path: Path, originals: Tensor, decoded: Tensor) -> None:
@@ -67,8 +69,9 @@ def draw_curve(
 
 
 def _wrapped(caption: str) -> str:
-    """The caption's first word and its rest in two lines."""
-    return caption.replace("-", "- ", 1).replace(" ", "\n", 1)
+    """The caption's first word, and below it the others."""
+    first, *others = caption.replace("-", "- ", 1).split(" ")
+    return "\n".join([first, *textwrap.wrap(" ".join(others), _LETTERS)])
 
 
 def _show(axes: Axes, image: Tensor | None) -> None:

@@ -57,8 +57,16 @@ class Architecture:
         return folder
 
     def open(self, folder: Path) -> Any:
-        """The model that transformers itself makes of a folder."""
-        return getattr(transformers, self.kind).from_pretrained(folder, dtype=torch.float32)
+        """The model that transformers itself makes of a folder, without a cache of keys and values.
+
+        It caches them in training, too, unless it is told not to. Cached ones lie otherwise in memory, so that T5's
+        attention rounds otherwise.
+        """
+        model = getattr(transformers, self.kind).from_pretrained(folder, dtype=torch.float32)
+        for part in model.modules():
+            if hasattr(getattr(part, "config", None), "use_cache"):
+                part.config.use_cache = False
+        return model
 
     def logits(self, model: Any, inputs: Any) -> torch.Tensor:
         """What transformers' own model returns for a batch."""
