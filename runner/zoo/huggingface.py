@@ -230,9 +230,9 @@ def _cut_points(self: Any) -> list[str]:
     own = getattr(self, "_pp_plan", None) or ()
     found: list[str] = []
     for name in (*(f"{self.base_model_prefix}.{each}" for each in of_base), *own):
-        blocks = modules.get(name)
-        several = isinstance(blocks, nn.ModuleList)
-        found += [f"{name}.{each}" for each, _ in blocks.named_children()] if several else [name]
+        module = modules.get(name)
+        blocks = module.named_children() if isinstance(module, nn.ModuleList) else None
+        found += [name] if blocks is None else [f"{name}.{each}" for each, _ in blocks]
     return found
 
 

@@ -45,7 +45,8 @@ class OtherWeight(Block):
 class OtherOrder(Block):
     def forward(self, x: Tensor) -> Tensor:
         one, two = self.first(x), self.second(x)
-        return one - two if self.training else two - one
+        made: Tensor = one - two if self.training else two - one
+        return made
 
 
 class OtherNumber(Block):
@@ -126,10 +127,20 @@ def test_more_stages_than_the_architectures_cuts_are_cut_by_the_trace() -> None:
 def test_equal_blocks_are_traced_and_profiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """The work of a plan grows little with the number of blocks."""
     monkeypatch.setenv("RUNNER_CACHE", str(tmp_path))
-    exports, profiled = [], []
+    exports: list[int] = []
+    profiled: list[str] = []
     export = operators._export
-    monkeypatch.setattr(operators, "_export", lambda *args: exports.append(1) or export(*args))
-    monkeypatch.setattr(alike, "profile_call", lambda *args: profiled.append(args[0]) or profile_call(*args))
+
+    def counted(*args: Any) -> Any:
+        exports.append(1)
+        return export(*args)
+
+    def named(name: str, *args: Any) -> Any:
+        profiled.append(name)
+        return profile_call(name, *args)
+
+    monkeypatch.setattr(operators, "_export", counted)
+    monkeypatch.setattr(alike, "profile_call", named)
     profile = profile_model(resolve([*LLAMA, "model.kwargs.num_hidden_layers=6", "hardware=a100_80gb"]))
     assert len(exports) == 1
     assert len(profile.layers) == 9

@@ -40,7 +40,8 @@ def computes_alike(model: nn.Module, inputs: Any) -> bool:
 
 def _calls_of(model: nn.Module, inputs: Any) -> list[Hashable]:
     args, kwargs = call_arguments(inputs)
-    with _Calls() as noted:
+    noted = _Calls()
+    with noted:
         noted.note(model(*args, **kwargs))
     return noted.calls
 
