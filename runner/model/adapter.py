@@ -7,11 +7,14 @@ PEFT replaces a layer, such as ``q_proj``, by one that holds it as ``q_proj.base
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from torch import nn
+from torch._guards import active_fake_mode
 
 from runner.config.schema import AdapterConfig
 from runner.errors import Problem, RequestError
@@ -106,12 +109,26 @@ def _inject(model: nn.Module, config: AdapterConfig) -> None:
 
     asked = list(config.targets)
     try:
-        inject_adapter_in_model(_settings(config), model)
+        with _staying_fake():
+            inject_adapter_in_model(_settings(config), model)
     except ValueError as error:
         rule = "must name layers that PEFT can adapt" if asked else "must name layers"
         why = str(error) if asked else f"PEFT knows none for a {type(model).__name__}"
         raise RequestError([Problem("adapter.targets", asked, rule, why)]) from error
     _refuse_tied(model, asked)
+
+
+@contextmanager
+def _staying_fake() -> Iterator[None]:
+    """Where tensors are fake, ``Module.to`` returns the module as it is: torch cannot move one to where it is already.
+
+    PEFT moves each of its matrices to the device of the layer beside which it lies.
+    """
+    if active_fake_mode() is None:
+        yield
+        return
+    with patch.object(nn.Module, "to", lambda module, *_, **__: module):
+        yield
 
 
 def _refuse_tied(model: nn.Module, asked: Sequence[str]) -> None:

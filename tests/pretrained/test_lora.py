@@ -235,3 +235,17 @@ def test_a_run_with_shared_states_goes_on_where_it_was(tmp_path: Path) -> None:
     assert list(found[0]) == list(found[1])
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
     assert any(value.any() for name, value in found[0].items() if "lora_B" in name)  # it has been trained
+
+
+def test_a_plan_makes_no_adapter_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of which a machine holds no layer are planned, too: all tensors of the profile are fake."""
+    folder = CASE.save(tmp_path / "llama")
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("profiled on real tensors")
+
+    monkeypatch.setattr("runner.profiling.model._on_real_tensors", refused)
+    monkeypatch.setenv("RUNNER_CACHE", str(tmp_path / "cache"))
+    profile = profile_model(replace(asked(folder, 2), hardware=resolve(["hardware=a100_80gb"]).hardware))
+    trained = sum(layer.gradient_bytes for layer in profile.layers)
+    assert 0 < trained < sum(layer.weight_bytes for layer in profile.layers)
