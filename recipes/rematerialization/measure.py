@@ -141,8 +141,8 @@ class _Bench:
         return self._rows[program]
 
     def _measured(self, program: Program) -> dict[str, int | float]:
-        predicted, flops = program_cost(self.chain, program)
-        _, plain_flops = program_cost(self.chain, self._whole)
+        predicted, flops, _ = program_cost(self.chain, program)
+        plain_flops = program_cost(self.chain, self._whole).seconds
         run = _run(self._stage, self._task, program)
         if len(run.result) != len(self.plain.result) or not all(map(torch.equal, run.result, self.plain.result)):
             raise RuntimeError("gradients or running statistics differ")

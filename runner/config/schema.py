@@ -185,7 +185,7 @@ class OffloadConfig:
     name: str = "none"
     optimizer: str = "none"  # cpu, nvme: optimizer states and their update; needs zero.stage
     parameters: str = "none"  # cpu, nvme: weights between their uses; needs zero.stage=3
-    activations: str = "none"  # save_on_cpu, async: saved tensors are in host memory until their backward
+    activations: str = "none"  # save_on_cpu, or a strategy: which saved tensors are in host memory until their backward
     ratio: float = 1.0  # share of the optimizer states that is offloaded
     nvme_path: str | None = None  # folder on the NVMe drive
     delay_from: int | None = None  # from this step on, the host updates during the next step: one step late

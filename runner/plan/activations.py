@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes
@@ -42,6 +42,7 @@ def plan_activations(
     in_flight: Sequence[int] | None = None,
     budgets: Sequence[int] | None = None,
     choose: Choose | None = None,
+    copy_seconds: Callable[[float], float] = lambda num_bytes: 0.0,
 ) -> tuple[ActivationPlan, ModelProfile]:
     """Make the policies' plan for these stages, and the profile with the plan's costs.
 
@@ -57,6 +58,7 @@ def plan_activations(
             not known.
         budgets: see :func:`stage_budgets`; None if they are not known.
         choose: chooses among the candidates of a policy.
+        copy_seconds: see :class:`runner.memory.solve.values.StageChain`.
     """
     to_host, options = config.offload.activations == "save_on_cpu", _options(config)
     plan = solve(
@@ -68,6 +70,7 @@ def plan_activations(
         budgets=budgets,
         in_flight=in_flight,
         choose=choose,
+        copy_seconds=copy_seconds,
     )
     counted = plan if on_accelerator else ActivationPlan(plan.stages)
     return plan, adjusted(profile, counted)
@@ -79,8 +82,13 @@ def activation_problems(config: RunConfig, layer_names: Sequence[str]) -> list[P
 
 
 def reads_budget(config: RunConfig) -> bool:
-    """Whether the policy's programs depend on the memory that is left to a stage."""
-    return strategy_of(_options(config)).reads_budget
+    """Whether the programs, or what is moved, depend on the memory that is left to a stage."""
+    return strategy_of(_options(config)).reads_budget or _chooses_moves(config)
+
+
+def _chooses_moves(config: RunConfig) -> bool:
+    offload = OFFLOADS.get(config.offload.activations)
+    return offload is not None and offload.candidates is not None
 
 
 def stage_budgets(limit: int, schedule: Schedule, plain: MemoryPrediction) -> tuple[int, ...]:
@@ -169,7 +177,10 @@ def activation_notes(
         notes.append(
             "offload.activations=save_on_cpu: the device is the CPU, so that nothing moves and no memory is saved"
         )
-    return (*notes, *choice_notes(config.activation_checkpoint.name, plan.choices))
+    chooser = f"activation_checkpoint={config.activation_checkpoint.name}"
+    if _chooses_moves(config):
+        chooser = f"offload.activations={config.offload.activations}"
+    return (*notes, *choice_notes(chooser, plan.choices))
 
 
 def _options(config: RunConfig) -> PolicyOptions:

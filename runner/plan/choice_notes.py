@@ -14,11 +14,11 @@ __all__ = ["choice_document", "choice_notes", "front", "front_table", "tightest"
 _BUDGETS = 8  # rows of the table: budgets from what the fastest program takes to the least possible
 
 
-def choice_notes(name: str, choices: Sequence[StageChoice]) -> tuple[str, ...]:
+def choice_notes(chooser: str, choices: Sequence[StageChoice]) -> tuple[str, ...]:
     """Three lines: what was chosen, what would be faster, and what is the least memory; empty without choices.
 
     Args:
-        name: the policy.
+        chooser: the override that names the strategy.
         choices: how each stage's program was chosen.
     """
     if not choices:
@@ -28,7 +28,7 @@ def choice_notes(name: str, choices: Sequence[StageChoice]) -> tuple[str, ...]:
     least = min(choice.offers, key=lambda offer: offer.peak_bytes)
     chosen = (f"{_stages(group)} {told}" for told, group in _grouped(choices))
     return (
-        f"activation_checkpoint={name} takes {'; '.join(chosen)}",
+        f"{chooser} takes {'; '.join(chosen)}",
         _faster(stage, choice),
         f"stage {stage} can do with {format_bytes(least.peak_bytes)} at least, "
         f"by {least.name} in {format_seconds(least.seconds)}",

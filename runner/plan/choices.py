@@ -6,10 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from runner.memory.solve.adjust import adjusted
-from runner.memory.solve.choose import Priced, fastest_that_fits, priced
+from runner.memory.solve.choose import Price, Priced, fastest_that_fits, priced
 from runner.memory.solve.strategy import Strategy
 from runner.memory.solve.values import ActivationPlan, Program, StageChain, StageChoice
 from runner.plan.stages.figures import StageFigures, stage_figures
+from runner.plan.time.host import seconds_alone
 
 __all__ = ["ProgramChoice", "program_cost", "stage_peak"]
 
@@ -44,16 +45,17 @@ class ProgramChoice:
         return priced(strategy.candidates(chain), partial(program_cost, chain, to_host=self._to_host))
 
 
-def program_cost(chain: StageChain, program: Program, *, to_host: bool = False) -> tuple[int, float]:
-    """The most bytes of a stage's saved tensors and temporaries, and the seconds of one micro-batch.
+def program_cost(chain: StageChain, program: Program, *, to_host: bool = False) -> Price:
+    """What a stage's program costs: bytes of all its micro-batches in flight, and seconds of one of them.
 
     Args:
-        chain: the stage; the bytes are those of all its micro-batches in flight.
+        chain: the stage.
         program: its program.
         to_host: whether saved tensors move to a host's memory that is not the device's.
     """
     figures = _figures(chain, program, to_host=to_host)
-    return stage_peak(figures, chain.in_flight), figures.seconds
+    seconds = seconds_alone(figures, chain.in_flight, chain.copy_seconds)
+    return Price(stage_peak(figures, chain.in_flight), seconds, figures.moved_bytes)
 
 
 def stage_peak(figures: StageFigures, in_flight: int) -> int:

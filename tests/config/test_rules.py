@@ -9,6 +9,7 @@ from covering import every_third
 
 from runner.config.compose.resolve import resolve
 from runner.config.rules.sections import rules
+from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES
 from runner.optim.catalogue.registry import OPTIMIZERS
 
@@ -62,7 +63,10 @@ BROKEN = [
     ("partition=manual parallelism.pipeline=3 partition.boundaries=[4,2]", "partition.boundaries = [4, 2]: must grow from entry to entry, from 1 on. Each is the first layer of a stage, and layer 0 starts the first. Try partition.boundaries=[2,4]."),
     ("partition=manual parallelism.pipeline=2 partition.boundaries=[0]", "partition.boundaries = [0]: must grow from entry to entry, from 1 on."),
     ("zero.stage=4", "zero.stage = 4: must be null, 0, 1, 2 or 3."),
-    ("offload.activations=cpu", "offload.activations = cpu: must be one of none, save_on_cpu, async."),
+    (
+        "offload.activations=cpu",
+        f"offload.activations = cpu: must be one of {', '.join(('none', 'save_on_cpu', *OFFLOADS))}.",
+    ),
     (
         "activation_checkpoint.name=ful",
         f"activation_checkpoint.name = ful: must be one of {', '.join((*STRATEGIES, 'custom'))}. "

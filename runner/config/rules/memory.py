@@ -18,6 +18,8 @@ POLICIES = (*STRATEGIES, "custom")
 """Names of this package's strategies, and ``custom`` for a user's own; with a target, other names are allowed."""
 
 _OFFLOADED_ACTIVATIONS = ("none", "save_on_cpu", *OFFLOADS)
+_ALONE = [name for name, offload in OFFLOADS.items() if offload.alone]
+_CHOOSING = [name for name, offload in OFFLOADS.items() if offload.candidates is not None and not offload.alone]
 
 
 def _of_option(option: Option) -> Iterator[Row[RunConfig]]:
@@ -67,6 +69,12 @@ def _runs_graphs(config: RunConfig) -> bool:
     return not _is_own(config) and strategy is not None and strategy.runs_graphs
 
 
+def _decides_too(config: RunConfig) -> bool:
+    """Whether an activation policy is chosen beside an offload strategy that takes its place."""
+    name = config.activation_checkpoint.name
+    return _is_own(config) or name not in ("none", *(["auto"] if config.offload.activations == "auto" else []))
+
+
 def _plans_under_a_budget(config: RunConfig) -> bool:
     strategy = STRATEGIES.get(config.activation_checkpoint.name)
     return not _is_own(config) and strategy is not None and strategy.reads_budget
@@ -110,10 +118,17 @@ MEMORY: Table[RunConfig] = Table(
         ),
         Row(
             "offload.activations",
-            lambda c: c.offload.activations in OFFLOADS and _plans_under_a_budget(c),
+            lambda c: c.offload.activations in _CHOOSING and _plans_under_a_budget(c),
             "must not meet activation_checkpoint={activation_checkpoint.name}",
-            "That policy fills memory_limit as if nothing was moved",
-            fix="activation_checkpoint=none or offload=none",
+            "Each of the two fills memory_limit as if the other did nothing",
+            fix="activation_checkpoint=none or offload=activations_async",
+        ),
+        Row(
+            "offload.activations",
+            lambda c: c.offload.activations in _ALONE and _decides_too(c),
+            "must not meet activation_checkpoint={activation_checkpoint.name}",
+            "It decides itself what is kept, moved or computed again",
+            fix="activation_checkpoint=none",
         ),
         Row(
             "offload.activations",
@@ -142,7 +157,7 @@ MEMORY: Table[RunConfig] = Table(
         ),
         Row(
             "offload.activations",
-            lambda c: _runs_graphs(c) and c.offload.activations == "save_on_cpu",
+            lambda c: _runs_graphs(c) and c.offload.activations != "none",
             "must not meet activation_checkpoint={activation_checkpoint.name}",
             "Both replace what autograd saves, and would take it from each other",
             fix="activation_checkpoint=auto or offload=none",

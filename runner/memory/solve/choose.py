@@ -8,15 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runner.memory.solve.program import DEEPEST, depth
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import Offer, Program, StageChoice
 
-__all__ = ["Cost", "Priced", "fastest_that_fits", "priced"]
+__all__ = ["Cost", "Price", "Priced", "fastest_that_fits", "priced"]
 
-Cost = Callable[[Program], tuple[int, float]]
-"""A function from a stage's program to the bytes of its peak and the seconds of its forward and backward."""
+
+class Price(NamedTuple):
+    """What a stage's program costs; see :class:`runner.memory.solve.values.Offer`."""
+
+    peak_bytes: int
+    seconds: float
+    moved_bytes: int = 0
+
+
+Cost = Callable[[Program], Price]
+"""A function from a stage's program to its price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +38,20 @@ class Priced:
 
 
 def priced(candidates: Iterable[Candidate], cost: Cost) -> tuple[Priced, ...]:
-    """The candidates that can be run, with their costs, from the fastest to the slowest; of equals, the smaller."""
+    """The candidates that can be run, with their costs, from the fastest to the slowest.
+
+    Of those that are equally fast, the one that moves less is the first, and then the smaller one.
+    """
     found = [
         Priced(Offer(each.name, *cost(each.program)), each.program)
         for each in candidates
         if depth(each.program) <= DEEPEST
     ]
-    return tuple(sorted(found, key=lambda each: (each.offer.seconds, each.offer.peak_bytes)))
+    return tuple(sorted(found, key=lambda each: _rank(each.offer)))
+
+
+def _rank(offer: Offer) -> tuple[float, int, int]:
+    return offer.seconds, offer.moved_bytes, offer.peak_bytes
 
 
 def fastest_that_fits(candidates: tuple[Priced, ...], budget: int) -> tuple[Program, StageChoice]:

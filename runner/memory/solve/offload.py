@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from runner.memory.solve.values import ChainProgram, Segment, StageChain
+from runner.errors import Problem, RequestError
+from runner.memory.solve.strategy import Candidate, Strategy
+from runner.memory.solve.values import ChainProgram, GraphProgram, Program, Segment, StageChain
 
-__all__ = ["Offload", "moving"]
+__all__ = ["Offload", "chain_program", "moving", "prefixes"]
 
 Mover = Callable[[StageChain, ChainProgram], ChainProgram]
 """A function from a stage's chain and the program of its activation policy to the same program with moves."""
+
+Offers = Callable[[StageChain, ChainProgram], Iterable[Candidate]]
+"""A function from a stage's chain and the program of its activation policy to programs with moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,61 @@ class Offload:
         move: marks the segments that are moved. It is pure: the same chain and program give the same result.
         source: the publication or software from which it comes.
         about: what it does, in one line.
+        candidates: makes the programs among which a stage gets the fastest that fits into its budget, as from
+            :attr:`runner.memory.solve.strategy.Strategy.candidates`; ``move`` serves as long as the budget is not
+            known. None: it reads no budget, and moves the same of every program.
+        alone: whether its candidates say of all layers what is kept, moved or computed again, and no activation policy
+            does.
     """
 
     name: str
     move: Mover
     source: str = ""
     about: str = ""
+    candidates: Offers | None = None
+    alone: bool = False
+
+    def over(self, policy: Strategy) -> Strategy:
+        """The activation policy with moves.
+
+        Args:
+            policy: the policy; it must not read a budget if this strategy reads one.
+        """
+
+        def solve(chain: StageChain) -> ChainProgram:
+            return self.move(chain, policy(chain))
+
+        if self.candidates is None:
+            return replace(policy, solve=solve, candidates=_all_moved(self.move, policy))
+        own = self.candidates
+        return replace(
+            policy,
+            name=self.name,
+            solve=solve,
+            reads_budget=True,
+            chooses=True,
+            candidates=lambda chain: own(chain, policy(chain)),
+        )
+
+
+def _all_moved(move: Mover, policy: Strategy) -> Callable[[StageChain], Iterable[Candidate]] | None:
+    """The candidates of a policy, each with its moves; None if it has none."""
+    offered = policy.candidates
+    if offered is None:
+        return None
+    return lambda chain: (Candidate(name, move(chain, chain_program(program))) for name, program in offered(chain))
+
+
+def chain_program(program: Program) -> ChainProgram:
+    """The program, of which segments can be moved.
+
+    Raises:
+        RequestError: it is a graph program; rules refuse the strategies of this package that make some.
+    """
+    if isinstance(program, GraphProgram):
+        rule, why = "must be none where a graph program runs", "Both replace what autograd saves"
+        raise RequestError([Problem("offload.activations", "async", rule, why, "offload=none")])
+    return program
 
 
 def moving(program: ChainProgram, chosen: Collection[int]) -> ChainProgram:
@@ -46,3 +100,18 @@ def moving(program: ChainProgram, chosen: Collection[int]) -> ChainProgram:
             layers = range(segment.first, segment.last + 1)
             made += [replace(segment, first=layer, last=layer, moved=layer in chosen) for layer in layers]
     return tuple(made)
+
+
+def prefixes(name: str, program: ChainProgram, order: Iterable[int]) -> Iterator[Candidate]:
+    """Programs that move nothing, the first layer of an order, the first two, and so on.
+
+    Args:
+        name: the strategy's name.
+        program: the program of the activation policy.
+        order: layers, as indices in the whole model; the most worthwhile is first.
+    """
+    chosen: set[int] = set()
+    yield Candidate(f"{name} of nothing", moving(program, chosen))
+    for layer in order:
+        chosen.add(layer)
+        yield Candidate(f"{name} of {len(chosen)}", moving(program, chosen))

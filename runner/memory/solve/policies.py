@@ -55,6 +55,7 @@ def solve(
     budgets: Sequence[int | None] | None = None,
     in_flight: Sequence[int] | None = None,
     choose: Choose | None = None,
+    copy_seconds: Callable[[float], float] = lambda num_bytes: 0.0,
 ) -> ActivationPlan:
     """The policy's program for every stage.
 
@@ -66,32 +67,22 @@ def solve(
         offload: chooses what is moved to the host's memory; None: nothing is.
         budgets, in_flight: one value per stage, see :class:`StageChain`; by default None and 1.
         choose: chooses among a strategy's candidates where the budget is known; needed for a strategy that chooses.
+        copy_seconds: see :class:`StageChain`.
 
     Raises:
         RequestError: a user's own strategy raises, or does not return a program of the stage.
     """
-    strategy = strategy_of(options)
+    strategy = strategy_of(options) if offload is None else offload.over(strategy_of(options))
     budgets, in_flight = budgets or [None] * len(partition), in_flight or [1] * len(partition)
     solved = []
     for (first, last), budget, count in zip(partition, budgets, in_flight, strict=True):
-        chain = StageChain(profile, first, last, options.values, budget, count)
+        chain = StageChain(profile, first, last, options.values, budget, count, copy_seconds)
         if options.target is None:
             solved.append(_solved(strategy, chain, choose))
         else:
             solved.append(_solve_users(strategy, chain, choose, options.target))
-        if offload is not None:
-            program, choice = solved[-1]
-            solved[-1] = offload.move(chain, _chain_program(program)), choice
     choices = tuple(choice for _, choice in solved if choice is not None)
     return ActivationPlan(tuple(program for program, _ in solved), to_host, choices)
-
-
-def _chain_program(program: Program) -> ChainProgram:
-    """The program, of which segments can be moved. Rules refuse the strategies of this package whose cannot."""
-    if isinstance(program, GraphProgram):
-        rule, why = "must be none where a graph program runs", "Both replace what autograd saves"
-        raise RequestError([Problem("offload.activations", "async", rule, why, "offload=none")])
-    return program
 
 
 def _solved(strategy: Strategy, chain: StageChain, choose: Choose | None) -> tuple[Program, StageChoice | None]:

@@ -7,7 +7,7 @@ number of times; :mod:`.program` lists it step by step. A :class:`GraphProgram` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -48,6 +48,11 @@ class PolicyOptions:
         object.__setattr__(self, "values", {key: value for key, value in values.items() if value is not None})
 
 
+def _free(num_bytes: float) -> float:
+    """The seconds of a move where the speed of the host's link is not known."""
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class StageChain:
     """One stage as a strategy sees it: a chain of layers with the cost of each.
@@ -59,6 +64,7 @@ class StageChain:
         budget_bytes: the bytes that saved tensors and temporaries of the stage may take on its rank, for all
             micro-batches in flight together; None if it is not known, as in the first search for a partition.
         in_flight: the largest number of micro-batches whose saved tensors are alive at once.
+        copy_seconds: the seconds that a number of bytes takes to the host's memory, or back.
     """
 
     profile: ModelProfile
@@ -67,6 +73,7 @@ class StageChain:
     options: Mapping[str, Any] = field(default_factory=dict)
     budget_bytes: int | None = None
     in_flight: int = 1
+    copy_seconds: Callable[[float], float] = _free
 
     @property
     def indices(self) -> range:
@@ -179,12 +186,14 @@ class Offer(NamedTuple):
     Args:
         name: the strategy that made it, with its options.
         peak_bytes: the most that saved tensors and temporaries of the stage take, of all micro-batches in flight.
-        seconds: the forward and the backward of one micro-batch.
+        seconds: the forward and the backward of one micro-batch, with what they wait for the host's memory.
+        moved_bytes: what one micro-batch moves to the host's memory, and back.
     """
 
     name: str
     peak_bytes: int
     seconds: float
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

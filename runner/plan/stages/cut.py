@@ -81,6 +81,7 @@ def _planned_activations(draft: Draft, layers: Partition) -> tuple[ActivationPla
         on_accelerator=draft.needs.accelerated,
         in_flight=in_flight_microbatches(draft.schedule),
         choose=choose,
+        copy_seconds=draft.host_link.seconds,
     )
     if not reads_budget(draft.config):
         return plan()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from runner.plan.stages.figures import StageFigures
+from runner.plan.time.host import stage_moves
 from runner.plan.values import Link, StageSeconds, TimePrediction
 from runner.profile import ModelProfile
 from runner.schedule.lowering.program import lower
 from runner.schedule.simulation.clock import Simulation, StageCosts, play, simulate
 from runner.schedule.simulation.cores import span_on_cores
-from runner.schedule.simulation.host_link import StageMoves, shares
 from runner.schedule.simulation.opportunistic import realised
 from runner.schedule.simulation.steady import period
 from runner.schedule.values import COMPUTE, Op, Program
@@ -150,27 +150,6 @@ def stage_costs(
         fills=_fill_seconds(figures, ratio),
         stash=[link.seconds((stage.saved_bytes + stage.input_bytes) * ratio) for stage in figures],
         occupancy=[link.transfer_seconds(stage.output_bytes * ratio) for stage in figures[:-1]],
-    )
-
-
-def stage_moves(figures: Sequence[StageFigures], ratio: float, host_link: Link) -> tuple[StageMoves, ...]:
-    """What each stage moves to the host's memory; empty if none moves anything.
-
-    Args:
-        figures: the figures of each stage.
-        ratio: samples of a mean micro-batch, divided by those of the figures.
-        host_link: see :func:`predict_time`.
-    """
-    if not any(stage.moved_bytes for stage in figures):
-        return ()
-    return tuple(
-        StageMoves(
-            forward=shares([layer.forward_seconds for layer in stage.moved]),
-            backward=shares([layer.backward_seconds for layer in stage.moved]),
-            sizes=tuple(layer.num_bytes * ratio for layer in stage.moved),
-            copying=tuple(host_link.seconds(layer.num_bytes * ratio) for layer in stage.moved),
-        )
-        for stage in figures
     )
 
 

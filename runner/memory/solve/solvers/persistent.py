@@ -102,6 +102,11 @@ class PersistentPlan:
         """The least seconds of a part in ``memory`` units; infinite if there is no way."""
         return float(self._seconds[first, last, memory]) if memory >= 0 else float("inf")
 
+    def by_memory(self, first: int, last: int) -> Numbers:
+        """The least seconds of a part in 0 .. slots units of memory; infinite where there is no way."""
+        seconds: Numbers = self._seconds[first, last].astype(float)
+        return seconds
+
     @property
     def levels(self) -> list[int]:
         """The numbers of units at which the whole chain becomes faster, from the most to the least."""

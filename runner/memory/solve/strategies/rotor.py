@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runner.memory.solve.solvers.in_flight import FirstForward
     from runner.memory.solve.solvers.persistent import ChainCosts, PersistentPlan
 
-__all__ = ["STRATEGY", "chain_costs"]
+__all__ = ["STRATEGY", "chain_costs", "fastest_part", "thinned"]
 
 _SLOTS = 500
 _OFFERS = 64  # programs that are offered, evenly over the budgets at which the program changes
@@ -38,14 +38,27 @@ def _candidates(chain: StageChain) -> Iterator[Candidate]:
 
 
 def _alone(chain: StageChain, plan: PersistentPlan) -> Iterator[ChainProgram]:
+    for memory in thinned(plan.levels):
+        yield fastest_part(chain, plan, chain.first, chain.last, memory)
+
+
+def fastest_part(chain: StageChain, plan: PersistentPlan, first: int, last: int, memory: int) -> ChainProgram:
+    """The fastest program of a part of a stage.
+
+    Args:
+        chain: the stage.
+        plan: its dynamic program.
+        first, last: the part's layers, indices in the whole model, inclusive.
+        memory: units of the dynamic program, in which there must be a way.
+    """
+
     def decide(first: int, last: int, memory: int) -> Cut[int] | Keep[int]:
         step = plan.step(first - chain.first, last - chain.first, memory)
         if step.until is None:
             return Keep(first, step.rest)
         return Cut(chain.first + step.until - 1, inside=memory, rest=step.rest)
 
-    for memory in _thinned(plan.levels):
-        yield program_of(chain.first, chain.last, memory, decide)
+    return program_of(first, last, memory, decide)
 
 
 class _Units(NamedTuple):
@@ -72,7 +85,7 @@ def _in_flight(chain: StageChain, plan: PersistentPlan, slots: int) -> Iterator[
         if memory < least:
             least = memory
             front.append((stash, again))
-    for stash, again in _thinned(front):
+    for stash, again in thinned(front):
         yield _of_flight(chain, plan, tables[again], stash, again)
 
 
@@ -91,7 +104,7 @@ def _of_flight(chain: StageChain, plan: PersistentPlan, table: FirstForward, sta
     return program_of(chain.first, chain.last, _Units(stash, first_forward=True), decide)
 
 
-def _thinned(levels: list) -> list:  # type: ignore[type-arg]
+def thinned(levels: list) -> list:  # type: ignore[type-arg]
     """At most so many of the levels as programs are offered, with the first and the last."""
     if len(levels) <= _OFFERS:
         return levels

