@@ -95,11 +95,11 @@ class _Stage:
         loss: LayerProfile | None,
         segments: Sequence[Segment],
     ) -> None:
-        self.chain = [*layers, loss] if loss is not None else layers
         self._has_loss = loss is not None
         first = segments[0].first
         self.segments = [PlacedSegment(each, each.first - first, each.last - first) for each in segments]
-        self.tensors = StageTensors(before, self.chain)
+        self.tensors = StageTensors(before, [*layers, loss] if loss is not None else layers)
+        self.chain = self.tensors.with_shared_gradients()
         self._second_run = SecondRun(self.chain, self.tensors, first)
         self._find_holders()
 

@@ -9,6 +9,7 @@ its caller and are not counted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from runner.profile import LayerProfile
@@ -91,6 +92,30 @@ class StageTensors:
         """Bytes of the gradient of a layer's output that the stage's caller holds: they pass through unchanged."""
         own = self._chain[at].output
         return sum(each.gradient_bytes for each in own if self._last_use_of_leaving.get(each.storage, at + 1) <= at)
+
+    def shared_gradient_bytes(self, at: int) -> int:
+        """What gradients of a layer's output that wait for its backward keep besides, as parts of larger tensors.
+
+        The gradient of a skip connection that was concatenated is alive with the gradient of the whole, until it is
+        added to the gradient of another use.
+        """
+        waiting = {tensor.storage: tensor.gradient_bytes for tensor in self._chain[at].output}
+        total = 0
+        for layer in self._chain[at + 1 :]:
+            for shared in layer.shared_gradients:
+                parts = [waiting[storage] for storage in shared.storages if storage in waiting]
+                total += max(0, shared.num_bytes - sum(parts)) if parts else 0
+            for storage in layer.reads or ():
+                waiting.pop(storage, None)
+        return total
+
+    def with_shared_gradients(self) -> list[LayerProfile]:
+        """The chain's rows, in which the gradient of an output is with what it keeps besides."""
+        more = [self.shared_gradient_bytes(at) for at in range(len(self._chain))]
+        return [
+            replace(layer, output_gradient_bytes=layer.gradient_of_output_bytes + num_bytes) if num_bytes else layer
+            for layer, num_bytes in zip(self._chain, more, strict=True)
+        ]
 
     @cached_property
     def _last_use_of_leaving(self) -> dict[int, int]:

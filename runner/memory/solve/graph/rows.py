@@ -127,19 +127,6 @@ class _Play:
             return layer.gradient_of_output_bytes
         return layer.output_gradient_bytes - self._tensors.callers_gradient_bytes(at)
 
-    def _shared_gradients(self, at: int) -> int:
-        """What gradients that wait for a layer and those before it keep besides, as parts of larger tensors.
-
-        The gradient of a skip connection that was concatenated is alive with the gradient of the whole.
-        """
-        waiting = {tensor.storage: tensor.gradient_bytes for tensor in self._chain[at].output}
-        total = 0
-        for layer in self._chain[at + 1 :]:
-            for shared in layer.shared_gradients:
-                parts = [waiting[storage] for storage in shared.storages if storage in waiting]
-                total += max(0, shared.num_bytes - sum(parts)) if parts else 0
-        return total
-
     def _forward_peaks(self) -> list[int]:
         """The most bytes alive in the forward of each layer, above what was alive before the stage."""
         kept, made, held = set(self._program.keeps), set[int](), 0
@@ -176,7 +163,7 @@ class _Play:
     def _backward_of(self, at: int, storages: set[int], graphs: dict[int, int], copies: int) -> int:
         """The peak of what is done at a layer's backward; it changes what is alive to what is left then."""
         layer, moment = self._chain[at], self._program.backwards[at]
-        gradient = 0 if self._is_end(at) else self._own_gradient(at) + self._shared_gradients(at)
+        gradient = 0 if self._is_end(at) else self._own_gradient(at) + self._tensors.shared_gradient_bytes(at)
         peak = 0
         for rerun in moment.before:
             again = rerun.layer - self._program.first
