@@ -161,7 +161,7 @@ def test_what_first_forwards_leave_and_what_second_runs_take_are_bounded_apart()
 
                 first, left, spent = 0, stash, 0.0
                 while first < 3:
-                    until, left = table.step(first, left)
+                    until, left, _ = table.step(first, left)
                     if until is None:
                         spent += plan.own(first)[0]
                     else:

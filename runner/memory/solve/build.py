@@ -38,11 +38,13 @@ class Cut(Generic[State]):
         last: the last of these layers, as an index in the whole model.
         inside: the state with which their second run is decided; it must not cut off all of them again.
         rest: the state for the layers that follow.
+        save_ops: preset of operators whose outputs a single layer keeps besides; None = none.
     """
 
     last: int
     inside: State
     rest: State
+    save_ops: str | None = None
 
 
 Decide = Callable[[int, int, State], "Keep[State] | Cut[State]"]
@@ -63,7 +65,8 @@ def program_of(first: int, last: int, state: State, decide: Decide[State]) -> Ch
         inside: ChainProgram = ()
         if isinstance(made, Cut) and made.last > first:
             inside = program_of(first, made.last, made.inside, decide)
-        program.append(Segment(first, made.last, recompute=isinstance(made, Cut), inside=inside))
+        save_ops = made.save_ops if isinstance(made, Cut) else None
+        program.append(Segment(first, made.last, recompute=isinstance(made, Cut), save_ops=save_ops, inside=inside))
         first, state = made.last + 1, made.rest
     return tuple(program)
 

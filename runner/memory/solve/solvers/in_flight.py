@@ -7,11 +7,28 @@ which each part that was cut off is run again. The whole is then about in_flight
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from runner.memory.solve.solvers.persistent import PersistentPlan, Step
 
-__all__ = ["FirstForward"]
+__all__ = ["FirstForward", "Partly"]
+
+
+class Partly(NamedTuple):
+    """A way to keep a part of what a layer saves, and to make the rest again right before its backward.
+
+    Args:
+        name: the name of the way.
+        seconds: the layer's forward, the part of a forward that is run again, and its backward.
+        units: what it keeps, including the layer's output.
+    """
+
+    name: str
+    seconds: float
+    units: int
 
 
 class FirstForward:
@@ -19,17 +36,21 @@ class FirstForward:
 
     E(s, m), the least seconds of layers s .. n - 1 whose first forward leaves m units, is the least of what the layer
     takes if it keeps its graph and E(s + 1, m - saved(s)), and of forwards of s .. j - 1 and C(s, j - 1, again) and
-    E(j, m - size(j)), if they are cut off.
+    E(j, m - size(j)), if they are cut off. A layer that keeps a part of its graph is one more way.
 
     Args:
         plan: the table C of the chain.
         count: the number of layers.
         again: units in which a part is run again.
         slots: the most units of a stash.
+        partly: for each layer, ways to keep a part of its graph; empty = none has any.
     """
 
-    def __init__(self, plan: PersistentPlan, count: int, again: int, slots: int) -> None:
+    def __init__(
+        self, plan: PersistentPlan, count: int, again: int, slots: int, partly: Sequence[Sequence[Partly]] = ()
+    ) -> None:
         self._plan, self._count, self._again, self._slots = plan, count, again, slots
+        self._partly: Sequence[Sequence[Partly]] = partly or [()] * count
         self._least = np.full((count + 1, slots + 1), np.inf)
         self._least[count] = 0.0
         for first in range(count - 1, -1, -1):
@@ -49,14 +70,22 @@ class FirstForward:
         _, saved, _ = self._plan.own(first)
         if at == 0:
             return Step(None, stash - saved)
+        if at > self._count - first:
+            way = self._partly[first][at - (self._count - first) - 1]
+            return Step(None, stash - way.units, way.name)
         return Step(first + at, stash - self._size(first + at))
 
     def _ways(self, first: int) -> np.ndarray:
-        """The seconds by units: the layer keeps its graph, or the part before layer first + 1 … count is cut off."""
-        ways = np.full((self._count - first + 1, self._slots + 1), np.inf)
+        """The seconds by units: the layer keeps its graph, or the part before layer first + 1 … count is cut off, or
+        the layer keeps a part of its graph.
+        """
+        cuts, own_ways = self._count - first, self._partly[first]
+        ways = np.full((1 + cuts + len(own_ways), self._slots + 1), np.inf)
         own, saved, _ = self._plan.own(first)
-        if saved <= self._slots:
-            ways[0, saved:] = own + self._least[first + 1, : self._slots + 1 - saved]
+        partly = ((1 + cuts + at, way.seconds, way.units) for at, way in enumerate(own_ways))
+        for row, seconds, units in ((0, own, saved), *partly):
+            if units <= self._slots:
+                ways[row, units:] = seconds + self._least[first + 1, : self._slots + 1 - units]
         for until in range(first + 1, self._count + 1):
             seconds = self._plan.seconds(first, until - 1, self._again) + self._plan.forward(first, until - 1)
             size = self._size(until)

@@ -61,10 +61,12 @@ class Step(NamedTuple):
     Args:
         until: the layer before which it is cut; None: the first layer keeps its graph.
         rest: units of memory for the layers that follow.
+        partly: the way in which the first layer keeps only a part of its graph; None: it keeps all of it.
     """
 
     until: int | None
     rest: int
+    partly: str | None = None
 
 
 class PersistentPlan:
@@ -79,7 +81,7 @@ class PersistentPlan:
     """
 
     def __init__(self, costs: ChainCosts, memory: float, slots: int) -> None:
-        unit = max(memory, 1.0) / slots
+        self._unit = unit = max(memory, 1.0) / slots
         self._slots = slots
         self._sizes, self._saved, more_forward, more_backward = (
             np.ceil(values / unit - 1e-9).astype(int)
@@ -113,6 +115,10 @@ class PersistentPlan:
         whole = self._seconds[0, -1]
         faster = np.flatnonzero(whole[1:] < whole[:-1]) + 1
         return [*map(int, faster[::-1]), *([0] if np.isfinite(whole[0]) else [])]
+
+    def units(self, num_bytes: float) -> int:
+        """So many bytes in whole units."""
+        return int(np.ceil(num_bytes / self._unit - 1e-9))
 
     @property
     def keeping_all(self) -> int:

@@ -15,8 +15,13 @@ def _candidates(chain: StageChain) -> Iterator[Candidate]:
     from runner.memory.solve.strategies import STRATEGIES  # the package imports this module first
 
     for strategy in STRATEGIES.values():
-        if strategy is not STRATEGY and strategy.candidates is not None and not strategy.runs_graphs:
+        if strategy is not STRATEGY and strategy.candidates is not None and not _is_bound(strategy):
             yield from strategy.candidates(chain)
+
+
+def _is_bound(strategy: Strategy) -> bool:
+    """Whether a strategy's programs take long to find, or are refused beside other options."""
+    return strategy.runs_graphs or strategy.picks_operators
 
 
 STRATEGY = Strategy(

@@ -6,7 +6,7 @@ Chains: How to Train Deep Neural Networks with Limited Memory; later published a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.memory.solve.build import Cut, Keep, program_of
@@ -15,10 +15,10 @@ from runner.memory.solve.strategy import Candidate, Option, Strategy
 from runner.memory.solve.values import ChainProgram, Segment, StageChain
 
 if TYPE_CHECKING:
-    from runner.memory.solve.solvers.in_flight import FirstForward
+    from runner.memory.solve.solvers.in_flight import FirstForward, Partly
     from runner.memory.solve.solvers.persistent import ChainCosts, PersistentPlan
 
-__all__ = ["STRATEGY", "chain_costs", "fastest_part", "thinned"]
+__all__ = ["RESOLUTION", "STRATEGY", "chain_costs", "fastest_part", "persistent_plan", "programs_in_flight", "thinned"]
 
 _SLOTS = 500
 _OFFERS = 64  # programs that are offered, evenly over the budgets at which the program changes
@@ -27,14 +27,23 @@ _SHARES = 8  # with several micro-batches in flight: sizes of the memory in whic
 
 def _candidates(chain: StageChain) -> Iterator[Candidate]:
     """The program that keeps everything, and the fastest ones of less and less memory."""
+    yield Candidate("rotor", (Segment(chain.first, chain.last),))
+    plan = persistent_plan(chain)
+    made = _alone(chain, plan) if chain.in_flight == 1 else programs_in_flight(chain, plan)
+    yield from (Candidate("rotor", program) for program in dict.fromkeys(made))
+
+
+def persistent_plan(chain: StageChain) -> PersistentPlan:
+    """The table of the stage's dynamic program, for all the memory in which every layer can keep its graph."""
     from runner.memory.solve.solvers.persistent import PersistentPlan
 
-    yield Candidate("rotor", (Segment(chain.first, chain.last),))
-    costs, slots = chain_costs(chain), chain.options.get("resolution", _SLOTS)
+    costs, slots = chain_costs(chain), _slots(chain)
     rounded = (len(costs.saved) + 3) / slots  # each size is rounded up to a unit
-    plan = PersistentPlan(costs, costs.peak * (1 + rounded), slots)
-    made = _alone(chain, plan) if chain.in_flight == 1 else _in_flight(chain, plan, slots)
-    yield from (Candidate("rotor", program) for program in dict.fromkeys(made))
+    return PersistentPlan(costs, costs.peak * (1 + rounded), slots)
+
+
+def _slots(chain: StageChain) -> int:
+    return int(chain.options.get("resolution", _SLOTS))
 
 
 def _alone(chain: StageChain, plan: PersistentPlan) -> Iterator[ChainProgram]:
@@ -68,11 +77,21 @@ class _Units(NamedTuple):
     first_forward: bool
 
 
-def _in_flight(chain: StageChain, plan: PersistentPlan, slots: int) -> Iterator[ChainProgram]:
+def programs_in_flight(
+    chain: StageChain, plan: PersistentPlan, partly: Sequence[Sequence[Partly]] = ()
+) -> Iterator[ChainProgram]:
+    """The fastest programs by what each first forward leaves and by what takes memory once.
+
+    Args:
+        chain: the stage.
+        plan: its table.
+        partly: for each layer, presets of operators whose outputs it may keep alone.
+    """
     from runner.memory.solve.solvers.in_flight import FirstForward
 
+    slots = _slots(chain)
     tables = {
-        again: FirstForward(plan, len(chain.layers), again, min(slots, plan.keeping_all))
+        again: FirstForward(plan, len(chain.layers), again, min(slots, plan.keeping_all), partly)
         for again in (slots * share // _SHARES for share in range(1, _SHARES + 1))
     }
     ways = sorted(
@@ -96,6 +115,8 @@ def _of_flight(chain: StageChain, plan: PersistentPlan, table: FirstForward, sta
         else:
             step = plan.step(first - chain.first, last - chain.first, units.memory)
         rest = units._replace(memory=step.rest)
+        if step.partly is not None:
+            return Cut(first, units, rest, save_ops=step.partly)
         if step.until is None:
             return Keep(first, rest)
         inside = _Units(again, first_forward=False) if units.first_forward else units
@@ -137,23 +158,24 @@ def chain_costs(chain: StageChain) -> ChainCosts:
     )
 
 
+RESOLUTION = Option(
+    "resolution",
+    int,
+    "units into which the dynamic program divides the memory; null = 500",
+    example="500",
+    rule="must be from 10 to 5000",
+    breaks=lambda units: not 10 <= units <= 5000,
+    fix="500",
+    required=False,
+)
+"""The key that ``rotor`` and ``rockmate`` have in common."""
+
 STRATEGY = Strategy(
     "rotor",
     FULL.solve,
     source="Beaumont et al. 2019, Optimal Checkpointing for Heterogeneous Chains (rotor)",
     about="the fastest program under memory_limit that keeps inputs until they have been used, by dynamic programming",
-    options=(
-        Option(
-            "resolution",
-            int,
-            "units into which the dynamic program divides the memory; null = 500",
-            example="500",
-            rule="must be from 10 to 5000",
-            breaks=lambda units: not 10 <= units <= 5000,
-            fix="500",
-            required=False,
-        ),
-    ),
+    options=(RESOLUTION,),
     reads_budget=True,
     candidates=_candidates,
     chooses=True,
