@@ -27,6 +27,7 @@ class EngineOptions:
         skip_nonfinite: whether a step whose loss or gradients are not finite is skipped, on every rank, instead of
             ending the run. With ``scaling``, overflows are skipped anyway until the scale is at its minimum.
         compile: whether the layers are compiled.
+        compile_share: the share of activations that compiled layers keep; None = torch's own choice.
         post_validation: whether ranks update without waiting for each other; see
             :mod:`runner.engine.update.stage_update`.
         warmup_steps: number of first steps after each of which the pipeline is drained, so that they are synchronous.
@@ -49,6 +50,7 @@ class EngineOptions:
     scaling: LossScaling | None = None
     skip_nonfinite: bool = False
     compile: bool = False
+    compile_share: float | None = None
     post_validation: bool = False
     warmup_steps: int = 0
     rescheduling_steps: int | None = None

@@ -12,11 +12,20 @@ from runner.model.layers import StageModule
 __all__ = ["compile_layers", "compile_problems"]
 
 
-def compile_layers(stage: StageModule) -> None:
+def compile_layers(stage: StageModule, *, share: float | None = None) -> None:
     """Compile every layer in place at its first use; parameters and their names stay the same.
 
     Dropout draws the same numbers as without compilation (``fallback_random``), so results differ only by rounding.
+
+    Args:
+        stage: the stage.
+        share: the share of each layer's activations that its backward may be given, from 0, which is the layer's input
+            alone; None = torch's own choice. It holds for all that this process compiles from now on.
     """
+    if share is not None:
+        import torch._functorch.config as functorch  # brings the compiler, which most runs never use
+
+        functorch.activation_memory_budget = share
     for layer in stage.layers:
         layer.compile(options={"fallback_random": True})
 

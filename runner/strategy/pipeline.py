@@ -242,7 +242,7 @@ class EngineStrategy(NamedCheckpointStrategy):
             program = activations.stages[number]
             install(stage, program, to_host=activations.to_host, moving=self._moving, offload=offload)
             if self.options.compile:
-                compile_layers(stage)
+                compile_layers(stage, share=self.options.compile_share)
         schedule = self.plan.schedule
         return Engine(
             view=self.view,

@@ -207,6 +207,11 @@ def _model(config: RunConfig, plan: RunPlan, *, filled: bool = False) -> LoadedM
     return model
 
 
+def _compile_share(config: RunConfig) -> float | None:
+    section = config.activation_checkpoint
+    return section.given.get("share") if section.target is None else None  # options of one's own mean something else
+
+
 def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
     options = EngineOptions(
         microbatches=config.schedule.computed_microbatches,
@@ -218,6 +223,7 @@ def _strategy(config: RunConfig, plan: RunPlan) -> EngineStrategy:
         scaling=loss_scaling(config),
         skip_nonfinite=config.trainer.on_nonfinite == "skip",
         compile=config.compile,
+        compile_share=_compile_share(config),
         post_validation=config.schedule.post_validation,
         warmup_steps=config.schedule.warmup_steps or 0,
         rescheduling_steps=config.schedule.lr_rescheduling,

@@ -75,6 +75,11 @@ def _decides_too(config: RunConfig) -> bool:
     return _is_own(config) or name not in ("none", *(["auto"] if config.offload.activations == "auto" else []))
 
 
+def _compiles(config: RunConfig) -> bool:
+    strategy = STRATEGIES.get(config.activation_checkpoint.name)
+    return not _is_own(config) and strategy is not None and strategy.compiles
+
+
 def _plans_under_a_budget(config: RunConfig) -> bool:
     strategy = STRATEGIES.get(config.activation_checkpoint.name)
     return not _is_own(config) and strategy is not None and strategy.reads_budget
@@ -154,6 +159,13 @@ MEMORY: Table[RunConfig] = Table(
             "must be false with activation_checkpoint={activation_checkpoint.name}",
             "It keeps the outputs of single operators, and a compiled layer has none that it could see",
             fix="activation_checkpoint=full or compile=false",
+        ),
+        Row(
+            "compile",
+            lambda c: _compiles(c) and not c.compile,
+            "must be true with activation_checkpoint={activation_checkpoint.name}",
+            "The compiler of layers decides what their backward is given; other layers keep what autograd saves",
+            fix="compile=true or activation_checkpoint=auto",
         ),
         Row(
             "offload.activations",

@@ -81,6 +81,7 @@ class Strategy:
         options: the keys that it reads.
         model_problems: finds what is wrong with its options for a model whose layers have the given names.
         picks_operators: whether it keeps the outputs of single operators inside layers.
+        compiles: whether the compiler of layers drops tensors and makes them again, and its programs keep everything.
         reads_budget: whether its programs depend on :attr:`StageChain.budget_bytes`, which needs a prediction.
         any_options: whether its options are unknown, as for a plain function; then every key is passed to it.
         candidates: makes the programs that it offers to a choice under a budget; they must not depend on the budget, so
@@ -98,6 +99,7 @@ class Strategy:
     options: tuple[Option, ...] = ()
     model_problems: Callable[[Mapping[str, Any], Sequence[str]], list[Problem]] = lambda options, names: []
     picks_operators: bool = False
+    compiles: bool = False
     reads_budget: bool = False
     any_options: bool = False
     candidates: Callable[[StageChain], Iterable[Candidate]] | None = None

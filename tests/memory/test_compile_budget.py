@@ -1,0 +1,68 @@
+"""Compiled layers that keep a share of their activations."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from test_graph_programs import refused
+
+from runner.model.compiled import compile_layers
+from runner.model.layers import StageModule, build_stage, layers_of
+from runner.recipes.rematerialization.models import MODELS
+
+
+def test_it_needs_compiled_layers() -> None:
+    told = refused("activation_checkpoint=compile_budget")
+    assert told.startswith("compile = false: must be true with activation_checkpoint=compile_budget.")
+    assert "Try compile=true" in told
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.5"])
+def test_a_share_is_a_part(share: str) -> None:
+    words = "activation_checkpoint=compile_budget", f"activation_checkpoint.share={share}", "compile=true"
+    assert refused(*words).startswith(f"activation_checkpoint.share = {share}: must be from 0 to 1.")
+
+
+def saved_bytes(stage: StageModule, share: float | None) -> tuple[int, list[torch.Tensor]]:
+    """Bytes that autograd saves in a forward, without weights and the input; and the gradients of the weights."""
+    made, (inputs, _) = copy.deepcopy(stage), MODELS["GPT"]().batch
+    if share is not None:
+        torch._dynamo.reset()
+        compile_layers(made, share=share)
+    own = {parameter.untyped_storage().data_ptr() for parameter in made.parameters()}
+    saved: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = made(inputs)
+    output.square().mean().backward()
+    return sum(saved.values()), [each.grad for each in made.parameters() if each.grad is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_smaller_share_keeps_less_with_gradients_that_are_equal_to_rounding() -> None:
+    import torch._functorch.config as functorch
+
+    sources = layers_of(MODELS["GPT"]().build(), 0)
+    stage = build_stage(sources, 0, 3)
+    before = functorch.activation_memory_budget
+    try:
+        plain, expected = saved_bytes(stage, None)
+        found = [saved_bytes(stage, share) for share in (1.0, 0.5, 0.0)]
+    finally:
+        functorch.activation_memory_budget = before
+        torch._dynamo.reset()
+    sizes = [size for size, _ in found]
+    assert all(less < more for more, less in pairwise((plain, *sizes)))
+    for _, gradients in found:
+        for each, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(each, other, rtol=1e-4, atol=1e-5)
