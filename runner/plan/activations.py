@@ -11,7 +11,7 @@ from runner.memory.solve.adjust import adjusted, host_bytes
 from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.policies import Choose, policy_problems, solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth
-from runner.memory.solve.values import ActivationPlan, GraphProgram, PolicyOptions
+from runner.memory.solve.values import ActivationPlan, PolicyOptions
 from runner.plan.choice_notes import choice_notes
 from runner.plan.values import MemoryPrediction
 from runner.profile import ModelProfile
@@ -152,7 +152,7 @@ def _operator_problems(config: RunConfig, plan: ActivationPlan) -> Iterator[Prob
     """Problems of a user's own program that keeps operators' outputs; own rules check policies of this package."""
     target, where = config.activation_checkpoint.target, config.offload.activations
     moved = where != "none"
-    chains = (program for program in plan.stages if not isinstance(program, GraphProgram))
+    chains = (program for program in plan.stages if isinstance(program, tuple))
     picks = any(segment.save_ops is not None for program in chains for segment in program)
     if target is not None and picks and (moved or config.compile):
         path, value, needed = ("offload.activations", where, "none") if moved else ("compile", True, "false")

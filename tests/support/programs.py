@@ -15,7 +15,7 @@ from runner.engine.measure.memory_meter import MemoryMeter
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.memory.apply.install import install
 from runner.memory.solve.adjust import adjusted
-from runner.memory.solve.values import ActivationPlan, ChainProgram, GraphProgram, Program
+from runner.memory.solve.values import ActivationPlan, ChainProgram, Program
 from runner.model.layers import StageModule, build_stage, layers_of
 from runner.plan.memory.predict import predict_memory
 from runner.plan.stages.figures import stage_figures
@@ -51,7 +51,7 @@ def count_forwards(num_layers: int, program: ChainProgram) -> Counter[int]:
 
 def chains(plan: ActivationPlan) -> tuple[ChainProgram, ...]:
     """The programs of a plan that has chain programs alone."""
-    found = tuple(program for program in plan.stages if not isinstance(program, GraphProgram))
+    found = tuple(program for program in plan.stages if isinstance(program, tuple))
     assert len(found) == len(plan.stages)
     return found
 

@@ -13,7 +13,6 @@ from runner.memory.solve.strategy import SECTION, Strategy
 from runner.memory.solve.values import (
     ActivationPlan,
     ChainProgram,
-    GraphProgram,
     PolicyOptions,
     Program,
     Segment,
@@ -109,7 +108,7 @@ def _solve_users(
     """The program that a user's strategy returns, checked before it is used."""
     try:
         program, choice = _solved(strategy, chain, choose)
-        segments = not isinstance(program, GraphProgram) and all(isinstance(each, Segment) for each in program)
+        segments = isinstance(program, tuple) and all(isinstance(each, Segment) for each in program)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise RequestError([Problem(_TARGET, target, "must make a program of a stage", why)]) from error

@@ -16,6 +16,7 @@ from runner.profile import LayerProfile, ModelProfile
 __all__ = [
     "ActivationPlan",
     "ChainProgram",
+    "EvictingProgram",
     "GraphProgram",
     "LayerBackward",
     "Offer",
@@ -176,7 +177,27 @@ class GraphProgram:
         return [rerun.layer for backward in self.backwards for rerun in backward.before]
 
 
-Program = ChainProgram | GraphProgram
+@dataclass(frozen=True, slots=True)
+class EvictingProgram:
+    """Leaves it to the run what is kept: what autograd saves lies in a pool, and is dropped when that is full.
+
+    Args:
+        first, last: the stage's layers, indices in the whole model, inclusive.
+        score: what is dropped first, a key of :data:`runner.memory.solve.graph.evicting.SCORES`.
+        pool_bytes: bytes of the pool, for all micro-batches in flight together.
+        in_flight: the largest number of these.
+        again: for each layer an estimate of how often it will run again.
+    """
+
+    first: int
+    last: int
+    score: str
+    pool_bytes: int
+    in_flight: int
+    again: tuple[int, ...]
+
+
+Program = ChainProgram | GraphProgram | EvictingProgram
 """What happens to the layers of a stage between forward and backward."""
 
 

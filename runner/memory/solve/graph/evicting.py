@@ -9,21 +9,26 @@ Source: Kirisame et al. 2021, Dynamic Tensor Rematerialization, and the scores o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from runner.memory.solve.graph.values import Graph, Order
 
-__all__ = ["SCORES", "evicting_order"]
+__all__ = ["SCORES", "Forward", "evicting_order"]
 
 
-def evicting_order(graph: Graph, budget: int, *, score: str = "full") -> Order | None:
+def evicting_order(
+    graph: Graph, budget: int, *, score: str = "full", forward: Forward | None = None, patience: int = 1000
+) -> Order | None:
     """The order in which values are computed in so much memory; None if there is no room for one of them.
 
     Args:
         graph: the graph.
         budget: the most bytes of values that are alive at once.
         score: a key of :data:`SCORES`.
+        forward: what is known of the values that are a stage's forward; None = the graph has none.
+        patience: how many computations for each value, on average, before it counts as one without room.
     """
-    run = _Run(graph, budget, SCORES[score])
+    run = _Run(graph, budget, SCORES[score], forward or Forward(0, budget), patience)
     try:
         for index in graph.once:
             run.compute(index)
@@ -33,6 +38,23 @@ def evicting_order(graph: Graph, budget: int, *, score: str = "full") -> Order |
     return tuple(run.order)
 
 
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The first values of a graph as the forward of a stage, which runs once before all others.
+
+    Only they are evicted, and none of them before the forward has used it for the last time.
+
+    Args:
+        count: the number of values; 0 = the graph has no such forward, and every value may be evicted at any time.
+        budget: the most bytes of values that are alive at once while it runs for the first time.
+        kept: the values among them that are never evicted.
+    """
+
+    count: int
+    budget: int
+    kept: frozenset[int] = frozenset()
+
+
 class _NoRoomError(Exception):
     """Everything that is alive is needed for the computation that has no room."""
 
@@ -40,16 +62,19 @@ class _NoRoomError(Exception):
 class _Run:
     """The state of a run: what is alive, what was evicted, and a clock that counts seconds of computation."""
 
-    def __init__(self, graph: Graph, budget: int, score: Callable[[_Run, int], float]) -> None:
-        self.graph, self._budget, self._score = graph, budget, score
+    def __init__(
+        self, graph: Graph, budget: int, score: Callable[[_Run, int], float], forward: Forward, patience: int
+    ) -> None:
+        self.graph, self._budget, self._score, self._forward = graph, budget, score, forward
         self.order: list[int] = []
         self.evicted: set[int] = set()
         self.clock = 0.0
         self.last_use: dict[int, float] = {}
         self._alive: set[int] = set()
+        self._running = -1  # the run whose results may be computed without running it again
         self._locked: dict[int, int] = {}  # value -> computations under way that need it
         self._left = {index: len(users) for index, users in enumerate(graph.users)}  # users that have not run yet
-        self._again_limit = 1000 * len(graph.values)
+        self._again_limit = patience * len(graph.values)
 
     def compute(self, index: int) -> None:
         """Compute a value, and before it those of its inputs that were evicted."""
@@ -59,18 +84,24 @@ class _Run:
         for need in value.needs:
             self._locked[need] = self._locked.get(need, 0) + 1
         try:
-            for need in value.needs:
-                if need not in self._alive:
-                    self.compute(need)
-            self._make_room(value.num_bytes)
+            while missing := [need for need in value.needs if not self._is_there(need)]:
+                self.compute(missing[0])
+            self._make_room(value.num_bytes + value.transient_bytes)
         finally:
             for need in value.needs:
                 self._locked[need] -= 1
         self.clock += value.seconds
+        if value.is_run:
+            self._running = index
+        elif self._running not in value.needs:
+            self._running = -1
         self._alive.add(index)
         self.evicted.discard(index)
         self.last_use |= dict.fromkeys((index, *value.needs), self.clock)
         self.order.append(index)
+
+    def _is_there(self, index: int) -> bool:
+        return index == self._running if self.graph.values[index].is_run else index in self._alive
 
     def forget(self, index: int) -> None:
         """Evict what no value that is still to come uses, after the first computation of a value."""
@@ -81,11 +112,23 @@ class _Run:
                 self._evict(each)
 
     def _make_room(self, num_bytes: int) -> None:
-        while sum(self.graph.values[each].num_bytes for each in self._alive) + num_bytes > self._budget:
-            free = [each for each in self._alive if not self._locked.get(each)]
+        begins = len(self.order) < self._forward.count
+        budget = self._forward.budget if begins else self._budget
+        while sum(self.graph.values[each].num_bytes for each in self._alive) + num_bytes > budget:
+            free = [each for each in self._alive if self._may_go(each)]
             if not free:
                 raise _NoRoomError
             self._evict(min(free, key=lambda each: (self._score(self, each), each)))
+
+    def _may_go(self, index: int) -> bool:
+        """Whether a value may be evicted."""
+        if self._locked.get(index) or not self.graph.values[index].num_bytes:
+            return False
+        count, now = self._forward.count, len(self.order)
+        if not count:
+            return True
+        is_needed = any(now <= user < count for user in self.graph.users[index])
+        return index < count and index not in self._forward.kept and not is_needed
 
     def _evict(self, index: int) -> None:
         self._alive.discard(index)

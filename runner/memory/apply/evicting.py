@@ -1,0 +1,215 @@
+"""Runs a stage in so much memory: what autograd saves is dropped when it is full, and made again when it is needed.
+
+While a stage runs forward, a dispatch mode notes its operators, and hooks take what autograd saves. Saved tensors lie
+in a pool that all micro-batches in flight share. When the pool is full, the value with the least score is dropped. When
+a backward asks for it, the operators that lead to it run again, beginning with the nearest values that are there, with
+the same inputs, strides and random numbers: gradients are the same bits.
+
+Source: Kirisame et al. 2021, Dynamic Tensor Rematerialization. Seconds are estimated from the bytes and FLOPs of
+operators, so that the same run makes the same decisions every time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.memory.apply.operators import Operator, Place, Recorder, Value
+from runner.memory.solve.values import EvictingProgram
+from runner.model.layers import StageModule
+
+__all__ = ["Evicting"]
+
+_HELD = 3  # saved tensors of one backward that are not dropped as long as there are others
+
+
+class Evicting:
+    """Wraps the forward of a stage.
+
+    Args:
+        stage: the stage, whose buffers are not changed by operators that run again.
+        program: its program.
+    """
+
+    def __init__(self, stage: StageModule, program: EvictingProgram) -> None:
+        self._stage = stage
+        self._pool = _Pool(program.pool_bytes, _SCORES[program.score])
+
+    def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
+        if not torch.is_grad_enabled():
+            return run(value)
+        recorder, pool = Recorder(self._stage.buffers()), self._pool
+
+        def pack(tensor: Tensor) -> _Slot | Tensor:
+            place = recorder.place_of(tensor)
+            if place is None:  # a weight, the stage's input, a constant: it is there anyway
+                return tensor.detach()
+            pool.admit(place.value, tensor)
+            return _Slot(pool, place)
+
+        with recorder, torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+            return run(value)
+
+
+def _unpack(saved: _Slot | Tensor) -> Tensor:
+    return saved if isinstance(saved, Tensor) else saved.tensor()
+
+
+class _Slot:
+    """What autograd holds of a saved tensor; the pool drops a value in which no slot lies any more."""
+
+    def __init__(self, pool: _Pool, place: Place) -> None:
+        self._pool, self._place = pool, place
+        place.value.slots += 1
+
+    def tensor(self) -> Tensor:
+        """The saved tensor, made again if it was dropped."""
+        return self._place.within(self._pool.bring(self._place.value))
+
+    def __del__(self) -> None:
+        value = self._place.value
+        value.slots -= 1
+        if not value.slots:
+            self._pool.drop(value)
+
+
+class _Pool:
+    """The saved values that are kept.
+
+    Args:
+        limit: bytes of these values and of what is made on the way to others.
+        score: the value with the least is dropped.
+    """
+
+    def __init__(self, limit: int, score: Callable[[_Pool, Value], float]) -> None:
+        self._limit, self._score = limit, score
+        self.clock = 0.0  # cost of the operators that have run again, and of those that made what was saved
+        self._kept: set[Value] = set()
+        self._num_bytes = 0  # of what is kept, and of what is made on the way
+        self._uses = Counter[Value]()  # operators that will run again now, by input
+        self._brought = deque[weakref.ref[Value]](maxlen=_HELD)  # what a backward that runs now may hold
+
+    def admit(self, value: Value, tensor: Tensor) -> None:
+        """Keep a value that autograd saves."""
+        if value.tensor is None:
+            self._keep(value, tensor)
+            self.clock += value.operator.cost
+            value.last_use = self.clock
+            self._make_room(0, needed=value)
+
+    def bring(self, value: Value) -> Tensor:
+        """A tensor with the value's storage."""
+        if value.tensor is None:
+            self._make_again(value)
+        assert value.tensor is not None
+        value.last_use = self.clock
+        self._brought.append(weakref.ref(value))
+        return value.tensor
+
+    def drop(self, value: Value) -> None:
+        """Keep a value no longer."""
+        if value in self._kept:
+            self._kept.discard(value)
+            self._num_bytes -= value.num_bytes
+            value.tensor = None
+
+    def _keep(self, value: Value, tensor: Tensor) -> None:
+        value.tensor = tensor.detach()
+        self._kept.add(value)
+        self._num_bytes += value.num_bytes
+
+    def _make_room(self, num_bytes: int, *, needed: Value | None = None) -> None:
+        while self._num_bytes + num_bytes > self._limit:
+            free = [value for value in self._kept if not self._uses[value] and value is not needed]
+            free = [value for value in free if weakref.ref(value) not in self._brought] or free
+            if not free:
+                raise RuntimeError(
+                    f"{self._num_bytes + num_bytes} bytes of saved tensors are needed at once, and memory_limit leaves "
+                    f"{self._limit} to them: give more memory, or use another activation_checkpoint"
+                )
+            self.drop(min(free, key=lambda value: (self._score(self, value), value.operator.number)))
+
+    def _make_again(self, target: Value) -> None:
+        """Run the operators that lead to a value, and keep those values on the way that autograd has saved."""
+        operators = sorted(_leading_to(target), key=lambda operator: operator.number)
+        self._uses = Counter(value for operator in operators for value in operator.inputs)
+        on_the_way: dict[Value, Tensor] = {}
+        for operator in operators:
+            self._run(operator, on_the_way, target)
+        self._uses.clear()
+
+    def _run(self, operator: Operator, on_the_way: dict[Value, Tensor], target: Value) -> None:
+        inputs = operator.inputs
+        self._make_room(operator.num_bytes, needed=target)
+        made = operator.run({value: on_the_way[value] if value.tensor is None else value.tensor for value in inputs})
+        self.clock += operator.cost
+        found = [(value, made[at]) for at, value in operator.outputs.items()]
+        found += [(value, self._taken(value.before, on_the_way)) for value in operator.changes]
+        for value, tensor in found:
+            if value.tensor is None and (value is target or value.slots):
+                self._keep(value, tensor)
+            elif value.tensor is None and self._uses[value]:
+                on_the_way[value] = tensor
+                self._num_bytes += value.num_bytes
+        for value in inputs:
+            self._uses[value] -= 1
+            if not self._uses[value] and value in on_the_way:
+                self._taken(value, on_the_way)
+
+    def _taken(self, value: Value | None, on_the_way: dict[Value, Tensor]) -> Tensor:
+        """The tensor of a value on the way, which is no longer counted."""
+        assert value is not None  # a change is that of a value
+        self._num_bytes -= value.num_bytes
+        return on_the_way.pop(value)
+
+    def staleness(self, value: Value) -> float:
+        """The cost of what has run since the last use of a value."""
+        return max(self.clock - value.last_use, 1.0)
+
+
+def _leading_to(value: Value) -> set[Operator]:
+    """The operators that must run to make a value again, beginning with what is kept."""
+    found: set[Operator] = set()
+    waiting = [value.operator]
+    while waiting:
+        operator = waiting.pop()
+        if operator not in found:
+            found.add(operator)
+            waiting += [each.operator for each in operator.inputs if each.tensor is None]
+    return found
+
+
+def _depending_on(value: Value) -> set[Operator]:
+    """The operators whose results are not there and would need a value, directly or by others that are not there."""
+    found: set[Operator] = set()
+    waiting = list(value.users)
+    while waiting:
+        operator = waiting.pop()
+        if operator not in found:
+            found.add(operator)
+            made = (*operator.outputs.values(), *operator.changes)
+            waiting += [user for each in made if each.tensor is None for user in each.users]
+    return {each for each in found if any(made.tensor is None for made in (*each.outputs.values(), *each.changes))}
+
+
+def _full(pool: _Pool, value: Value) -> float:
+    operators: Iterable[Operator] = _leading_to(value) | _depending_on(value)
+    return sum(each.cost for each in operators) / (max(1, value.num_bytes) * pool.staleness(value))
+
+
+def _local(pool: _Pool, value: Value) -> float:
+    return value.operator.cost / (max(1, value.num_bytes) * pool.staleness(value))
+
+
+_SCORES: dict[str, Callable[[_Pool, Value], float]] = {
+    "full": _full,
+    "local": _local,
+    "lru": lambda pool, value: 1.0 / pool.staleness(value),
+    "size": lambda pool, value: 1.0 / max(1, value.num_bytes),
+}
+"""The scores of :data:`runner.memory.solve.graph.evicting.SCORES`, for values of operators."""

@@ -1,0 +1,68 @@
+"""The rows of a stage's profile if a run drops what it saves when a pool is full.
+
+Which tensors those are is decided in the run. The rows say that each layer keeps an equal share of what it saves, so
+that all together are the pool. While a layer runs forward, what it needs and makes may be in the pool or not, and both
+are counted; while it runs backward, the pool may be full. So the peak is a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from runner.memory.solve.values import EvictingProgram
+from runner.profile import LayerProfile
+
+__all__ = ["evicting_rows"]
+
+
+def evicting_rows(plain: Sequence[LayerProfile], program: EvictingProgram) -> list[LayerProfile]:
+    """The rows of a stage's layers, and that of the loss if there is one.
+
+    Args:
+        plain: the rows if everything is kept.
+        program: the stage's program.
+    """
+    count, own = len(program.again), program.pool_bytes // program.in_flight
+    total = sum(row.saved_bytes for row in plain[:count])
+    if total <= own:
+        return list(plain)
+    ends = list(accumulate((row.saved_bytes for row in plain[:count]), initial=0))
+    kept = [own * end // total for end in ends]
+    rows = []
+    for at, row in enumerate(plain[:count]):
+        given = plain[at - 1].output_bytes if at else 0
+        running = row.saved_bytes + row.forward_transient_bytes
+        alone = running if row.unsaved_forward_bytes is None else row.unsaved_forward_bytes
+        peak = own + alone + given
+        if program.in_flight == 1:  # others might hold more than their share of the pool
+            peak = min(peak, ends[at] + running)
+        rows.append(_row(row, (kept[at], kept[at + 1], own), peak, program.again[at]))
+    return [*rows, *plain[count:]]
+
+
+def _row(plain: LayerProfile, kept: tuple[int, int, int], forward_peak: int, again: int) -> LayerProfile:
+    """The row of a layer.
+
+    Args:
+        plain: its row if everything is kept.
+        kept: bytes that are kept up to the layer before it, up to it, and of all layers.
+        forward_peak: the most that is alive in its forward.
+        again: how often it runs again.
+    """
+    before, until, whole = kept
+    of_input, of_weights = plain.split_seconds
+    more, held = again * plain.forward_seconds, plain.held_output_bytes
+    return replace(
+        plain,
+        saved_bytes=until - before,
+        forward_transient_bytes=forward_peak - until,
+        backward_transient_bytes=plain.backward_transient_bytes + whole - until,
+        chained_backward_bytes=plain.inner_backward_bytes + whole - until,
+        held_output_bytes=min(until - before, plain.output_bytes if held is None else held),
+        backward_flops=plain.backward_flops + again * plain.forward_flops,
+        backward_seconds=plain.backward_seconds + more,
+        input_gradient_seconds=of_input + more,
+        weight_gradient_seconds=of_weights,
+    )

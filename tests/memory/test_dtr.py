@@ -1,0 +1,108 @@
+"""DTR: greedy decisions that keep the budget, programs with the same bits, and limits that are kept."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from test_budgets import SCALARS, limits_are_kept
+from test_graph_programs import TASKS, bench, plain, programs_of, ran, refused
+
+from runner.memory.solve.graph.checkmate import cheapest_order
+from runner.memory.solve.graph.evicting import SCORES, Forward, evicting_order
+from runner.memory.solve.graph.stage import StageGraph
+from runner.memory.solve.graph.values import Order, replayed
+from runner.memory.solve.program import forwards
+from runner.plan.choices import program_cost
+
+
+def orders(made: StageGraph, score: str) -> list[tuple[int, Order]]:
+    """Budgets and the orders within them, in falling parts of the plain peak."""
+    most = replayed(made.graph, made.graph.once).peak_bytes
+    found = []
+    for part in range(20, 0, -1):
+        budget = most * part // 20
+        forward = Forward(made.num_forward, budget)
+        order = evicting_order(made.graph, budget, score=score, forward=forward, patience=8)
+        if order is not None:
+            found.append((budget, order))
+    return found
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", TASKS)
+def test_the_budget_is_kept_and_only_the_forward_runs_again(name: str, score: str) -> None:
+    made = bench(name).graph
+    found = orders(made, score)
+    assert len(found) > 3
+    for budget, order in found:
+        assert replayed(made.graph, order).peak_bytes <= budget
+        assert order[: made.num_forward] == made.graph.once[: made.num_forward]
+        assert sorted(index for index in order if index >= made.num_forward) == list(
+            range(made.num_forward, len(made.graph.values))
+        )
+    assert any(len(order) > len(made.graph.values) for _, order in found)
+
+
+def test_what_a_forward_needs_later_is_not_evicted_before() -> None:
+    made = bench("U-Net").graph
+    for _, order in orders(made, "size"):
+        assert len(set(order[: made.num_forward])) == made.num_forward
+
+
+def test_checkmate_is_as_fast_at_least() -> None:
+    made = bench("skips").graph
+    for budget, order in orders(made, "full")[::6]:
+        best = cheapest_order(made.graph, budget, gap=0.01)
+        assert best is not None
+        assert replayed(made.graph, best).seconds <= 1.01 * replayed(made.graph, order).seconds
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", TASKS)
+def test_programs_give_the_same_bits_with_the_predicted_peak(name: str, score: str) -> None:
+    of, expected = bench(name), plain(name)
+    programs = programs_of("dtr", of, score=score)
+    assert programs
+    for program in (programs[0], programs[len(programs) // 2], programs[-1]):
+        found = ran(of, program)
+        assert all(map(torch.equal, found.result, expected.result))
+        assert found.calls.total() == forwards(program)
+        predicted, _ = program_cost(of.chain, program)
+        assert 0.99 * predicted <= found.peak <= predicted + SCALARS
+
+
+def test_scores_that_know_the_seconds_run_less_again_on_the_whole() -> None:
+    """Kirisame et al. 2021 find the full score best and the size alone worst; here the sums over all budgets."""
+    made = bench("U-Net").graph
+    totals = {}
+    for score in ("full", "size"):
+        found = dict(orders(made, score))
+        totals[score] = {budget: replayed(made.graph, order).seconds for budget, order in found.items()}
+    both = totals["full"].keys() & totals["size"].keys()
+    assert sum(totals["full"][each] for each in both) <= sum(totals["size"][each] for each in both)
+
+
+def test_the_limit_is_kept_in_a_pipeline() -> None:
+    limits_are_kept("dtr", 2, 5)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("pipeline", [1, 2, 4])
+def test_the_limit_is_kept_at_twenty_limits(pipeline: int) -> None:
+    limits_are_kept("dtr", pipeline, 20)
+
+
+def test_less_memory_never_takes_less_time() -> None:
+    of = bench("ResNet")
+    costs = sorted(program_cost(of.chain, program) for program in programs_of("dtr", of))
+    best = [min(seconds for peak, seconds in costs if peak <= budget) for budget, _ in costs]
+    assert all(later <= earlier for earlier, later in pairwise(best))
+
+
+def test_an_unknown_score_is_refused() -> None:
+    told = refused("activation_checkpoint=dtr", "activation_checkpoint.score=ful")
+    assert told.startswith("activation_checkpoint.score = ful: must be one of full, local, lru, size.")
+    assert "activation_checkpoint.score=full" in told
