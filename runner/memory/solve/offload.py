@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from runner.errors import Problem, RequestError
 from runner.memory.solve.strategy import Candidate, Strategy
-from runner.memory.solve.values import ChainProgram, GraphProgram, Program, Segment, StageChain
+from runner.memory.solve.values import ChainProgram, Program, Segment, StageChain
 
 __all__ = ["Offload", "chain_program", "moving", "prefixes"]
 
@@ -76,10 +76,10 @@ def chain_program(program: Program) -> ChainProgram:
     """The program, of which segments can be moved.
 
     Raises:
-        RequestError: it is a graph program; rules refuse the strategies of this package that make some.
+        RequestError: it is a program of another kind; rules refuse the strategies of this package that make some.
     """
-    if isinstance(program, GraphProgram):
-        rule, why = "must be none where a graph program runs", "Both replace what autograd saves"
+    if not isinstance(program, tuple):
+        rule, why = "must be none where another program than one of segments runs", "Both replace what autograd saves"
         raise RequestError([Problem("offload.activations", "async", rule, why, "offload=none")])
     return program
 
