@@ -18,7 +18,7 @@ from runner.memory.solve.offloads.autoswap import Scores
 from runner.memory.solve.program import check_program
 from runner.memory.solve.strategies import STRATEGIES
 from runner.memory.solve.strategy import Strategy
-from runner.memory.solve.values import ChainProgram, GraphProgram, Offer, Segment, StageChain
+from runner.memory.solve.values import ChainProgram, Offer, Segment, StageChain
 from runner.plan.choices import ProgramChoice, program_cost
 from runner.plan.make import make_plan
 from runner.plan.values import RunPlan
@@ -62,7 +62,7 @@ def chosen(
     """What a strategy chooses; ``choose`` may know its programs already, of the same chain with another budget."""
     asked = strategy.over(STRATEGIES["none"]) if isinstance(strategy, Offload) else strategy
     program, choice = (choose or ProgramChoice())(chain, asked)
-    assert not isinstance(program, GraphProgram)
+    assert isinstance(program, tuple)
     assert check_program(program, chain.first, chain.last) is None
     assert program_cost(chain, program) == choice.chosen[1:]
     return program, choice.chosen
