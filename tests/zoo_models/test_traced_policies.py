@@ -97,10 +97,10 @@ def test_an_overflow_on_any_stage_of_a_tied_model_skips_the_step_on_every_rank(s
 
     def overflow(
         module: Segment,
-        given: tuple[dict[str, torch.Tensor | int], ...],
-        output: torch.Tensor | dict[str, torch.Tensor | int],
+        given: tuple[object, ...],
+        output: torch.Tensor | tuple[torch.Tensor | int, ...],
     ) -> None:
-        tensors = output.values() if isinstance(output, dict) else [output]
+        tensors = output if isinstance(output, tuple) else (output,)
         wanted = next((t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad), None)
         if armed and wanted is not None:
             wanted.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]  # the library's
