@@ -24,6 +24,7 @@ from runner.profile import Recomputation
 __all__ = ["ForwardScan", "operator_name", "scan_forward"]
 
 _ENTERS = "aten::_unsafe_view"  # what a profiled layer's input is entered by, see runner.model.boundary.enter_graph
+_QUESTIONS = "prim"  # of fake tensors for their device; they read nothing
 
 
 @dataclass
@@ -147,7 +148,7 @@ class _Scanner(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = operator_name(func)
-        if name != _ENTERS:
+        if name != _ENTERS and func.namespace != _QUESTIONS:
             given = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             self.read |= {self.number(tensor) for tensor in given if tensor.layout is torch.strided}
         result = func(*args, **kwargs)
