@@ -60,7 +60,7 @@ def cut(draft: Draft, policy: str, *, as_fast_as: Partition | None = None) -> St
     whole = (0, len(profile.layers) - 1)
     _, rough = plan_activations(draft.config, profile, [whole], on_accelerator=accelerated)
     layers, notes = _partition(draft, rough, policy, as_fast_as)
-    raise_problems(_crossing_weights(draft, layers))
+    raise_problems([*_crossing_weights(draft, layers), *_frozen_stages(draft, layers)])
 
     activations, costs = _planned_activations(draft, layers)
     raise_problems(program_problems(draft.config, activations))
@@ -116,6 +116,19 @@ def _crossing_weights(draft: Draft, layers: Partition) -> list[Problem]:
             if draft.schedule.own_weights:
                 why = "Each pipeline trains its own copy in every stage, and the stages would have to sum each of them"
             return [Problem("schedule.name", draft.schedule.name, rule, why, "schedule=1f1b")]
+    return []
+
+
+def _frozen_stages(draft: Draft, layers: Partition) -> list[Problem]:
+    """A problem if DeepSpeed would have to make an optimizer of a stage without a trained weight."""
+    if draft.needs.sharing is None or not draft.config.zero.stage:
+        return []
+    rows = draft.profile.layers
+    for stage, (first, last) in enumerate(layers):
+        if not any(row.gradient_bytes for row in rows[first : last + 1]):
+            rule = f"must be 0 where a stage trains nothing (stage {stage}, layers {first}..{last})"
+            why = "DeepSpeed makes no optimizer without weights"
+            return [Problem("zero.stage", draft.config.zero.stage, rule, why, "zero.stage=0, or trainer.freeze=[]")]
     return []
 
 
