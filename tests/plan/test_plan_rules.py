@@ -171,7 +171,8 @@ def asked(config: RunConfig, *named: str) -> list[tuple[str, tuple[str, ...]]]:
 
 def test_the_rules_that_looked_at_what_a_request_names() -> None:
     found = asked(request(compile=True), "compile")
-    assert found == [("compile", ("compile",))] * 2  # beside a selective policy, beside ZeRO
+    assert set(found) == {("compile", ("compile",))}  # beside policies that take single tensors, beside ZeRO
+    assert len(found) > 1
     assert asked(request(compile=True)) == []
     assert ("data.batch_size", ("zero.stage",)) in asked(request(zero__stage=1, parallelism__data=2), "zero.stage")
 

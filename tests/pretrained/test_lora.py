@@ -37,6 +37,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason
 CASE = ARCHITECTURES["llama"]
 ADAPTER = AdapterConfig(name="lora", rank=4, alpha=8.0, targets=["q_proj", "v_proj", "down_proj"])
 adam = partial(torch.optim.Adam, lr=0.01)
+TWO_STAGES = ((0, 1), (2, 4))  # with a block in each
 LAYOUTS = [
     (1, "1f1b"),
     pytest.param(2, "1f1b", marks=pytest.mark.slow),
@@ -113,7 +114,7 @@ def _pipeline(layers: list[Any], pipeline: int, schedule: str) -> tuple[list[flo
 
         engine = make_engine(
             layers, cross_entropy, transport, schedule=order, pipeline=pipeline, data=1, count=COUNT,
-            optimizer=optimizer,
+            optimizer=optimizer, cut=TWO_STAGES if order.stages == 2 else None,
         )  # fmt: skip
         own = [part_of(batch, transport, pipeline, 1, order) for batch in batches_of(CASE)]
         losses = [finished.loss for part in own for finished in engine.submit(part)]

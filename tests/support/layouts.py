@@ -80,18 +80,20 @@ def make_engine(
     shared: bool = False,
     prediction: Prediction | None = None,
     offload: StageOffload | None = None,
+    cut: Sequence[tuple[int, int]] | None = None,
     **options: Any,
 ) -> Engine:
     """The engine of one rank; rank = position * data + replica.
 
     ``model`` may be a list of layers that were made already; ``schedule`` a name, or any schedule of its own;
     ``prepare`` is called with each stage's module and number; ``shared`` shares optimizer states out over replicas;
-    ``offload`` moves what stages save, on which ``prepare`` has installed it.
+    ``offload`` moves what stages save, on which ``prepare`` has installed it; ``cut`` has the first and last layer of
+    each stage, by default equal numbers of them.
     """
     position = transport.rank // data
     order = schedule if isinstance(schedule, Schedule) else build(schedule, ranks=pipeline, microbatches=count)
     sources = model if isinstance(model, list) else layers_of(model, 0)
-    cut = uniform(len(sources), order.stages)
+    cut = cut or uniform(len(sources), order.stages)
     with transport.exclusive():  # layers are seeded one by one, and the ranks share the generator
         stages = {stage: build_stage(sources, *cut[stage]).to(dtype) for stage in order.stages_of(position)}
     if prepare is not None:
