@@ -72,5 +72,5 @@ def test_why_is_told_below_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_why_of_every_job_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = document(capsys, *SMALL, "-m", "compile=true,false", "--why")
-    assert [rule["path"] for rule in first["why"]["rules"]].count("compile") == 2
+    assert [rule["path"] for rule in first["why"]["rules"]].count("compile") >= 2
     assert second["why"]["rules"] == first["why"]["rules"]
