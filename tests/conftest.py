@@ -12,6 +12,7 @@ from full_slices import SLICES, Slice, read_slice
 from skips import reasons, unexpected
 
 _ALL_BUT_FULL = "not full"
+_LONGEST = 900  # seconds
 _WITH_OWN_CACHE = {"model", "strategy", "training"}
 """Folders in which what a file's tests measure of models is not found by other files' tests."""
 _STOPS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -92,11 +93,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_slice(config: pytest.Config, items: list[pytest.Item], chosen: Slice) -> None:
-    others = [item for item in items if item.get_closest_marker("full") and not chosen.has(item.nodeid)]
+    others = [
+        item
+        for item in items
+        if item.get_closest_marker("full") and (not chosen.has(item.nodeid) or (chosen.count > 1 and _takes_long(item)))
+    ]
     if others:
         config.hook.pytest_deselected(items=others)
         left_out = set(others)
         items[:] = [item for item in items if item not in left_out]
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    """Whether a test has a limit of time of its own for which a part of the suite cannot wait."""
+    limit = item.get_closest_marker("timeout")
+    return limit is not None and bool(limit.args) and limit.args[0] > _LONGEST
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from covering import sampled
 from layouts import train_in_threads
 from plan_profiles import layer, model
 from programs import make_blocks, measured_and_predicted, points
@@ -188,7 +189,10 @@ def test_a_resolution_that_is_too_coarse_is_refused() -> None:
     assert problem.line().startswith("activation_checkpoint.resolution = 1: must be from 10 to 5000.")
 
 
-@pytest.mark.parametrize("name", [name for name, each in STRATEGIES.items() if each.candidates is not None])
+OFFERING = [name for name, each in STRATEGIES.items() if each.candidates is not None]
+
+
+@pytest.mark.parametrize("name", sampled(OFFERING, *(name for name in OFFERING if name != "checkmate")))
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_candidates_are_programs_and_do_not_depend_on_the_budget(name: str, in_flight: int) -> None:
     make = STRATEGIES[name].candidates

