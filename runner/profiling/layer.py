@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.layers import keeps_running_statistics
 from runner.model.live_tracker import LiveTracker, StorageNumbers
 from runner.profile import BoundaryTensor, LayerProfile, SharedGradient
 from runner.profiling.backward_scan import as_leaf, chained_backward_bytes, stopped_forward_bytes
+from runner.profiling.flops import FlopCounter
 from runner.profiling.saved_scan import scan_forward
 from runner.profiling.split_scan import split_figures
 
@@ -130,9 +130,9 @@ def _forward(function: Callable[[Any], Any], given: Any, tracker: LiveTracker) -
     """Return the output, the bytes alive after it, the bytes alive at its peak, and its FLOPs."""
     base = tracker.live
     tracker.reset_peak()
-    with FlopCounterMode(display=False) as flops:
+    with FlopCounter() as flops:
         output = function(enter_graph(given))
-    return output, tracker.live - base, tracker.peak - base, float(flops.get_total_flops())
+    return output, tracker.live - base, tracker.peak - base, flops.total
 
 
 def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, float]:
@@ -140,10 +140,10 @@ def _backward(roots: Sequence[Tensor], tracker: LiveTracker) -> tuple[int, float
     gradients = [torch.ones_like(root) for root in roots]
     before = tracker.live
     tracker.reset_peak()
-    with FlopCounterMode(display=False) as flops:
+    with FlopCounter() as flops:
         if roots:
             torch.autograd.backward(roots, gradients)
-    return max(0, tracker.peak - before), float(flops.get_total_flops())
+    return max(0, tracker.peak - before), flops.total
 
 
 def boundary_tensors(output: Any, tracker: LiveTracker, numbers: StorageNumbers) -> tuple[BoundaryTensor, ...]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
 from runner.model.split.backward import backward_input
 from runner.model.split.reasons import kept_in_input, waiting_bytes
 from runner.profile import SplitBackward
+from runner.profiling.flops import FlopCounter
 
 __all__ = ["split_figures"]
 
@@ -43,7 +43,7 @@ def split_figures(
     kept, waiting = kept_in_input(roots, leaves), waiting_bytes(roots, leaves)
     before = tracker.live
     tracker.reset_peak()
-    with FlopCounterMode(display=False) as flops:
+    with FlopCounter() as flops:
         made, pending = backward_input(roots, gradients, leaves)
     transient = tracker.peak - before
     del roots, made, leaves
@@ -66,7 +66,7 @@ def split_figures(
         kept=tuple((names.get(id(each.weight), "a weight"), each.reason) for each in kept),
         kept_in_one_piece=any(each.in_one_piece for each in kept),
     )
-    return figures.with_kept_share(backward_flops, float(flops.get_total_flops()), _flops_for_input(function, value))
+    return figures.with_kept_share(backward_flops, flops.total, _flops_for_input(function, value))
 
 
 def _flops_for_input(function: Callable[[Any], Any], value: Any) -> float:
@@ -74,9 +74,9 @@ def _flops_for_input(function: Callable[[Any], Any], value: Any) -> float:
     given = map_tensors(_copied, value)
     roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
     leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
-    with FlopCounterMode(display=False) as flops:
+    with FlopCounter() as flops:
         torch.autograd.grad(roots, leaves, [torch.ones_like(root) for root in roots], allow_unused=True)
-    return float(flops.get_total_flops())
+    return float(flops.total)
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise ImportError("transformers is not installed: pip install -e '.[huggingface]'") from error
 
-from runner.zoo.packing import telling_apart
+from runner.zoo.packing import one_sequence_a_row, telling_apart
 
 __all__ = ["build", "configuration"]
 
@@ -182,7 +182,8 @@ def _of_tokens(base: Any) -> Callable[..., Tensor]:
         given = {"input_ids": input_ids, "attention_mask": attention_mask}
         logits: Tensor
         if position_ids is None:
-            logits = base.forward(self, **given).logits
+            with one_sequence_a_row():
+                logits = base.forward(self, **given).logits
             return logits
         with telling_apart(base):
             logits = base.forward(self, **given, position_ids=position_ids).logits
@@ -196,7 +197,8 @@ def _of_sequences(base: Any) -> Callable[..., Tensor]:
         self: Any, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None
     ) -> torch.Tensor:
         given = {"input_ids": input_ids, "decoder_input_ids": decoder_input_ids, "attention_mask": attention_mask}
-        logits: Tensor = base.forward(self, **given).logits
+        with one_sequence_a_row():
+            logits: Tensor = base.forward(self, **given).logits
         return logits
 
     return forward

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from narrow import present
@@ -129,3 +131,17 @@ def test_what_does_not_fit_together_is_a_problem_of_the_request(
         profile_model(resolve([*user, *overrides, "device=cpu"]))
     assert said in str(caught.value)
     assert caplog.text == ""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "bert"])
+def test_a_whole_language_model_has_the_same_bytes_on_fake_tensors(architecture: str) -> None:
+    """It makes the same masks on both, although fake positions have no values that tell whether a row is one text."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    of_model = [f"model.kwargs.model_type={architecture}", *(f"+model.kwargs.{k}={v}" for k, v in sizes.items())]
+    data = ["data=random_tokens", "data.kwargs.vocab_size=64", "data.kwargs.sequence_length=16"]
+    asked = ["model=huggingface", *of_model, *data]
+    if architecture == "bert":
+        asked.append("model.kwargs.task=masked")
+    fake, real = (profiled(*asked, fake=kind) for kind in (True, False))
+    assert fake.layers == real.layers
