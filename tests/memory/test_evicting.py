@@ -14,9 +14,10 @@ from test_memory_engine import CASES, COUNT
 from torch import Tensor, nn
 
 from runner.memory.apply.install import install
+from runner.memory.solve.evicting import EvictingProgram
 from runner.memory.solve.graph.evicting import SCORES
 from runner.memory.solve.strategies import STRATEGIES
-from runner.memory.solve.values import EvictingProgram, StageChain
+from runner.memory.solve.values import StageChain
 from runner.model.layers import StageModule, build_stage, layers_of
 from runner.model.live_tracker import LiveTracker
 from runner.plan.choices import program_cost

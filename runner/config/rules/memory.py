@@ -10,7 +10,7 @@ from runner.config.rules.values import is_given, not_negative, one_of, positive
 from runner.config.schema import RunConfig
 from runner.memory.solve.offloads import OFFLOADS
 from runner.memory.solve.strategies import STRATEGIES, options_by_key, owners_of
-from runner.memory.solve.strategy import SECTION, Option, shown
+from runner.memory.solve.strategy import SECTION, Option, Strategy, shown
 
 __all__ = ["MEMORY", "POLICIES"]
 
@@ -59,30 +59,16 @@ def _is_own(config: RunConfig) -> bool:
     return config.activation_checkpoint.target is not None
 
 
-def _picks_operators(config: RunConfig) -> bool:
-    strategy = STRATEGIES.get(config.activation_checkpoint.name)
-    return not _is_own(config) and strategy is not None and strategy.picks_operators
-
-
-def _runs_graphs(config: RunConfig) -> bool:
-    strategy = STRATEGIES.get(config.activation_checkpoint.name)
-    return not _is_own(config) and strategy is not None and strategy.runs_graphs
+def _strategy(config: RunConfig) -> Strategy:
+    """This package's strategy that a request names; one without traits if it is a user's own, or not known."""
+    plain = STRATEGIES["none"]
+    return plain if _is_own(config) else STRATEGIES.get(config.activation_checkpoint.name, plain)
 
 
 def _decides_too(config: RunConfig) -> bool:
     """Whether an activation policy is chosen beside an offload strategy that takes its place."""
     name = config.activation_checkpoint.name
     return _is_own(config) or name not in ("none", *(["auto"] if config.offload.activations == "auto" else []))
-
-
-def _compiles(config: RunConfig) -> bool:
-    strategy = STRATEGIES.get(config.activation_checkpoint.name)
-    return not _is_own(config) and strategy is not None and strategy.compiles
-
-
-def _plans_under_a_budget(config: RunConfig) -> bool:
-    strategy = STRATEGIES.get(config.activation_checkpoint.name)
-    return not _is_own(config) and strategy is not None and strategy.reads_budget
 
 
 def _autocasts(config: RunConfig) -> bool:
@@ -116,14 +102,14 @@ MEMORY: Table[RunConfig] = Table(
         one_of("offload.activations", _OFFLOADED_ACTIVATIONS),
         Row(
             "offload.activations",
-            lambda c: _picks_operators(c) and c.offload.activations != "none",
+            lambda c: _strategy(c).picks_operators and c.offload.activations != "none",
             "must not meet activation_checkpoint={activation_checkpoint.name}",
             "The hooks that move saved tensors do not see what such a policy keeps: it would stay on the device",
             fix="activation_checkpoint=full or offload=none",
         ),
         Row(
             "offload.activations",
-            lambda c: c.offload.activations in _CHOOSING and _plans_under_a_budget(c),
+            lambda c: c.offload.activations in _CHOOSING and _strategy(c).reads_budget,
             "must not meet activation_checkpoint={activation_checkpoint.name}",
             "Each of the two fills memory_limit as if the other did nothing",
             fix="activation_checkpoint=none or offload=activations_async",
@@ -155,28 +141,28 @@ MEMORY: Table[RunConfig] = Table(
         _slows_moves("offload.bytes_per_second", "null"),
         Row(
             "compile",
-            lambda c: _picks_operators(c) and c.compile,
+            lambda c: _strategy(c).picks_operators and c.compile,
             "must be false with activation_checkpoint={activation_checkpoint.name}",
             "It keeps the outputs of single operators, and a compiled layer has none that it could see",
             fix="activation_checkpoint=full or compile=false",
         ),
         Row(
             "compile",
-            lambda c: _compiles(c) and not c.compile,
+            lambda c: _strategy(c).compiles and not c.compile,
             "must be true with activation_checkpoint={activation_checkpoint.name}",
             "The compiler of layers decides what their backward is given; other layers keep what autograd saves",
             fix="compile=true or activation_checkpoint=auto",
         ),
         Row(
             "offload.activations",
-            lambda c: _runs_graphs(c) and c.offload.activations != "none",
+            lambda c: _strategy(c).runs_graphs and c.offload.activations != "none",
             "must not meet activation_checkpoint={activation_checkpoint.name}",
             "Both replace what autograd saves, and would take it from each other",
             fix="activation_checkpoint=auto or offload=none",
         ),
         Row(
             "compile",
-            lambda c: _runs_graphs(c) and c.compile,
+            lambda c: _strategy(c).runs_graphs and c.compile,
             "must be false with activation_checkpoint={activation_checkpoint.name}",
             "It drops single tensors that layers save, and a compiled layer saves others than those that were profiled",
             fix="activation_checkpoint=auto or compile=false",

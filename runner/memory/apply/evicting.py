@@ -20,15 +20,20 @@ import torch
 from torch import Tensor
 
 from runner.memory.apply.operators import Operator, Place, Recorder, Value
-from runner.memory.solve.values import EvictingProgram
-from runner.model.layers import StageModule
+from runner.memory.solve.evicting import EvictingProgram
+from runner.model.layers import Part, StageModule
 
-__all__ = ["Evicting"]
+__all__ = ["install_evicting"]
 
 _HELD = 3  # saved tensors of one backward that are not dropped as long as there are others
 
 
-class Evicting:
+def install_evicting(stage: StageModule, program: EvictingProgram) -> None:
+    """Let a stage run with a pool of saved tensors."""
+    stage.wrap((Part(program.first, program.last),), _Evicting(stage, program))
+
+
+class _Evicting:
     """Wraps the forward of a stage.
 
     Args:

@@ -25,15 +25,16 @@ from runner.memory.apply.surroundings import Surroundings
 from runner.memory.solve.values import GraphProgram, Rerun
 from runner.model.layers import Part, StageModule
 
-__all__ = ["graph_parts"]
+__all__ = ["install_graph"]
 
 _Run = Callable[[Any], Any]
 
 
-def graph_parts(stage: StageModule, program: GraphProgram) -> tuple[Part, ...]:
-    """The parts by which a stage runs a graph program: one for each layer."""
+def install_graph(stage: StageModule, program: GraphProgram) -> None:
+    """Let a stage run a graph program, each layer as a part."""
     runner = _StageRunner(stage, program)
-    return tuple(Part(layer, layer, partial(runner.forward, layer)) for layer in range(program.first, program.last + 1))
+    layers = range(program.first, program.last + 1)
+    stage.wrap([Part(layer, layer, partial(runner.forward, layer)) for layer in layers])
 
 
 class _StageRunner:

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
-from runner.memory.apply.evicting import Evicting
-from runner.memory.apply.graph_run import graph_parts
 from runner.memory.apply.mover import Mover, Moving
 from runner.memory.apply.recompute import Recompute
 from runner.memory.apply.trip import MovedStage, Saving
-from runner.memory.solve.values import ChainProgram, EvictingProgram, GraphProgram, Program, Segment
+from runner.memory.solve.values import ChainProgram, Program, Segment, StageProgram
 from runner.model.layers import Part, StageModule
 
 __all__ = ["StageOffload", "install"]
@@ -46,9 +45,9 @@ def install(
 ) -> None:
     """Make a stage drop, keep and move saved tensors as planned; its outputs and gradients stay the same bits.
 
-    A segment inside another one is a checkpoint inside a checkpoint; a graph program is run by hooks, and a pool of
-    saved tensors by hooks and a dispatch mode. The stage's autograd graph is always that of the first forward, so
-    gradients are added up in the same order as without a plan.
+    A segment inside another one is a checkpoint inside a checkpoint; other programs name what installs them. The
+    stage's autograd graph is always that of the first forward, so gradients are added up in the same order as without a
+    plan.
 
     Args:
         stage: the stage's module; it must be on its device already.
@@ -57,12 +56,11 @@ def install(
         moving: makes the context in which a tensor is moved, which measures how long that takes.
         offload: takes note of the stage if the program has moved segments; needed for these.
     """
-    if isinstance(program, EvictingProgram):
+    if isinstance(program, StageProgram):
         assert not to_host  # a rule refuses it
-        stage.wrap((Part(program.first, program.last),), Evicting(stage, program))
+        resolve_name(program.installer)(stage, program)
         return
-    parts = graph_parts(stage, program) if isinstance(program, GraphProgram) else _chain_parts(stage, program, offload)
-    stage.wrap(parts, _SaveOnCpu(stage, moving) if to_host else None)
+    stage.wrap(_chain_parts(stage, program, offload), _SaveOnCpu(stage, moving) if to_host else None)
 
 
 def _chain_parts(stage: StageModule, program: ChainProgram, offload: StageOffload | None) -> tuple[Part, ...]:

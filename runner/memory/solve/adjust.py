@@ -21,13 +21,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from runner.memory.solve.evicting_rows import evicting_rows
-from runner.memory.solve.graph.rows import graph_rows
 from runner.memory.solve.moves import PlacedSegment, with_moves
 from runner.memory.solve.program import ends, reruns
 from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
 from runner.memory.solve.tensors import StageTensors
-from runner.memory.solve.values import ActivationPlan, EvictingProgram, GraphProgram, Program, Segment
+from runner.memory.solve.values import ActivationPlan, PlainStage, Program, Segment, StageProgram
 from runner.profile import LayerProfile, ModelProfile
 
 __all__ = ["adjusted", "host_bytes"]
@@ -61,12 +59,10 @@ def _rows(
     to_host: bool,
 ) -> list[LayerProfile]:
     """The rows of a stage under its program, and that of the loss if the stage is the last."""
-    if isinstance(program, GraphProgram):
+    if isinstance(program, StageProgram):
         assert not to_host  # a rule refuses it
-        return graph_rows(before, chain, loss, program)
-    if isinstance(program, EvictingProgram):
         whole = (Segment(program.first, program.last),)
-        return evicting_rows(_Stage(before, chain, loss, whole).rows(), program)
+        return program.rows(PlainStage(before, chain, loss, lambda: _Stage(before, chain, loss, whole).rows()))
     stage = _Stage(before, chain, loss, program)
     made = with_moves(stage.rows(), stage.chain, stage.tensors, stage.segments)
     return [*_on_device(made[: len(chain)], stage), *made[len(chain) :]] if to_host else made
@@ -74,7 +70,7 @@ def _rows(
 
 def host_bytes(before: ModelProfile, program: Program) -> int:
     """Bytes of one micro-batch's saved tensors that a stage moves to the host's memory."""
-    assert not isinstance(program, GraphProgram | EvictingProgram)  # a rule refuses it
+    assert isinstance(program, tuple)  # a rule refuses it
     total = 0
     for segment in program:
         if segment.recompute:

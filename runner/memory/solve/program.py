@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from runner.memory.solve.values import ChainProgram, EvictingProgram, GraphProgram, Program, Segment
+from runner.memory.solve.values import ChainProgram, Program, Segment, StageProgram
 
 __all__ = [
     "DEEPEST",
@@ -79,7 +79,7 @@ def reruns(segment: Segment) -> Counter[int]:
 
 def ends(program: Program) -> tuple[int, int]:
     """The first and the last layer of a program, as indices in the whole model."""
-    if isinstance(program, GraphProgram | EvictingProgram):
+    if isinstance(program, StageProgram):
         return program.first, program.last
     return program[0].first, program[-1].last
 
@@ -91,17 +91,15 @@ def moves_tensors(program: Program) -> bool:
 
 def depth(program: Program) -> int:
     """How deep segments that are run again are nested in each other, at most."""
-    if isinstance(program, GraphProgram | EvictingProgram):
+    if isinstance(program, StageProgram):
         return 0
     return max((1 + depth(segment.inside) for segment in program if segment.recompute), default=0)
 
 
 def forwards(program: Program) -> int:
     """The total number of forwards of layers, including the first ones; an estimate if the run decides."""
-    if isinstance(program, EvictingProgram):
-        return len(program.again) + sum(program.again)
-    if isinstance(program, GraphProgram):
-        return len(program.keeps_graph) + len(program.reruns)
+    if isinstance(program, StageProgram):
+        return program.forwards
     return sum(each.step is not Step.BACKWARD for each in operations(program))
 
 

@@ -2,30 +2,33 @@
 
 A program says what happens to every layer between its forward and its backward. A chain program is a sequence of
 :class:`Segment`, and a segment that is run forward again says how by its own program. So a program may run layers any
-number of times; :mod:`.program` lists it step by step. A :class:`GraphProgram` runs single layers again in any order.
+number of times; :mod:`.program` lists it step by step. Other kinds of programs are each a :class:`StageProgram`, which
+says itself what it costs and what installs it. A :class:`GraphProgram` runs single layers again in any order.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from runner.profile import LayerProfile, ModelProfile
 
 __all__ = [
     "ActivationPlan",
     "ChainProgram",
-    "EvictingProgram",
     "GraphProgram",
     "LayerBackward",
     "Offer",
+    "PlainStage",
     "PolicyOptions",
     "Program",
     "Rerun",
     "Segment",
     "StageChain",
     "StageChoice",
+    "StageProgram",
 ]
 
 
@@ -148,7 +151,48 @@ class LayerBackward:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphProgram:
+class PlainStage:
+    """The rows from which a program makes its own.
+
+    Args:
+        before: the layer before the stage, None for the first stage.
+        layers: the stage's layers.
+        loss: the loss if the stage is the last.
+        adjusted: makes the rows of the layers, and that of the loss if there is one, if everything is kept.
+    """
+
+    before: LayerProfile | None
+    layers: list[LayerProfile]
+    loss: LayerProfile | None
+    adjusted: Callable[[], list[LayerProfile]]
+
+
+class StageProgram(ABC):
+    """A program of a stage that is no chain of segments; all that other code asks of it is here.
+
+    Attributes:
+        first, last: the stage's layers, indices in the whole model, inclusive.
+        installer: ``package.module:function`` that wraps a stage module as the program says, from the two.
+    """
+
+    __slots__ = ()
+
+    first: int
+    last: int
+    installer: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def forwards(self) -> int:
+        """The total number of forwards of layers, including the first ones; an estimate if the run decides."""
+
+    @abstractmethod
+    def rows(self, stage: PlainStage) -> list[LayerProfile]:
+        """The rows of the stage's layers under the program, and that of the loss if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphProgram(StageProgram):
     """Says for a stage as a graph what is kept and what is run again.
 
     The nodes of the graph are layers. Its values are the tensors between layers, by storage, and for each layer what
@@ -171,33 +215,26 @@ class GraphProgram:
     outputs: tuple[tuple[int, ...], ...]
     backwards: tuple[LayerBackward, ...]
 
+    installer: ClassVar[str] = "runner.memory.apply.graph_run:install_graph"
+
+    @property
+    def forwards(self) -> int:
+        """See :class:`StageProgram`."""
+        return len(self.keeps_graph) + len(self.reruns)
+
+    def rows(self, stage: PlainStage) -> list[LayerProfile]:
+        """See :class:`StageProgram`."""
+        from runner.memory.solve.graph.rows import graph_rows  # it plays this program
+
+        return graph_rows(stage.before, stage.layers, stage.loss, self)
+
     @property
     def reruns(self) -> list[int]:
         """The layers that are run forward again, as often as they are."""
         return [rerun.layer for backward in self.backwards for rerun in backward.before]
 
 
-@dataclass(frozen=True, slots=True)
-class EvictingProgram:
-    """Leaves it to the run what is kept: what autograd saves lies in a pool, and is dropped when that is full.
-
-    Args:
-        first, last: the stage's layers, indices in the whole model, inclusive.
-        score: what is dropped first, a key of :data:`runner.memory.solve.graph.evicting.SCORES`.
-        pool_bytes: bytes of the pool, for all micro-batches in flight together.
-        in_flight: the largest number of these.
-        again: for each layer an estimate of how often it will run again.
-    """
-
-    first: int
-    last: int
-    score: str
-    pool_bytes: int
-    in_flight: int
-    again: tuple[int, ...]
-
-
-Program = ChainProgram | GraphProgram | EvictingProgram
+Program = ChainProgram | StageProgram
 """What happens to the layers of a stage between forward and backward."""
 
 

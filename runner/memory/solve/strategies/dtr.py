@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from runner.errors import did_you_mean
+from runner.memory.solve.evicting import EvictingProgram
 from runner.memory.solve.graph.evicting import SCORES, Forward, evicting_order
 from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_order
 from runner.memory.solve.graph.values import Order, replayed
 from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategy import Candidate, Option, Strategy
-from runner.memory.solve.values import EvictingProgram, Program, Segment, StageChain
+from runner.memory.solve.values import Program, Segment, StageChain
 
 __all__ = ["STRATEGY"]
 

@@ -1,6 +1,6 @@
-"""The rows of a stage's profile if a run drops what it saves when a pool is full.
+"""Programs that leave it to the run what is dropped: what autograd saves lies in a pool, until that is full.
 
-Which tensors those are is decided in the run. The rows say that each layer keeps an equal share of what it saves, so
+Which tensors are dropped is decided in the run. The rows say that each layer keeps an equal share of what it saves, so
 that all together are the pool. While a layer runs forward, what it needs and makes may be in the pool or not, and both
 are counted; while it runs backward, the pool may be full. So the peak is a bound.
 """
@@ -8,16 +8,48 @@ are counted; while it runs backward, the pool may be full. So the peak is a boun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import ClassVar
 
-from runner.memory.solve.values import EvictingProgram
+from runner.memory.solve.values import PlainStage, StageProgram
 from runner.profile import LayerProfile
 
-__all__ = ["evicting_rows"]
+__all__ = ["EvictingProgram"]
 
 
-def evicting_rows(plain: Sequence[LayerProfile], program: EvictingProgram) -> list[LayerProfile]:
+@dataclass(frozen=True, slots=True)
+class EvictingProgram(StageProgram):
+    """Leaves it to the run what is kept: what autograd saves lies in a pool, and is dropped when that is full.
+
+    Args:
+        first, last: the stage's layers, indices in the whole model, inclusive.
+        score: what is dropped first, a key of :data:`runner.memory.solve.graph.evicting.SCORES`.
+        pool_bytes: bytes of the pool, for all micro-batches in flight together.
+        in_flight: the largest number of these.
+        again: for each layer an estimate of how often it will run again.
+    """
+
+    first: int
+    last: int
+    score: str
+    pool_bytes: int
+    in_flight: int
+    again: tuple[int, ...]
+
+    installer: ClassVar[str] = "runner.memory.apply.evicting:install_evicting"
+
+    @property
+    def forwards(self) -> int:
+        """See :class:`runner.memory.solve.values.StageProgram`."""
+        return len(self.again) + sum(self.again)
+
+    def rows(self, stage: PlainStage) -> list[LayerProfile]:
+        """See :class:`runner.memory.solve.values.StageProgram`."""
+        return _evicting_rows(stage.adjusted(), self)
+
+
+def _evicting_rows(plain: Sequence[LayerProfile], program: EvictingProgram) -> list[LayerProfile]:
     """The rows of a stage's layers, and that of the loss if there is one.
 
     Args:
