@@ -28,7 +28,7 @@ from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_ord
 from runner.memory.solve.graph.values import Cost, Graph, replayed
 from runner.memory.solve.program import forwards
 from runner.memory.solve.strategies import STRATEGIES
-from runner.memory.solve.values import GraphProgram, Segment, StageChain
+from runner.memory.solve.values import GraphProgram, Segment, StageChain, StageProgram
 from runner.model.layers import StageModule, build_stage, layers_of
 from runner.model.live_tracker import LiveTracker
 from runner.plan.choices import program_cost
@@ -129,7 +129,7 @@ class Ran:
     result: tuple[Tensor, ...]
 
 
-def ran(of: Bench, program: GraphProgram | None, *, seeded: bool = True) -> Ran:
+def ran(of: Bench, program: StageProgram | None, *, seeded: bool = True) -> Ran:
     stage, calls = copy.deepcopy(of.stage), Counter[int]()
     if program is not None:
         install(stage, program)

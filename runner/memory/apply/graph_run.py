@@ -25,40 +25,44 @@ from runner.memory.apply.surroundings import Surroundings
 from runner.memory.solve.values import GraphProgram, Rerun
 from runner.model.layers import Part, StageModule
 
-__all__ = ["install_graph"]
+__all__ = ["MicroBatch", "install_graph", "run_graphs", "tensors_in"]
 
 _Run = Callable[[Any], Any]
 
 
 def install_graph(stage: StageModule, program: GraphProgram) -> None:
-    """Let a stage run a graph program, each layer as a part."""
-    runner = _StageRunner(stage, program)
-    layers = range(program.first, program.last + 1)
+    """Let a stage run a graph program."""
+    run_graphs(stage, partial(MicroBatch, program))
+
+
+def run_graphs(stage: StageModule, begin: Callable[[Any], MicroBatch]) -> None:
+    """Let a stage run graph programs, each layer as a part.
+
+    Args:
+        stage: the stage.
+        begin: begins a micro-batch from the stage's input.
+    """
+    runner = _StageRunner(stage, begin)
+    layers = range(stage.first_layer, stage.last_layer + 1)
     stage.wrap([Part(layer, layer, partial(runner.forward, layer)) for layer in layers])
 
 
 class _StageRunner:
-    """Begins a micro-batch at the first layer, and gives the others to it.
+    """Begins a micro-batch at the first layer, and gives the others to it; see :func:`run_graphs`."""
 
-    Args:
-        stage: the stage.
-        program: its program.
-    """
-
-    def __init__(self, stage: StageModule, program: GraphProgram) -> None:
-        self._program = program
-        self._modules = {layer: stage.layers_between(layer, layer) for layer in set(program.reruns)}
-        self._current: _MicroBatch | None = None
+    def __init__(self, stage: StageModule, begin: Callable[[Any], MicroBatch]) -> None:
+        self._stage, self._begin = stage, begin
+        self._current: MicroBatch | None = None
 
     def forward(self, layer: int, run: _Run, value: Any, *, seeded: bool) -> Any:
         """Run a layer for the first time."""
         if not torch.is_grad_enabled():
             return run(value)
-        if layer == self._program.first:
-            self._current = _MicroBatch(self._program, value)
+        if layer == self._stage.first_layer:
+            self._current = self._begin(value)
         assert self._current is not None  # its first layer has run
-        output = self._current.forward(layer, run, value, self._modules.get(layer, []), seeded=seeded)
-        if layer == self._program.last:
+        output = self._current.forward(layer, run, value, self._stage.layers_between(layer, layer), seeded=seeded)
+        if layer == self._stage.last_layer:
             self._current = None  # from now on, autograd's graph alone holds it
         return output
 
@@ -110,17 +114,22 @@ class _Layer:
     slots: list[_Slot] = field(default_factory=list)
 
 
-class _MicroBatch:
-    """The tensors of one forward and its backward. Autograd's graph holds it; it holds nothing of that graph."""
+class MicroBatch:
+    """The tensors of one forward and its backward. Autograd's graph holds it; it holds nothing of that graph.
+
+    Args:
+        program: the stage's program.
+        value: the stage's input.
+    """
 
     def __init__(self, program: GraphProgram, value: Any) -> None:
-        self._program = program
+        self._program, self._again = program, frozenset(program.reruns)
         self._due = program.last  # the next layer whose backward is prepared
         self._layers: dict[int, _Layer] = {}
         self._tensors: dict[int, Tensor] = {}  # storage number -> a detached tensor with this storage
         self._dtypes: dict[int, torch.dtype] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # storage -> its number
-        self._given: weakref.WeakSet[Any] = weakref.WeakSet(each.untyped_storage() for each in _tensors_in(value))
+        self._given: weakref.WeakSet[Any] = weakref.WeakSet(each.untyped_storage() for each in tensors_in(value))
 
     def forward(self, index: int, run: _Run, value: Any, modules: Sequence[nn.Module], *, seeded: bool) -> Any:
         """Run a layer for the first time.
@@ -128,19 +137,20 @@ class _MicroBatch:
         Args:
             index: the layer.
             run, value, seeded: see :class:`runner.model.layers.Around`.
-            modules: its modules if it will be run again, else nothing.
+            modules: its modules.
         """
-        layer = self._layers[index] = self._begin(index, run, value, modules, seeded=seeded)
-        versions = [tensor._version for tensor in _tensors_in(value)]
-        with torch.autograd.graph.saved_tensors_hooks(partial(_pack, layer), partial(self._unpack, layer)):
+        own = modules if index in self._again else ()
+        layer = self._layers[index] = self._begin(index, run, value, own, seeded=seeded)
+        versions = [tensor._version for tensor in tensors_in(value)]
+        with torch.autograd.graph.saved_tensors_hooks(partial(self._pack, layer), partial(self._unpack, layer)):
             output = run(value)
-        if versions != [tensor._version for tensor in _tensors_in(value)]:
+        if versions != [tensor._version for tensor in tensors_in(value)]:
             raise RuntimeError(
                 f"layer {index} changes its input in place, so that it could not be run from it again under a graph "
                 "program: use operators that are not in place, or another activation_checkpoint"
             )
         layer.before.forget_unchanged()
-        made = [tensor for tensor in _tensors_in(output) if tensor.untyped_storage() not in self._numbers]
+        made = [tensor for tensor in tensors_in(output) if tensor.untyped_storage() not in self._numbers]
         self._number(index, output)
         self._keep(output, set(self._program.keeps))
         self._place(layer)
@@ -170,7 +180,7 @@ class _MicroBatch:
     def _number(self, index: int, output: Any) -> None:
         """Give the storages of a layer's output the numbers that they have in the program."""
         first: dict[Any, torch.dtype] = {}
-        for tensor in _tensors_in(output):
+        for tensor in tensors_in(output):
             if self._program.first == 0 or tensor.untyped_storage() not in self._given:
                 first.setdefault(tensor.untyped_storage(), tensor.dtype)
         known = self._program.outputs[index - self._program.first]
@@ -186,7 +196,7 @@ class _MicroBatch:
 
     def _keep(self, output: Any, numbers: set[int]) -> None:
         """Keep the tensors of an output whose storages have these numbers."""
-        for tensor in _tensors_in(output):
+        for tensor in tensors_in(output):
             number = self._numbers.get(tensor.untyped_storage())
             if number is not None and number in numbers and number not in self._tensors:
                 assert not tensor.is_meta  # it was made from tensors that are there
@@ -265,6 +275,10 @@ class _MicroBatch:
     def _at(self, place: _Place) -> Tensor:
         return self._tensors[place.number].as_strided(place.size, place.stride, place.offset)
 
+    def _pack(self, layer: _Layer, tensor: Tensor) -> int:
+        layer.slots.append(_held(tensor) if layer.keeps_graph else None)
+        return len(layer.slots) - 1
+
     def _unpack(self, layer: _Layer, slot: int) -> Tensor:
         self.reach(layer.index)
         found, layer.slots[slot] = layer.slots[slot], None
@@ -274,11 +288,6 @@ class _MicroBatch:
                 "backward through one forward is not possible under a graph program"
             )
         return found
-
-
-def _pack(layer: _Layer, tensor: Tensor) -> int:
-    layer.slots.append(_held(tensor) if layer.keeps_graph else None)
-    return len(layer.slots) - 1
 
 
 def _held(tensor: Tensor) -> Tensor:
@@ -299,5 +308,6 @@ def _no_backward(dropped: None) -> Tensor:
     raise RuntimeError("a graph that was made to run a layer again has no backward")
 
 
-def _tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a value, in order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
