@@ -48,7 +48,7 @@ STRATEGIES: Mapping[str, PolicyOptions] = {
 }
 """Strategies without a budget, by what a table shows."""
 
-BUDGETED = ("rotor", "auto", "rockmate", "kusumoto", "checkmate", "dtr", "treewidth", "mimose")
+BUDGETED = ("rotor", "auto", "rockmate", "kusumoto", "checkmate", "dtr", "coop", "treewidth", "mimose")
 """Strategies that choose under a budget."""
 
 

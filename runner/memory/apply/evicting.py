@@ -23,27 +23,26 @@ from runner.memory.apply.operators import Operator, Place, Recorder, Value
 from runner.memory.solve.evicting import EvictingProgram
 from runner.model.layers import Part, StageModule
 
-__all__ = ["install_evicting"]
+__all__ = ["Evicting", "Pool", "install_evicting"]
 
 _HELD = 3  # saved tensors of one backward that are not dropped as long as there are others
 
 
 def install_evicting(stage: StageModule, program: EvictingProgram) -> None:
     """Let a stage run with a pool of saved tensors."""
-    stage.wrap((Part(program.first, program.last),), _Evicting(stage, program))
+    stage.wrap((Part(program.first, program.last),), Evicting(stage, Pool(program)))
 
 
-class _Evicting:
+class Evicting:
     """Wraps the forward of a stage.
 
     Args:
         stage: the stage, whose buffers are not changed by operators that run again.
-        program: its program.
+        pool: where what is saved lies.
     """
 
-    def __init__(self, stage: StageModule, program: EvictingProgram) -> None:
-        self._stage = stage
-        self._pool = _Pool(program.pool_bytes, _SCORES[program.score])
+    def __init__(self, stage: StageModule, pool: Pool) -> None:
+        self._stage, self._pool = stage, pool
 
     def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
         if not torch.is_grad_enabled():
@@ -68,7 +67,7 @@ def _unpack(saved: _Slot | Tensor) -> Tensor:
 class _Slot:
     """What autograd holds of a saved tensor; the pool drops a value in which no slot lies any more."""
 
-    def __init__(self, pool: _Pool, place: Place) -> None:
+    def __init__(self, pool: Pool, place: Place) -> None:
         self._pool, self._place = pool, place
         place.value.slots += 1
 
@@ -83,16 +82,16 @@ class _Slot:
             self._pool.drop(value)
 
 
-class _Pool:
+class Pool:
     """The saved values that are kept.
 
     Args:
-        limit: bytes of these values and of what is made on the way to others.
-        score: the value with the least is dropped.
+        program: says how many bytes of these values and of what is made on the way to others there may be, and by which
+            score a value is dropped.
     """
 
-    def __init__(self, limit: int, score: Callable[[_Pool, Value], float]) -> None:
-        self._limit, self._score = limit, score
+    def __init__(self, program: EvictingProgram) -> None:
+        self._limit, self._score = program.pool_bytes, _SCORES[program.score]
         self.clock = 0.0  # cost of the operators that have run again, and of those that made what was saved
         self._kept: set[Value] = set()
         self._num_bytes = 0  # of what is kept, and of what is made on the way
@@ -105,7 +104,7 @@ class _Pool:
             self._keep(value, tensor)
             self.clock += value.operator.cost
             value.last_use = self.clock
-            self._make_room(0, needed=value)
+            self.make_room(0, needed=value)
 
     def bring(self, value: Value) -> Tensor:
         """A tensor with the value's storage."""
@@ -120,24 +119,45 @@ class _Pool:
         """Keep a value no longer."""
         if value in self._kept:
             self._kept.discard(value)
-            self._num_bytes -= value.num_bytes
+            self.give_back(value)
             value.tensor = None
+
+    def take(self, value: Value) -> None:
+        """Count the bytes of a value that is there from now on."""
+        self._num_bytes += value.num_bytes
+
+    def give_back(self, value: Value) -> None:
+        """Count them no longer."""
+        self._num_bytes -= value.num_bytes
 
     def _keep(self, value: Value, tensor: Tensor) -> None:
         value.tensor = tensor.detach()
         self._kept.add(value)
-        self._num_bytes += value.num_bytes
+        self.take(value)
 
-    def _make_room(self, num_bytes: int, *, needed: Value | None = None) -> None:
+    def make_room(self, num_bytes: int, *, needed: Value | None = None) -> None:
+        """Drop values until there is room for so many bytes besides, but not the one that is needed."""
         while self._num_bytes + num_bytes > self._limit:
-            free = [value for value in self._kept if not self._uses[value] and value is not needed]
-            free = [value for value in free if weakref.ref(value) not in self._brought] or free
+            free = self.free(needed) or self.free(needed, held=True)
             if not free:
-                raise RuntimeError(
-                    f"{self._num_bytes + num_bytes} bytes of saved tensors are needed at once, and memory_limit leaves "
-                    f"{self._limit} to them: give more memory, or use another activation_checkpoint"
-                )
-            self.drop(min(free, key=lambda value: (self._score(self, value), value.operator.number)))
+                raise self.no_room(num_bytes)
+            self.drop(min(free, key=lambda value: (self.score(value), value.operator.number)))
+
+    def free(self, needed: Value | None, *, held: bool = False) -> list[Value]:
+        """The values that may be dropped, but for one that is needed; ``held``: with what a backward may hold now."""
+        free = (value for value in self._kept if not self._uses[value] and value is not needed)
+        return [value for value in free if held or weakref.ref(value) not in self._brought]
+
+    def no_room(self, num_bytes: int) -> RuntimeError:
+        """The error that there is no room for so many bytes besides."""
+        return RuntimeError(
+            f"{self._num_bytes + num_bytes} bytes of saved tensors are needed at once, and memory_limit leaves "
+            f"{self._limit} to them: give more memory, or use another activation_checkpoint"
+        )
+
+    def score(self, value: Value) -> float:
+        """A value's score, of which the least is dropped."""
+        return self._score(self, value)
 
     def _make_again(self, target: Value) -> None:
         """Run the operators that lead to a value, and keep those values on the way that autograd has saved."""
@@ -150,7 +170,7 @@ class _Pool:
 
     def _run(self, operator: Operator, on_the_way: dict[Value, Tensor], target: Value) -> None:
         inputs = operator.inputs
-        self._make_room(operator.num_bytes, needed=target)
+        self.make_room(operator.num_bytes, needed=target)
         made = operator.run({value: on_the_way[value] if value.tensor is None else value.tensor for value in inputs})
         self.clock += operator.cost
         found = [(value, made[at]) for at, value in operator.outputs.items()]
@@ -160,7 +180,7 @@ class _Pool:
                 self._keep(value, tensor)
             elif value.tensor is None and self._uses[value]:
                 on_the_way[value] = tensor
-                self._num_bytes += value.num_bytes
+                self.take(value)
         for value in inputs:
             self._uses[value] -= 1
             if not self._uses[value] and value in on_the_way:
@@ -169,7 +189,7 @@ class _Pool:
     def _taken(self, value: Value | None, on_the_way: dict[Value, Tensor]) -> Tensor:
         """The tensor of a value on the way, which is no longer counted."""
         assert value is not None  # a change is that of a value
-        self._num_bytes -= value.num_bytes
+        self.give_back(value)
         return on_the_way.pop(value)
 
     def staleness(self, value: Value) -> float:
@@ -202,16 +222,16 @@ def _depending_on(value: Value) -> set[Operator]:
     return {each for each in found if any(made.tensor is None for made in (*each.outputs.values(), *each.changes))}
 
 
-def _full(pool: _Pool, value: Value) -> float:
+def _full(pool: Pool, value: Value) -> float:
     operators: Iterable[Operator] = _leading_to(value) | _depending_on(value)
     return sum(each.cost for each in operators) / (max(1, value.num_bytes) * pool.staleness(value))
 
 
-def _local(pool: _Pool, value: Value) -> float:
+def _local(pool: Pool, value: Value) -> float:
     return value.operator.cost / (max(1, value.num_bytes) * pool.staleness(value))
 
 
-_SCORES: dict[str, Callable[[_Pool, Value], float]] = {
+_SCORES: dict[str, Callable[[Pool, Value], float]] = {
     "full": _full,
     "local": _local,
     "lru": lambda pool, value: 1.0 / pool.staleness(value),

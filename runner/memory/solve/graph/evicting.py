@@ -11,13 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from runner.memory.solve.arena import Arena
 from runner.memory.solve.graph.values import Graph, Order
 
 __all__ = ["SCORES", "Forward", "evicting_order"]
 
 
 def evicting_order(
-    graph: Graph, budget: int, *, score: str = "full", forward: Forward | None = None, patience: int = 1000
+    graph: Graph,
+    budget: int,
+    *,
+    score: str = "full",
+    forward: Forward | None = None,
+    patience: int = 1000,
+    arena: Arena[int] | None = None,
+    side_by_side: bool = True,
 ) -> Order | None:
     """The order in which values are computed in so much memory; None if there is no room for one of them.
 
@@ -27,8 +35,11 @@ def evicting_order(
         score: a key of :data:`SCORES`.
         forward: what is known of the values that are a stage's forward; None = the graph has none.
         patience: how many computations for each value, on average, before it counts as one without room.
+        arena: memory in one piece in which all values lie; None = only bytes are counted, wherever they lie.
+        side_by_side: whether those values of an arena are evicted that lie side by side, and not those of least score.
     """
-    run = _Run(graph, budget, SCORES[score], forward or Forward(0, budget), patience)
+    plain = graph, budget, SCORES[score], forward or Forward(0, budget), patience
+    run = _Run(*plain) if arena is None else _RunInArena(*plain, arena, side_by_side)
     try:
         for index in graph.once:
             run.compute(index)
@@ -65,7 +76,7 @@ class _Run:
     def __init__(
         self, graph: Graph, budget: int, score: Callable[[_Run, int], float], forward: Forward, patience: int
     ) -> None:
-        self.graph, self._budget, self._score, self._forward = graph, budget, score, forward
+        self.graph, self._budget, self.score, self._forward = graph, budget, score, forward
         self.order: list[int] = []
         self.evicted: set[int] = set()
         self.clock = 0.0
@@ -86,7 +97,7 @@ class _Run:
         try:
             while missing := [need for need in value.needs if not self._is_there(need)]:
                 self.compute(missing[0])
-            self._make_room(value.num_bytes + value.transient_bytes)
+            self.make_room(index)
         finally:
             for need in value.needs:
                 self._locked[need] -= 1
@@ -109,18 +120,24 @@ class _Run:
             self._left[need] -= 1
         for each in {index, *self.graph.values[index].needs}:
             if not self._left[each] and each in self._alive:
-                self._evict(each)
+                self.evict(each)
 
-    def _make_room(self, num_bytes: int) -> None:
+    def make_room(self, index: int) -> None:
+        """Evict values until one can be computed."""
         begins = len(self.order) < self._forward.count
         budget = self._forward.budget if begins else self._budget
-        while sum(self.graph.values[each].num_bytes for each in self._alive) + num_bytes > budget:
-            free = [each for each in self._alive if self._may_go(each)]
-            if not free:
-                raise _NoRoomError
-            self._evict(min(free, key=lambda each: (self._score(self, each), each)))
+        more = self.graph.values[index].num_bytes + self.graph.values[index].transient_bytes
+        while sum(self.graph.values[each].num_bytes for each in self._alive) + more > budget:
+            self.evict(self.least())
 
-    def _may_go(self, index: int) -> bool:
+    def least(self) -> int:
+        """The value with the least score of those that may go."""
+        free = [each for each in self._alive if self.may_go(each)]
+        if not free:
+            raise _NoRoomError
+        return min(free, key=lambda each: (self.score(self, each), each))
+
+    def may_go(self, index: int) -> bool:
         """Whether a value may be evicted."""
         if self._locked.get(index) or not self.graph.values[index].num_bytes:
             return False
@@ -130,7 +147,8 @@ class _Run:
         is_needed = any(now <= user < count for user in self.graph.users[index])
         return index < count and index not in self._forward.kept and not is_needed
 
-    def _evict(self, index: int) -> None:
+    def evict(self, index: int) -> None:
+        """Keep a value no longer."""
         self._alive.discard(index)
         self.evicted.add(index)
 
@@ -153,6 +171,52 @@ class _Run:
                     found.add(each)
                     waiting.append(each)
         return found
+
+
+class _RunInArena(_Run):
+    """A run whose values lie in an arena; what a computation takes besides lies behind its result until it is over."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        budget: int,
+        score: Callable[[_Run, int], float],
+        forward: Forward,
+        patience: int,
+        arena: Arena[int],
+        side_by_side: bool,
+    ) -> None:
+        super().__init__(graph, budget, score, forward, patience)
+        self._arena, self._side_by_side = arena, side_by_side
+
+    def compute(self, index: int) -> None:
+        """See :class:`_Run`."""
+        super().compute(index)
+        self._arena.shrink(index, self.graph.values[index].num_bytes)
+
+    def make_room(self, index: int) -> None:
+        """See :class:`_Run`."""
+        value = self.graph.values[index]
+        more = value.num_bytes + value.transient_bytes
+        while not self._arena.place(index, more, from_end=self._is_dear(index)):
+            found = self._arena.window(more, self._cost) if self._side_by_side else [self.least()]
+            if not found:
+                raise _NoRoomError
+            for each in found:
+                self.evict(each)
+
+    def evict(self, index: int) -> None:
+        """See :class:`_Run`."""
+        super().evict(index)
+        self._arena.remove(index)
+
+    def _cost(self, index: int) -> float | None:
+        """The score of a value, as if bytes were no matter; None if it must stay."""
+        return self.score(self, index) * self.graph.values[index].num_bytes if self.may_go(index) else None
+
+    def _is_dear(self, index: int) -> bool:
+        """Whether a value is never evicted; such values lie at the end, so that they are not between others."""
+        return self._side_by_side and not self.may_go(index)
 
 
 def _full(run: _Run, index: int) -> float:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from runner.errors import did_you_mean
+from runner.memory.solve.arena import Arena, ArenaProgram
 from runner.memory.solve.evicting import EvictingProgram
 from runner.memory.solve.graph.evicting import SCORES, Forward, evicting_order
 from runner.memory.solve.graph.stage import StageGraph, graph_of, program_of_order
@@ -21,7 +22,7 @@ from runner.memory.solve.strategies.full import STRATEGY as FULL
 from runner.memory.solve.strategy import Candidate, Option, Strategy
 from runner.memory.solve.values import Program, Segment, StageChain
 
-__all__ = ["STRATEGY"]
+__all__ = ["STRATEGY", "pools"]
 
 _BUDGETS = 40  # programs are made for these equal parts of the plain peak
 _BUDGETS_IN_FLIGHT = 12  # with several micro-batches in flight: for the first forward, and for what follows
@@ -33,22 +34,34 @@ def _candidates(chain: StageChain) -> Iterator[Candidate]:
     score, online = str(chain.options.get("score", "full")), bool(chain.options.get("online", False))
     name = f"dtr {score}{' online' if online else ''}"
     yield Candidate(name, (Segment(chain.first, chain.last),))
-    make = _pools(chain, score) if online else _programs(graph_of(chain), score, in_flight=chain.in_flight)
+    make = (
+        pools(chain, score, EvictingProgram) if online else _programs(graph_of(chain), score, in_flight=chain.in_flight)
+    )
     yield from (Candidate(name, program) for program in dict.fromkeys(make))
 
 
-def _pools(chain: StageChain, score: str) -> Iterator[Program]:
-    """Pools of falling size, with the forwards that the layers' own graph would run again in such a part of memory."""
+def pools(chain: StageChain, score: str, kind: type[EvictingProgram]) -> Iterator[EvictingProgram]:
+    """Pools of falling size, with the forwards that the layers' own graph would run again in such a part of memory.
+
+    Args:
+        chain: the stage.
+        score: a key of :data:`runner.memory.solve.graph.evicting.SCORES`.
+        kind: the kind of program; for an arena, the layers' values lie in one, too, where there is room for them.
+    """
     stage = graph_of(chain)
     most = replayed(stage.graph, stage.graph.once).peak_bytes
     saved = chain.in_flight * sum(layer.saved_bytes for layer in chain.layers)
     for part in range(_BUDGETS - 1, 0, -1):
-        order = _order(stage, most * part // _BUDGETS, most * part // _BUDGETS, score)
+        budget = most * part // _BUDGETS
+        order = _order(stage, budget, budget, score, Arena(budget)) if kind is ArenaProgram else None
+        order = order or _order(
+            stage, budget, budget, score
+        )  # temporaries of layers take a gap there, but not in a run
         if order is None:
             return
         again = Counter(program_of_order(stage, order).reruns)
         counts = tuple(again[layer] for layer in chain.indices)
-        yield EvictingProgram(chain.first, chain.last, score, saved * part // _BUDGETS, chain.in_flight, counts)
+        yield kind(chain.first, chain.last, score, saved * part // _BUDGETS, chain.in_flight, counts)
 
 
 def _programs(stage: StageGraph, score: str, *, in_flight: int) -> Iterator[Program]:
@@ -59,10 +72,12 @@ def _programs(stage: StageGraph, score: str, *, in_flight: int) -> Iterator[Prog
             yield program_of_order(stage, order)
 
 
-def _order(stage: StageGraph, budget: int, of_forward: int, score: str) -> Order | None:
+def _order(
+    stage: StageGraph, budget: int, of_forward: int, score: str, arena: Arena[int] | None = None
+) -> Order | None:
     of_loss = frozenset(index for index, layer in enumerate(stage.layers) if layer == stage.num_layers)
     forward = Forward(stage.num_forward, of_forward, of_loss)
-    return evicting_order(stage.graph, budget, score=score, forward=forward, patience=_PATIENCE)
+    return evicting_order(stage.graph, budget, score=score, forward=forward, patience=_PATIENCE, arena=arena)
 
 
 def _budgets(most: int, in_flight: int) -> Iterator[tuple[int, int]]:
