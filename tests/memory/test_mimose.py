@@ -177,7 +177,7 @@ def test_an_estimate_is_a_quadratic_function_and_never_less(seed: int) -> None:
 
 def test_a_larger_batch_than_the_planned_one_is_told() -> None:
     trained = Trained(sized(chain())[0])
-    with pytest.raises(RuntimeError, match="has the shapes .* a `spec` that returns its largest sample"):
+    with pytest.raises(RuntimeError, match="has the shapes .* `spec` return a sample that makes the largest batch"):
         trained.step(LONGEST + 1)
 
 

@@ -141,8 +141,8 @@ class PlansBySize:
         if largest and not (alike and all(a <= b for a, b in zip(_lengths(shapes), _lengths(largest), strict=True))):
             raise RuntimeError(
                 f"a micro-batch has the shapes {list(map(list, shapes))}, and activation_checkpoint=mimose has planned "
-                f"for {list(map(list, largest))} at most: give the data function a `spec` that returns its largest "
-                "sample"
+                f"for {list(map(list, largest))} at most: let the data function's `spec` return a sample that makes "
+                "the largest batch"
             )
 
     def _estimated(self, shapes: Shapes) -> list[LayerBytes] | None:
