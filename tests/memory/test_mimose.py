@@ -214,6 +214,7 @@ def test_losses_and_weights_are_the_same_bits_in_a_pipeline_of_varying_lengths(s
     assert [key for key in expected if not torch.equal(state[key], expected[key])] == []
 
 
+@pytest.mark.slow
 def test_the_limit_is_kept_in_a_pipeline() -> None:
     limits_are_kept("mimose", 2, 5)
 

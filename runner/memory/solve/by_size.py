@@ -132,8 +132,8 @@ class PlansBySize:
 
     def note(self, shapes: Shapes, found: Sequence[LayerBytes]) -> None:
         """Take what was measured of each layer; the next micro-batch of these shapes is planned anew."""
+        self._plans = {each: plan for each, plan in self._plans.items() if each in self._measured}  # not estimated ones
         self._measured[shapes] = list(found)
-        self._plans.clear()  # an estimate may be possible now
 
     def _refuse_larger(self, shapes: Shapes) -> None:
         largest = self._program.largest
