@@ -1,6 +1,6 @@
 """Puts the tables and figures of finished sweeps into the README.
 
-python -m runner.recipes.compression outputs/compression/… outputs/approximations/…
+python -m runner.recipes.compression outputs/compression/… outputs/compression_emoji/… outputs/approximations/…
 
 The approximations' own page is in recipes/approximations.
 """
@@ -19,7 +19,12 @@ from runner.recipes.compression import table
 __all__ = ["main", "write"]
 
 _RECIPES = Path(__file__).resolve().parents[1]
-_REPORTS = {"compression": table.sweep_report, "approximations": factorial.sweep_report}
+_REPORTS = {
+    "compression": ("compression", table.sweep_report),
+    "compression_emoji": ("compression", table.sweep_report),
+    "approximations": ("approximations", factorial.sweep_report),
+}
+"""By a recipe's name, the folder of its page and what makes its tables."""
 
 
 def main(folders: Sequence[str]) -> None:
@@ -28,7 +33,8 @@ def main(folders: Sequence[str]) -> None:
         jobs = sorted((each for each in Path(folder).iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
         runs = [{"directory": str(job), "record": json.loads((job / "record.json").read_text("utf-8"))} for job in jobs]
         name = runs[0]["record"]["config"]["name"]
-        write(_RECIPES / name, name, _REPORTS[name](runs))
+        page, report = _REPORTS[name]
+        write(_RECIPES / page, name, report(runs))
 
 
 def write(folder: Path, name: str, report: Mapping[str, Any]) -> None:

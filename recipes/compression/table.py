@@ -81,7 +81,8 @@ def sweep_report(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rows = [tuple(_cell(value) for value in row) for row in values]
     table = {"name": "compression", "title": "compressors of gradients", "header": header, "rows": rows}
     figure = partial(draw, curves=[Curve(_keys(run["record"])["name"], run["record"]["loss"]) for run in ended])
-    return {"tables": [table | {"values": values, "notes": notes}], "figures": {"losses.svg": figure}}
+    file = f"losses{_suffix(runs)}.svg"
+    return {"tables": [table | {"values": values, "notes": notes}], "figures": {file: figure}}
 
 
 def formula_bytes(shapes: Shapes, keys: Keys, replicas: int) -> float:
@@ -104,6 +105,11 @@ def shapes_of(profile: Mapping[str, Any]) -> list[tuple[int, ...]]:
         for _ in weight["layers"][1:]:
             shapes.remove(tuple(weight["shape"]))
     return shapes
+
+
+def _suffix(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What a recipe's name has after that of this one, so that each has its own figure on one page."""
+    return str(runs[0]["record"]["config"].get("name", "")).removeprefix("compression") if runs else ""
 
 
 def _keys(record: Mapping[str, Any]) -> dict[str, Any]:

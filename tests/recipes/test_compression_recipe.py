@@ -14,6 +14,7 @@ from runner.config.schema import CompressionConfig
 from runner.optim.catalogue.compression import Wire
 from runner.optim.catalogue.registry import COMPRESSORS, compression_of
 from runner.recipes.compression.__main__ import write
+from runner.recipes.compression.link import Timed, rows_of, running_mean, verdicts
 from runner.recipes.compression.table import FORMULAS, formula_bytes, sweep_report
 
 SHAPES = [(64, 48), (64,), (8, 16, 4)]
@@ -63,3 +64,41 @@ def test_the_table_reads_records(tmp_path: Path) -> None:
     assert "old" not in text
     assert text.endswith("![compression: losses](losses.svg)\n\n<!-- end of compression -->\nb\n")
     assert (tmp_path / "losses.svg").stat().st_size > 1000
+
+
+def test_the_sweeps_differ_in_model_and_data_alone() -> None:
+    gpt, emoji = (resolve([f"recipe={name}"]) for name in ("compression", "compression_emoji"))
+    for key in ("sweep", "parallelism", "schedule", "optimizer", "trainer", "compression"):
+        assert getattr(gpt, key) == getattr(emoji, key), key
+    assert gpt.data.batch_size == emoji.data.batch_size
+
+
+def test_seconds_to_the_loss_of_plain_sums() -> None:
+    losses = {"none": [10.0 - 0.1 * step for step in range(80)]}
+    losses["bf16"] = losses["none"]
+    losses["topk"] = [10.0 - 0.05 * step for step in range(80)]  # the same loss after twice the steps
+    losses["randomk"] = [10.0] * 80
+    timed = {
+        "none": Timed([0.19], [0.2, 0.2, 9.0]), "bf16": Timed([0.16], [0.15]),
+        "topk": Timed([0.06], [0.05]), "randomk": Timed([0.05], [0.05]),
+    }  # fmt: skip
+    rows = {row.compression: row for row in rows_of(losses, timed)}
+    assert rows["none"].steps == rows["bf16"].steps == 40
+    assert rows["none"].seconds == pytest.approx(8.0)
+    assert rows["bf16"].sooner == pytest.approx(0.25)
+    assert rows["bf16"].loss_then == pytest.approx(running_mean(losses["none"])[52])  # 53 steps of 0.15 s in 8 s
+    # The mean of 20 steps lags by 9.5 of them: 10 - 0.05 (s - 1 - 9.5) <= 10 - 0.1 (39 - 9.5) from s = 69.5 on.
+    assert rows["topk"].steps == 70
+    assert rows["randomk"].steps is None
+    assert rows["none"].off == pytest.approx(-0.05)
+    near, best = verdicts(list(rows.values()))
+    assert near.startswith("3 of 4")
+    assert best.endswith("topk: 3.5 s instead of 8.0 s, 56% less.")
+
+
+def test_a_slower_compressor_is_told_as_one() -> None:
+    losses = {name: [3.0 - 0.01 * step for step in range(80)] for name in ("none", "qsgd")}
+    rows = rows_of(losses, {"none": Timed([0.1], [0.1]), "qsgd": Timed([0.1], [0.2])})
+    assert verdicts(rows)[1].endswith("qsgd: 8.0 s instead of 4.0 s, 100% more.")
+    losses["qsgd"] = [9.0] * 80
+    assert verdicts(rows_of(losses, {name: Timed([0.1], [0.1]) for name in losses}))[1].startswith("No compressor")
