@@ -305,6 +305,8 @@ class ModelProfile:
         optimizer_constant_bytes: tables that the optimizer keeps once, whatever it updates.
         trace: trace of this micro-batch through all layers; None if it was not requested or could not be recorded.
         sample_shapes: the shape of one sample in each tensor of the input; empty if they are not known.
+        compression_seconds_per_byte: what ``compression=`` computes in a step, in seconds per byte of gradient, without
+            its messages; 0 if it was not measured.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -321,6 +323,7 @@ class ModelProfile:
     optimizer_constant_bytes: int = 0
     trace: MemoryTrace | None = None
     sample_shapes: tuple[tuple[int, ...], ...] = ()
+    compression_seconds_per_byte: float = 0.0
 
     @property
     def num_parameters(self) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from runner.environment import environment
 from runner.recipes.benchmarks.prediction import run_and_read
 from runner.recipes.schedules.tables import markdown_table, replace_block
 
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "rows": [*map(asdict, rows)],
             }
     after = os.getloadavg()
-    told = {"date": datetime.now(UTC).date().isoformat(), **environment(), "load": [*load, *after]}
+    told = {"date": datetime.now(UTC).date().isoformat(), "machine": platform.platform(), "load": [*load, *after]}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps({**told, "link": _LINK, "recipes": found}, indent=1) + "\n", encoding="utf-8")
     parts.append(f"Load over a minute before and after: {load[0]:.1f}, {after[0]:.1f}. Measured on {told['date']}.")

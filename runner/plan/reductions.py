@@ -30,11 +30,13 @@ class Reduction:
         sent_bytes: bytes that each holder sends in a mean step; None: the compressor does not say it.
         kept_bytes: bytes that each holder keeps from step to step.
         temporary_bytes: bytes that it needs while it compresses.
+        seconds: that each holder computes in a step to compress; 0 if that was not measured.
     """
 
     sent_bytes: float | None
     kept_bytes: int = 0
     temporary_bytes: int = 0
+    seconds: float = 0.0
 
 
 def reductions(
@@ -72,17 +74,17 @@ def sent_bytes(
 
 
 def with_compression(costs: StageCosts, planned: Sequence[Reduction], replicas: int, link: Link) -> StageCosts:
-    """``costs`` with what compressors send, as far as they say it, in as many messages as an all-reduce's ring has."""
+    """``costs`` with what compressors compute and send, as far as they say it, in as many messages as a ring has."""
     messages = 2 * (replicas - 1)
 
     def seconds(sent: float) -> float:
         return messages * link.seconds(sent / messages) if messages else 0.0
 
-    known = [each.sent_bytes for each in planned]
-    return replace(
-        costs,
-        reduce=[own if sent is None else seconds(sent) for own, sent in zip(costs.reduce, known, strict=True)],
-    )
+    sums = [
+        (own if each.sent_bytes is None else seconds(each.sent_bytes)) + each.seconds
+        for own, each in zip(costs.reduce, planned, strict=True)
+    ]
+    return replace(costs, reduce=sums)
 
 
 def _reduction(
@@ -97,7 +99,7 @@ def _reduction(
         sent = kind.bytes_in_a_step(Wire(config.compression, shapes, width, copies))
     kept = sum(kind.kept_bytes(config.compression, shape) for shape in shapes)
     temporary = _TEMPORARIES * _FP32 * stage.gradient_bytes // width if kind.compress is not None else 0
-    return Reduction(sent, kept, temporary)
+    return Reduction(sent, kept, temporary, stage.gradient_bytes * profile.compression_seconds_per_byte)
 
 
 def _own_shapes(profile: ModelProfile, stage: StageFigures, width: int) -> list[tuple[int, ...]]:

@@ -64,6 +64,7 @@ def _key(config: RunConfig) -> str:
         "samples": [config.data.batch_size, config.parallelism.data, config.schedule.computed_microbatches],
         "precision": config.precision.name,
         "approximate_backward": asdict(config.approximate_backward),
+        "compression": asdict(config.compression),
         "optimizer": [
             config.optimizer.name,
             config.optimizer.momentum,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -22,7 +23,8 @@ from runner.model.device import device_type
 from runner.model.load import load_model
 from runner.model.precision import autocast_of, autocasting, dtype_of, to_precision
 from runner.model.split.backward import backward_input, backward_weight
-from runner.optim.catalogue.registry import optimizer_of
+from runner.optim.catalogue.registry import compression_of, optimizer_of
+from runner.optim.compression.timing import compression_seconds
 from runner.optim.kinds.build import measure_step_seconds_per_byte
 from runner.profile import LayerProfile, ModelProfile, SplitBackward
 from runner.profiling.backward_scan import as_leaf
@@ -33,6 +35,7 @@ __all__ = ["can_be_timed", "with_measured_seconds"]
 
 _TIMED_RUNS = 3
 _MOST_BYTES_TO_TIME = 4 << 30
+_MOST_ELEMENTS_TO_COMPRESS = 1 << 24
 _MOST_FLOPS_TO_TIME = 2e11  # a few seconds on two CPU cores
 
 
@@ -75,6 +78,7 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
             _, loss = _time_call(lose, value, device, profile.loss)
         masters = PRECISIONS[config.precision.name].master_weights
         per_byte = measure_step_seconds_per_byte(config.optimizer, dtype, device, master_weights=masters)
+        compressing = _compression_seconds_per_byte(config, profile, dtype, device)
     gc.collect()
     return replace(
         profile,
@@ -82,7 +86,27 @@ def with_measured_seconds(config: RunConfig, profile: ModelProfile, inputs: Any,
         loss=loss,
         seconds_source="measured",
         optimizer_seconds_per_byte=per_byte,
+        compression_seconds_per_byte=compressing,
     )
+
+
+def _compression_seconds_per_byte(
+    config: RunConfig, profile: ModelProfile, dtype: torch.dtype, device: torch.device
+) -> float:
+    """Seconds per byte of gradient that the request's compressor computes, on tensors of the model's own shapes."""
+    kind = compression_of(config.compression)
+    if kind.compress is None:
+        return 0.0
+    shapes: list[tuple[int, ...]] = []
+    for shape in (shape for layer in profile.layers for shape in layer.trained_shapes):
+        shapes.append(shape)
+        if sum(map(prod, shapes)) > _MOST_ELEMENTS_TO_COMPRESS:
+            break
+    if not shapes:
+        return 0.0
+    compress = kind.compress(config.compression, kind.has_residuals(config.compression))
+    seconds = compression_seconds(compress, shapes, max(2, config.parallelism.data), device, runs=_TIMED_RUNS)
+    return seconds / (sum(map(prod, shapes)) * dtype.itemsize)
 
 
 def _summed(loss: LossFunction, targets: Any, samples: int, output: Any) -> Tensor:

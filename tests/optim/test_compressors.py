@@ -15,8 +15,9 @@ from torch import Tensor
 from runner.config.schema import CompressionConfig
 from runner.optim.catalogue.compression import CompressionKind, Wire
 from runner.optim.catalogue.registry import COMPRESSORS
+from runner.optim.compression import timing
 from runner.optim.compression.bits import pack, packed_bytes, unpack
-from runner.optim.compression.rounds import Compress, Exchanged, Parts, Turn
+from runner.optim.compression.rounds import Compress, Exchanged, Kept, Parts, Rounds, Total, Turn
 
 SHAPES = [(6, 5), (7,), (4, 3, 2), (1,)]
 KEYS: dict[str, dict[str, Any]] = {
@@ -240,3 +241,27 @@ def test_bytes_by_formula_are_those_of_the_messages(name: str, replicas: int) ->
     wire = Wire(section_of(name), SHAPES, 4, replicas)
     assert kind.bytes_in_a_step(wire) == pytest.approx(sent / 2)
     assert kind.bytes_in_a_step(wire) != COMPRESSORS["none"].bytes_in_a_step(wire)
+
+
+def test_the_seconds_of_a_compressor_are_its_median_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is played with a clock that the compressor itself moves on: the first one does not count."""
+    now, steps = [0.0], [50.0, 3.0, 1.0, 2.0]
+
+    def compress(values: Sequence[Tensor], kept: Sequence[Kept], turn: Turn) -> Rounds:
+        now[0] += steps[turn.step]
+        before = [value.clone() for value in values]
+        parts = yield Parts(values[0])
+        total = yield Total(values[1])
+        assert [part.equal(before[0]) for part in parts] == [True] * 3
+        assert torch.equal(total, 3 * before[1])
+        return Exchanged(before, before, kept)
+
+    monkeypatch.setattr("runner.optim.compression.timing.time.perf_counter", lambda: now[0])
+    seconds = timing.compression_seconds(compress, [(2, 3), (4,)], 3, torch.device("cpu"), runs=3)
+    assert seconds == 2.0
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_every_compressor_can_be_timed(name: str) -> None:
+    compress = compress_of(name, feedback=True)
+    assert timing.compression_seconds(compress, SHAPES, 2, torch.device("cpu"), runs=1) > 0

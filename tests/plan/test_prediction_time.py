@@ -1,4 +1,4 @@
-"""Predictions of weights take time before forwards and backwards, which the plan counts."""
+"""Predictions of weights take time before forwards and backwards, and compressors in sums; the plan counts both."""
 
 from __future__ import annotations
 
@@ -43,3 +43,17 @@ def test_predictions_are_counted(
     ratio = 4 / microbatches / plan.profile.samples
     assert costs.F[0] == pytest.approx(first.forward_seconds * ratio + forward * update)
     assert costs.B[0] == pytest.approx(first.backward_seconds * ratio + backward * update)
+
+
+def test_what_a_compressor_computes_is_counted() -> None:
+    config = RunConfig(memory_limit="1GB")
+    config.parallelism.data, config.data.batch_size = 2, 4
+    config.compression.name, config.compression.density = "topk", 0.1
+    config.transport.bytes_per_second = 8.0
+    layers = [layer(trained_shapes=((10,),))] * 2
+    alone, counted = (
+        make_plan(config, model(layers, compression_seconds_per_byte=per_byte)).time.costs for per_byte in (0.0, 0.5)
+    )
+    # Each of the two tensors sends one value and its place, 8 bytes: a second each, with 80 bytes of gradients.
+    assert alone.reduce[0] == pytest.approx(2.0)
+    assert counted.reduce[0] == pytest.approx(2.0 + 0.5 * 80)
