@@ -17,6 +17,7 @@ from runner.config.schema import CompressionConfig
 from runner.engine.engine import Engine
 from runner.engine.transport.threads import ThreadTransport, run_ranks
 from runner.engine.update.loss_scale import LossScaling
+from runner.model.seeds import mix_seed
 from runner.optim.catalogue.compression import Wire
 from runner.optim.catalogue.registry import compression_of
 from runner.strategy.reducers import load_reducer_states, own_reducer_states
@@ -33,6 +34,12 @@ PLAIN: dict[str, plain_compressors.Plain] = {
     "topk": plain_compressors.largest(0.2),
     "signsgd": plain_compressors.signs(vote=False),
     "powersgd": plain_compressors.power(2),
+    "gradzip": plain_compressors.alternating(2),
+    "randomk": plain_compressors.drawn(
+        0.2,
+        [size for a, b in zip(SIZES, SIZES[1:], strict=False) for size in (a * b, b)],
+        lambda step: mix_seed(0, step, "compression", "0.weight"),
+    ),
 }
 OPTIMIZERS: dict[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
@@ -128,7 +135,7 @@ class Ranks:
 
 
 def by_hand(name: str, batches: Batches, *, replicas: int, optimizer: str = "sgd", feedback: bool = True) -> Any:
-    kept = {at: {"right": rights().get(each)} for at, (each, _) in enumerate(make_model().named_parameters())}
+    kept = {at: {"at": at, "right": rights().get(each)} for at, (each, _) in enumerate(make_model().named_parameters())}
     return plain_compressors.train(
         make_model(), lambda output, target: half_square(output, target)[0], batches, PLAIN[name],
         replicas=replicas, optimizer=OPTIMIZERS[optimizer], feedback=feedback, kept=kept, microbatches=COUNT,

@@ -60,6 +60,37 @@ def power(rank: int) -> Plain:
     return plain
 
 
+def alternating(rank: int) -> Plain:
+    """Least squares for the left factor at even steps, for the right one at odd steps; ``kept`` has the first right."""
+
+    def plain(tensors: Sequence[Tensor], kept: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
+        if tensors[0].dim() < 2 or rank >= min(tensors[0].shape):
+            return torch.stack(list(tensors)).sum(dim=0), list(tensors)
+        step = kept["steps"] = kept.get("steps", -1) + 1
+        turned, fixed = [t.T if step % 2 == 0 else t for t in tensors], kept["right" if step % 2 == 0 else "left"]
+        fits = [torch.linalg.lstsq(fixed.double(), t.double()).solution.T.float() for t in turned]
+        kept["left" if step % 2 == 0 else "right"] = torch.stack(fits).sum(dim=0)
+        sent = [fit @ fixed.T if step % 2 == 0 else fixed @ fit.T for fit in fits]
+        return torch.stack(sent).sum(dim=0), sent
+
+    return plain
+
+
+def drawn(density: float, sizes: Sequence[int], seed_of: Callable[[int], int]) -> Plain:
+    """The same places on all replicas, drawn tensor after tensor by one generator; ``kept`` says which tensor it is."""
+
+    def plain(tensors: Sequence[Tensor], kept: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
+        step = kept["steps"] = kept.get("steps", -1) + 1
+        generator = torch.Generator().manual_seed(seed_of(step))
+        places = [torch.randperm(size, generator=generator) for size in sizes[: kept["at"] + 1]][-1]
+        mask = torch.zeros(sizes[kept["at"]])
+        mask[places[: -int(-density * len(places) // 1)]] = 1.0
+        sent = [tensor * mask.view_as(tensor) for tensor in tensors]
+        return torch.stack(sent).sum(dim=0), sent
+
+    return plain
+
+
 def train(
     model: torch.nn.Module,
     loss: Callable[[Tensor, Tensor], Tensor],
