@@ -262,7 +262,7 @@ class OptimizerConfig:
     target: str | None = None  # your own: package.module:KIND, or a function of parameters, lr and kwargs
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of target
     freeze_step: int | None = None  # 1-bit optimizers: from this step on, variance is constant, momentum sent in bits
-    variance_refreshes: int | None = None  # zero_one_adam: uncompressed steps before the interval between them doubles
+    variance_refreshes: int | None = None  # uncompressed steps before the interval between them doubles
     damping: float | None = None  # kfac: its square root is added to the diagonal of each factor
     refresh_every: int | None = None  # kfac: number of steps that use the same inverses; null = 10
 

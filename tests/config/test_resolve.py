@@ -148,6 +148,11 @@ def test_an_option_of_the_command_line_wins_over_the_recipe() -> None:
         ("+zzz=1", "zzz = 1: there is no such key. The help of a command lists the keys, e.g. runner train --help."),
         ("zero.qqq=1", "zero.qqq = 1: there is no such key. zero has name, stage, bucket_elements, config."),
         ("optimizer=adm", f"optimizer = adm: there is no such option. optimizer has {', '.join(sorted(OPTIMIZERS))}. Try optimizer=adam."),
+        (
+            "optimizer=zero_one_adam",
+            "optimizer = zero_one_adam: it is called onebit_adam_refreshed. 0/1 Adam's local steps are not implemented. "
+            "Try optimizer=onebit_adam_refreshed.",
+        ),
         ("precision=8", "precision = 8: there is no such option. precision has bf16, bf16_master, bf16_mixed, fp16, fp16_mixed, fp32, fp4_emulated."),
         ("schedule.microbatches=4.5", "schedule.microbatches = 4.5: must be a whole number. It is a fraction."),
         ("schedule.microbatches=four", "schedule.microbatches = four: must be a whole number. It is text."),

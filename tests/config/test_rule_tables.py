@@ -91,7 +91,7 @@ COMBINED: list[dict[str, Any]] = [
     {"optimizer.name": "onebit_lamb", "optimizer.freeze_step": 1},
     {"optimizer.name": "onebit_adam", "optimizer.freeze_step": 0, "schedule.post_validation": True},
     {"optimizer.name": "onebit_adam", "trainer.grad_clip_norm": 1.0, "trainer.grad_clip_value": 1.0},
-    {"optimizer.name": "zero_one_adam"}, {"optimizer.name": "kfac"}, {"optimizer.refresh_every": 1},
+    {"optimizer.name": "onebit_adam_refreshed"}, {"optimizer.name": "kfac"}, {"optimizer.refresh_every": 1},
     {
         "optimizer.name": "kfac", "optimizer.damping": 0.0, "optimizer.refresh_every": 0, "parallelism.data": 2,
         "zero.stage": 1, "precision.name": "bf16", "compile": True, "activation_checkpoint.name": "full",
@@ -99,7 +99,7 @@ COMBINED: list[dict[str, Any]] = [
     },
     {"optimizer.target": "a:b", "optimizer.kwargs": {"a": 1}},
     {"optimizer.name": "custom", "optimizer.weight_decay": 0.1},
-    {"optimizer.name": "zero_one_adam", "optimizer.variance_refreshes": 0}, {"compression.target": "a:b"},
+    {"optimizer.name": "onebit_adam_refreshed", "optimizer.variance_refreshes": 0}, {"compression.target": "a:b"},
     {"optimizer.name": "mine", "optimizer.target": "halved_sums:STRICT_OPTIMIZER", "trainer.threads": 2},
     {
         "compression.name": "halves", "compression.target": "halved_sums:STRICT", "compression.kwargs": {"kep": 1},

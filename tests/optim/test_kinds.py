@@ -50,12 +50,12 @@ FACTS = {
     "custom": (None, None, None, None, False, False, False, None, 0, 2),  # its states are seen at a step
     "kfac": (0.0, False, None, None, False, False, True, None, 0, 3),
     "onebit_adam": (2.0, True, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
-    "zero_one_adam": (2.0, True, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
+    "onebit_adam_refreshed": (2.0, True, None, None, False, True, False, [800, 32768, 40000, 102400], 0, 2),
     "onebit_lamb": (3.0, True, None, None, False, True, False, [1200, 49152, 60000, 153600], 0, 2),
 }
 KIN_OF_ADAM = {
     "adamw", "adam", "auto", "adam8bit", "adam4bit", "adam_fp8", "cpu_adam", "fused_adam", "lamb", "onebit_adam",
-    "zero_one_adam", "onebit_lamb", "adabelief", "muon",
+    "onebit_adam_refreshed", "onebit_lamb", "adabelief", "muon",
 }  # fmt: skip
 
 

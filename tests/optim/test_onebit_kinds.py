@@ -22,12 +22,12 @@ HALF = sum(SIZES) // 2
 STEPS, REPLICAS = 24, 2
 BETAS, EPS, LR, DECAY = (0.9, 0.95), 1e-4, 1e-2, 0.1
 KINDS = {
-    "zero_one_adam": {"freeze_step": 18, "variance_refreshes": 3},
+    "onebit_adam_refreshed": {"freeze_step": 18, "variance_refreshes": 3},
     "onebit_lamb": {"freeze_step": 10},
     "onebit_adam": {"freeze_step": 10},
 }
 FULL = {
-    "zero_one_adam": {0, 1, 2, 3, 5, 7, 9, 13, 17},  # gaps of 1, 2 and 4, three of each, until the freeze
+    "onebit_adam_refreshed": {0, 1, 2, 3, 5, 7, 9, 13, 17},  # gaps of 1, 2 and 4, three of each, until the freeze
     "onebit_lamb": set(range(10)),
     "onebit_adam": set(range(10)),
 }

@@ -31,7 +31,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lars": {"momentum": 0.9},
     "custom": {"target": f"{__name__}:half_sgd", "weight_decay": 0.0, "kwargs": {"momentum": 0.5}},
     "onebit_adam": {"freeze_step": FREEZE},
-    "zero_one_adam": {"freeze_step": FREEZE, "variance_refreshes": 2},
+    "onebit_adam_refreshed": {"freeze_step": FREEZE, "variance_refreshes": 2},
     "onebit_lamb": {"freeze_step": FREEZE},
 }
 COMPRESSED = [name for name, kind in OPTIMIZERS.items() if kind.compresses]

@@ -24,7 +24,7 @@ SHAPES: tuple[list[tuple[int, ...]], ...] = (
 )
 EXACT = ("adamw", "adam", "rmsprop")
 NEAR = ("adabelief", "lamb")  # pytorch_optimizer's loops keep small tensors of the parameter before the last one
-BOUNDED = ("auto", "adam4bit", "adam_fp8", "muon", "onebit_adam", "onebit_lamb", "zero_one_adam", "sgd", "lars")
+BOUNDED = ("auto", "adam4bit", "adam_fp8", "muon", "onebit_adam", "onebit_lamb", "onebit_adam_refreshed", "sgd", "lars")
 SCALARS = 64  # bytes of norms and rates that some make
 
 

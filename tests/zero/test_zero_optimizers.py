@@ -72,7 +72,7 @@ class PlainOneBit:
         return LR * self.m / (self.v.sqrt() + EPS)
 
 
-ZERO_ONE = ("optimizer=zero_one_adam", "optimizer.freeze_step=4", "optimizer.variance_refreshes=1", ONEBIT[-1])
+ZERO_ONE = ("optimizer=onebit_adam_refreshed", "optimizer.freeze_step=4", "optimizer.variance_refreshes=1", ONEBIT[-1])
 LAMB = ("optimizer=onebit_lamb", "optimizer.freeze_step=10", ONEBIT[-1], "trainer.max_steps=14")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.compose.groups import RECIPE, groups, options, package_of
+from runner.config.compose.groups import RECIPE, groups, no_option, options, package_of
 from runner.config.compose.shape import check_value, type_at
 from runner.config.schema import RunConfig
 from runner.errors import Problem, did_you_mean
@@ -110,6 +111,5 @@ def _check_choice(key: str, value: object, where: str, roots: Sequence[Path]) ->
     known = options(group, roots)
     if value is None or str(value) in known or key.startswith("optional "):
         return []
-    near = did_you_mean(str(value), known)
-    why = f"{group} has {', '.join(known)}"
-    return [Problem(f"{where}{group}", value, "there is no such option", why, f"{group}: {near}" if near else "")]
+    found = no_option(group, value, known)
+    return [replace(found, path=f"{where}{group}", fix=found.fix.replace("=", ": "))]

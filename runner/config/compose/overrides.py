@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config.compose.groups import MAY_BE_NULL, RECIPE, groups, in_no_group, no_group, options
+from runner.config.compose.groups import MAY_BE_NULL, RECIPE, groups, in_no_group, no_group, no_option, options
 from runner.config.compose.layers import Layer
 from runner.config.compose.shape import check_value, key_paths, type_at, unknown_key
 from runner.errors import Problem, did_you_mean
@@ -140,10 +140,7 @@ def _choose(override: Override, roots: Sequence[Path], choices: dict[str, str | 
     if name in known:
         choices[group] = name
         return []
-    why = f"{group} has {', '.join(known)}"
-    near = did_you_mean(str(value), known) if value is not None else None
-    fix = f"{group}={near}" if near is not None else ""
-    return [Problem(group, value, "there is no such option", why, fix)]
+    return [no_option(group, value, known)]
 
 
 def _check_setting(override: Override, known_groups: Sequence[str], roots: Sequence[Path]) -> list[Problem]:

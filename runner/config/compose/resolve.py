@@ -11,7 +11,7 @@ from typing import Any
 from runner.config.compose.composed import compose_request, shown_path
 from runner.config.compose.container import config_from_container, fingerprint, load, save, to_container
 from runner.config.compose.files import check_file, read_option, sweep_of
-from runner.config.compose.groups import RECIPE, clashes, config_roots, options
+from runner.config.compose.groups import RECIPE, clashes, config_roots, no_option, options
 from runner.config.compose.layers import (
     Layer,
     leaves,
@@ -164,7 +164,7 @@ def _file_problems(choices: dict[str, str | None], roots: Sequence[Path]) -> lis
         if name is None:
             continue
         if name not in known:
-            problems.append(Problem(group, name, "there is no such option", f"{group} has {', '.join(known)}"))
+            problems.append(no_option(group, name, known))
             continue
         problems += clashes(group, name, roots)
         problems += check_file(known[name].path, group, roots)

@@ -1,4 +1,4 @@
-"""Adam whose replicas exchange momentum in bits: 1-bit Adam and 0/1 Adam, and their common part with 1-bit LAMB.
+"""Adam whose replicas exchange momentum in bits, with or without refreshes, and the common part with 1-bit LAMB.
 
 At a full step, gradients are means over replicas, as for any optimizer, and the variance is updated with them. At a
 compressed step the variance does not change; each replica adds its own gradients to the momentum, whose mean is taken
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from runner.optim.compression.signs import Alone, Exchange, SignCompression
 
-__all__ = ["OneBitAdam", "OneBitOptimizer", "ZeroOneAdam"]
+__all__ = ["OneBitAdam", "OneBitOptimizer", "RefreshedOneBitAdam"]
 
 
 class OneBitOptimizer(Optimizer):
@@ -145,11 +145,12 @@ class OneBitAdam(OneBitOptimizer):
         parameter.add_(update, alpha=-group["lr"])
 
 
-class ZeroOneAdam(OneBitAdam):
-    """0/1 Adam: until ``freeze_step`` there are full steps; the j-th and the next are 2^(j // refreshes) steps apart.
+class RefreshedOneBitAdam(OneBitAdam):
+    """Until ``freeze_step`` there are full steps; the j-th and the next are 2^(j // refreshes) steps apart.
 
-    Every compressed step exchanges momenta: the paper's local steps, during which weights differ between replicas, are
-    left out. Until the freeze, DeepSpeed exchanges gradients in bits; the paper's algorithm exchanges momenta, as here.
+    That is how 0/1 Adam refreshes its variance. Every compressed step exchanges momenta: 0/1 Adam's local steps, during
+    which weights differ between replicas, are left out. Until the freeze, DeepSpeed exchanges gradients in bits; the
+    paper's algorithm exchanges momenta, as here.
 
     Args:
         refreshes: number of full steps before the interval doubles; the paper's kappa.
@@ -158,7 +159,7 @@ class ZeroOneAdam(OneBitAdam):
     with a synchronisation at every step; deepspeed/runtime/fp16/onebit/zoadam.py before 0.19.7.
     """
 
-    option = "zero_one_adam"
+    option = "onebit_adam_refreshed"
 
     def __init__(self, parameters: Iterable[Tensor], *, refreshes: int, **settings: Any) -> None:
         super().__init__(parameters, **settings)

@@ -1,4 +1,4 @@
-"""Optimizers whose replicas exchange momentum in bits: 1-bit Adam, 0/1 Adam and 1-bit LAMB."""
+"""Optimizers whose replicas exchange momentum in bits: 1-bit Adam, with and without refreshes, and 1-bit LAMB."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-__all__ = ["ONEBIT_ADAM", "ONEBIT_LAMB", "ZERO_ONE_ADAM"]
+__all__ = ["ONEBIT_ADAM", "ONEBIT_LAMB", "ONEBIT_ADAM_REFRESHED"]
 
 _READS = (*BETAS, "freeze_step")
 _REMARKS = "compressed steps send a fifteenth of fp16's bytes"
@@ -26,11 +26,11 @@ def _onebit_adam(section: OptimizerConfig, parameters: list[Tensor]) -> Optimize
     return OneBitAdam(parameters, **common_settings(section), freeze_step=_given(section.freeze_step))
 
 
-def _zero_one_adam(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
-    from runner.optim.kinds.onebit import ZeroOneAdam
+def _onebit_adam_refreshed(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
+    from runner.optim.kinds.onebit import RefreshedOneBitAdam
 
     freeze_step, refreshes = _given(section.freeze_step), _given(section.variance_refreshes)
-    return ZeroOneAdam(parameters, **common_settings(section), freeze_step=freeze_step, refreshes=refreshes)
+    return RefreshedOneBitAdam(parameters, **common_settings(section), freeze_step=freeze_step, refreshes=refreshes)
 
 
 def _onebit_lamb(section: OptimizerConfig, parameters: list[Tensor]) -> Optimizer:
@@ -100,7 +100,7 @@ _OF_LAMB: Table[RunConfig] = Table(
 )
 
 _OF_REFRESHES: Table[RunConfig] = Table(
-    "0/1 Adam",
+    "refreshed 1-bit Adam",
     (
         Row(
             "optimizer.variance_refreshes",
@@ -129,12 +129,12 @@ ONEBIT_ADAM = OptimizerKind(
     classes=("runner.optim.kinds.onebit.OneBitAdam",),
 )
 
-ZERO_ONE_ADAM = OptimizerKind(
-    name="zero_one_adam",
+ONEBIT_ADAM_REFRESHED = OptimizerKind(
+    name="onebit_adam_refreshed",
     description="Adam whose replicas exchange momentum in bits but for refreshes of the variance, at growing intervals",
     cost="2, and what compression left over",
     remarks=_REMARKS,
-    make=_zero_one_adam,
+    make=_onebit_adam_refreshed,
     lingering=0,
     values=2.0,
     state_bytes=_two_moments,
@@ -142,7 +142,7 @@ ZERO_ONE_ADAM = OptimizerKind(
     decoupled=True,
     compresses=True,
     rules=(_RULES, _OF_REFRESHES),
-    classes=("runner.optim.kinds.onebit.ZeroOneAdam",),
+    classes=("runner.optim.kinds.onebit.RefreshedOneBitAdam",),
 )
 
 ONEBIT_LAMB = OptimizerKind(
