@@ -1,0 +1,1 @@
+"""What large batches cost, and which rules for the learning rate make up for it."""
