@@ -121,10 +121,19 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def _sweep(folder: Path) -> dict[str, dict[str, Any]]:
-    """The records of a sweep that ended well, by compressor."""
+    """The records of a sweep that ended well, by compressor.
+
+    Raises:
+        ValueError: it is no such folder, or the job without compression is missing.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder. Try runner train -m recipe=compression run_dir={folder}")
     jobs = sorted((each for each in folder.iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
     records = [json.loads((job / "record.json").read_text(encoding="utf-8")) for job in jobs]
-    return {each["config"]["compression"]["name"]: each for each in records if each["status"] == "ok"}
+    found = {each["config"]["compression"]["name"]: each for each in records if each["status"] == "ok"}
+    if "none" not in found:
+        raise ValueError(f"{folder}: no job with compression=none has ended well, with which others could be compared")
+    return found
 
 
 def _take_turns(recipe: str, names: Sequence[str], rounds: int, steps: int) -> dict[str, Timed]:
@@ -166,11 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/compression/link.json"))
     parser.add_argument("--write-readme", action="store_true", help="put the tables into the recipe's README")
     asked = parser.parse_args(arguments)
+    try:
+        sweeps = [_sweep(folder) for folder in asked.sweeps]
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     load, parts, found = os.getloadavg(), [], {}
     with tempfile.TemporaryDirectory() as cache:
         os.environ["RUNNER_CACHE"] = cache  # a profile that was measured on a busy machine predicts too long a step
-        for folder in asked.sweeps:
-            records = _sweep(folder)
+        for records in sweeps:
             recipe = records["none"]["config"]["name"]
             timed = _take_turns(recipe, list(records), asked.rounds, asked.steps)
             rows = rows_of({name: record["loss"] for name, record in records.items()}, timed)

@@ -14,7 +14,7 @@ from runner.config.schema import CompressionConfig
 from runner.optim.catalogue.compression import Wire
 from runner.optim.catalogue.registry import COMPRESSORS, compression_of
 from runner.recipes.compression.__main__ import write
-from runner.recipes.compression.link import Timed, rows_of, running_mean, verdicts
+from runner.recipes.compression.link import Timed, main, rows_of, running_mean, verdicts
 from runner.recipes.compression.table import FORMULAS, formula_bytes, sweep_report
 
 SHAPES = [(64, 48), (64,), (8, 16, 4)]
@@ -102,3 +102,12 @@ def test_a_slower_compressor_is_told_as_one() -> None:
     assert verdicts(rows)[1].endswith("qsgd: 8.0 s instead of 4.0 s, 100% more.")
     losses["qsgd"] = [9.0] * 80
     assert verdicts(rows_of(losses, {name: Timed([0.1], [0.1]) for name in losses}))[1].startswith("No compressor")
+
+
+def test_folders_that_are_no_sweeps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder, said in (("nowhere", "runner train -m recipe=compression"), ("empty", "compression=none")):
+        with pytest.raises(SystemExit) as stop:
+            main([str(tmp_path / folder)])
+        assert stop.value.code == 2
+        assert said in capsys.readouterr().err
