@@ -90,3 +90,20 @@ def test_memory_is_predicted_with_all_versions(tmp_path: Path, asked: tuple[str,
     assert [part["weights"] for part in states["predicted"]] == [part["weights"] for part in states["measured"]]
     for predicted, measured in zip(peaks["predicted"], peaks["measured"], strict=True):
         assert 0.99 * measured <= predicted <= 1.15 * measured  # high by one message of these small stages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream_2bw"])
+def test_middle_ranks_hold_what_was_predicted_to_the_byte(tmp_path: Path, schedule: str) -> None:
+    """Where weights are few, the messages about a step and the losses of steps under way count, too."""
+    directory = make_directory(tmp_path / "project")
+    words = [
+        "model=gpt", "model.kwargs.width=32", "model.kwargs.layers=4", "partition=uniform", "data.batch_size=16",
+        "parallelism.pipeline=3", f"schedule={schedule}", "schedule.microbatches=4", "trainer.max_steps=6",
+        "logger=none", "device=cpu", "run_dir=run",
+    ]  # fmt: skip
+    done = warm.run([sys.executable, "-m", "runner", "train", *words], cwd=directory, env=environment(directory))
+    assert done.returncode == 0, done.stderr
+    peaks = record(directory / "run")["peak_memory_bytes"]
+    assert peaks["predicted"][1] == peaks["measured"][1]
+    assert all(measured <= told for measured, told in zip(peaks["measured"], peaks["predicted"], strict=True))

@@ -11,13 +11,16 @@ from runner.plan.memory.reserved import predict_reserved
 from runner.plan.reductions import reductions
 from runner.plan.stages.figures import StageFigures
 from runner.plan.values import MemoryParts, MemoryPrediction
+from runner.schedule.stream import streams_of
 from runner.schedule.values import Program
 
 __all__ = ["memory_of"]
 
 
-# Bytes that no layer's profile shows, as measured in one process and in pipelines of two. They matter for tiny models.
-_LOSS_OF_STEP = 24  # every rank: the sum and the weight of the step's loss, in float64, and a number that it passes on
+# Bytes that no layer's profile shows. They matter for tiny models.
+_LOSS_OF_STEP = 16  # every rank, for each step that is under way: the sum and the weight of its loss, in float64
+_HEADER = 48  # every rank but the last: six numbers of the step, which are on their way to the next rank
+_ASKS = 8  # the last rank: one number of them, which is on its way to the rank of the last stage
 _LOSS_OF_MICROBATCH = 28  # the last stage's rank: what the loss of a micro-batch brings; it was not taken apart
 
 
@@ -48,12 +51,17 @@ def memory_of(draft: Draft, program: Program, figures: Sequence[StageFigures]) -
         copied_by=draft.layout.data if config.checkpoint.asynchronous else None,
         planned_reductions=planned,
     )
+    steps = 1 + (streams_of(program)[0].overlap if draft.schedule.is_asynchronous else 0)
     predicted = replace(
-        predicted, parts=tuple(_with_scalars(draft, rank, one) for rank, one in enumerate(predicted.parts))
+        predicted, parts=tuple(_with_scalars(draft, rank, steps, one) for rank, one in enumerate(predicted.parts))
     )
     return replace(predicted, reserved=predict_reserved(config, draft.profile.trace, temporaries=needs.temporaries))
 
 
-def _with_scalars(draft: Draft, rank: int, parts: MemoryParts) -> MemoryParts:
-    last = draft.schedule.stages - 1 in draft.schedule.stages_of(rank)
-    return replace(parts, buffers=parts.buffers + _LOSS_OF_STEP + (_LOSS_OF_MICROBATCH if last else 0))
+def _with_scalars(draft: Draft, rank: int, steps: int, parts: MemoryParts) -> MemoryParts:
+    """Add the losses of so many steps that are under way at once, and the messages about steps."""
+    schedule = draft.schedule
+    ends = (schedule.placement[0][0] - 1) % schedule.ranks  # where the messages about a step end, that begin before it
+    scalars = steps * _LOSS_OF_STEP + (_ASKS if rank == ends else _HEADER)
+    has_loss = schedule.stages - 1 in schedule.stages_of(rank)
+    return replace(parts, buffers=parts.buffers + scalars + (_LOSS_OF_MICROBATCH if has_loss else 0))
