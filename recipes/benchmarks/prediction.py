@@ -73,8 +73,12 @@ def measure(model: Sequence[str], schedule: str, *, ranks: int, microbatches: in
     return run_and_read([*model, *layout, f"trainer.max_steps={steps + _WARM_STEPS}"])
 
 
-def run_and_read(words: Sequence[str]) -> dict[str, Any]:
+def run_and_read(words: Sequence[str], warm_steps: int = _WARM_STEPS) -> dict[str, Any]:
     """Run ``runner train`` with these overrides; what its record says, as :func:`measure` returns it.
+
+    Args:
+        words: the overrides.
+        warm_steps: first steps whose seconds are left out.
 
     Raises:
         CalledProcessError: the command failed.
@@ -88,7 +92,7 @@ def run_and_read(words: Sequence[str]) -> dict[str, Any]:
         rows = [json.loads(line) for line in (run_dir / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "predicted": record["step_seconds"]["predicted"],
-        "measured": [row["seconds"] for row in rows[_WARM_STEPS:]],
+        "measured": [row["seconds"] for row in rows[warm_steps:]],
         "losses": [row["loss"] for row in rows],
         "memory": {key: record["peak_memory_bytes"][key] for key in ("predicted", "measured")},
     }
@@ -127,13 +131,16 @@ def all_figures(found: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
     return made
 
 
-def overrides_of(name: str, *, ranks: int, microbatches: int, steps: int, seconds: float) -> list[str]:
+def overrides_of(
+    name: str, *, ranks: int, microbatches: int, steps: int, seconds: float, layers_per_rank: int = 4
+) -> list[str]:
     """Model, data and loss.
 
     Args:
         name: ``sleeping`` or ``gpt``.
         ranks, microbatches, steps: as in :func:`measure`.
         seconds: that a rank's share of a forward sleeps.
+        layers_per_rank: of stages that sleep.
     """
     samples = microbatches * (steps + _WARM_STEPS)
     if name == "gpt":
@@ -142,7 +149,7 @@ def overrides_of(name: str, *, ranks: int, microbatches: int, steps: int, second
         made = ["model=gpt", "data=random_tokens", *(f"model.kwargs.{key}={value}" for key, value in sizes.items())]
         return [*made, *shared, f"data.kwargs.samples={4 * samples}", f"data.batch_size={4 * microbatches}"]
     module = __spec__.name if __spec__ is not None else __name__
-    layers = 4 * ranks
+    layers = layers_per_rank * ranks
     return [
         *(f"model.target={module}:sleeping_model", f"model.kwargs.layers={layers}"),
         f"model.kwargs.seconds={seconds * ranks / layers}",

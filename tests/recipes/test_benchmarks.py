@@ -22,6 +22,7 @@ from runner.recipes.benchmarks import (
     pipefisher,
     prediction,
     sleeping_stages,
+    steady_streams,
     two_stages,
     zero,
 )
@@ -182,6 +183,31 @@ def test_twelve_requests_are_predicted_and_judged() -> None:
     assert judged["a: memory above its prediction"].median == pytest.approx(0.04)
     assert judged["a: memory above its prediction"].verdict == "missed"
     assert judged["b: memory below its prediction"].verdict == "missed"
+
+
+@pytest.mark.parametrize(("name", "fewest"), [("pipedream", 1), ("pipemare", 1), ("pipedream_2bw", 7), ("wpipe", 14)])
+def test_as_few_microbatches_as_keep_a_pipeline_full(name: str, fewest: int) -> None:
+    assert steady_streams.fewest_microbatches(name, 8) == fewest
+
+
+def test_a_pipeline_that_is_flushed_is_never_full() -> None:
+    with pytest.raises(ValueError, match="1f1b: the pipeline of 4 ranks is never full"):
+        steady_streams.fewest_microbatches("1f1b", 4)
+
+
+def test_steady_streams_are_judged_by_their_sleep_and_by_the_prediction() -> None:
+    rounds = [{"pipedream": {"sleep": 0.97, "measured": 1.0, "predicted": 0.9}} for _ in range(2)]
+    waiting, error = steady_streams.figures(rounds)
+    assert (waiting.median, waiting.verdict) == (pytest.approx(0.03), "met")
+    assert (error.median, error.verdict) == (pytest.approx(0.1), "missed")
+
+
+@pytest.mark.full
+def test_a_full_pipeline_takes_at_least_its_sleep() -> None:
+    found = steady_streams.measure("pipedream", ranks=2, minibatches=6, seconds=0.01)
+    assert found["sleep"] == pytest.approx(0.03)
+    assert found["measured"] >= found["sleep"]
+    assert found["predicted"] >= found["sleep"]
 
 
 @pytest.mark.full
