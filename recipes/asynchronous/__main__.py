@@ -7,20 +7,25 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from runner.recipes.asynchronous import delay, figures, schedules
+from runner.recipes.asynchronous import claim, delay, figures, schedules
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
+_CLAIM_HEADER = [
+    "schedule", "validation loss of each seed", "mean and standard deviation", "against 1F1B", "steps late, by stage",
+    "steady utilisation", "bytes of weights over those of 1F1B",
+]  # fmt: skip
 _CURVES = "![training loss by samples](loss_by_samples.svg)"
 _HEADER = [
-    "schedule", "steps", "training loss", "validation loss", "against 1F1B", "copies of weights",
+    "schedule", "steps", "training loss", "validation loss", "against 1F1B", "time over 1F1B's, predicted",
+    "1F1B's training loss after that time", "copies of weights",
     "steps late, by stage", "weights between steps, predicted", "counted", "peak, predicted", "counted",
 ]  # fmt: skip
 
@@ -28,7 +33,7 @@ _HEADER = [
 def main() -> None:
     """Run what is asked for, and keep the other part of the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("delay", "schedules", "readme"))
+    parser.add_argument("what", choices=(*_KINDS, "readme"))
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--samples", type=int, default=8, help="walks per step, for delay")
     parser.add_argument("--more", action="store_true", help="keep the runs that are there already, and make the others")
@@ -39,7 +44,7 @@ def main() -> None:
         known = kept.get(given.what, {}).get("runs", []) if given.more else []
         sizes = {"steps": given.steps, "samples": given.samples} if given.what == "delay" else {"steps": given.steps}
         kept[given.what] = {**sizes, "runs": []}
-        for made in (_delays if given.what == "delay" else _schedules)(given, known):
+        for made in _KINDS[given.what](given, known):
             print({key: value for key, value in made.items() if key != "curve"}, flush=True)
             kept[given.what]["runs"].append(made)
             RESULTS.write_text(_as_text(kept), encoding="utf-8")  # it may be stopped here, and go on with --more
@@ -73,6 +78,22 @@ def _schedules(given: argparse.Namespace, known: Sequence[dict[str, Any]]) -> It
             yield there.get(label) or asdict(schedules.run(label, given.steps, Path(folder)))
 
 
+def _claim(given: argparse.Namespace, known: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Every variant and seed of PipeMare's claim; what is known is not run again."""
+    there = {(each["label"], each["seed"]): each for each in known}
+    with tempfile.TemporaryDirectory() as folder:
+        for label, seed in itertools.product(claim.VARIANTS, claim.SEEDS):
+            made = there.get((label, seed))
+            yield made or asdict(claim.run(label, seed, given.steps, Path(folder)))
+
+
+_KINDS: dict[str, Callable[[argparse.Namespace, Sequence[dict[str, Any]]], Iterator[dict[str, Any]]]] = {
+    "delay": _delays,
+    "schedules": _schedules,
+    "pipemare": _claim,
+}
+
+
 def _write_readme(results: dict[str, dict[str, Any]]) -> None:
     text = (HERE / "README.md").read_text(encoding="utf-8")
     if "delay" in results:
@@ -93,6 +114,10 @@ def _write_readme(results: dict[str, dict[str, Any]]) -> None:
         table = _table(["validation loss", *rates], schedules.momentum_rows(made))
         text = _between(text, "momentum", f"{table}\n\n{_CURVES}")
         figures.draw_curves(made, HERE / "loss_by_samples.svg")
+    if "pipemare" in results:
+        outcomes = [claim.Outcome(**each) for each in results["pipemare"]["runs"]]
+        table = _table(_CLAIM_HEADER, claim.rows(outcomes))
+        text = _between(text, "pipemare", f"{results['pipemare']['steps']} steps.\n\n{table}")
     (HERE / "README.md").write_text(text, encoding="utf-8")
 
 

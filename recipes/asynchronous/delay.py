@@ -36,24 +36,43 @@ def _adamw(model: nn.Module, rate: float) -> list[Optimizer]:
     return [AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-def _muon(model: nn.Module, rate: float) -> list[Optimizer]:
-    """Muon for the matrices of blocks, AdamW for embeddings, norms, biases and the last matrix, at one rate."""
+def _matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """All matrices but the embedding of tokens and the last one, and all else."""
     outer = {
         id(model.get_parameter(name)) for name, _ in model.named_parameters() if "tokens" in name or "words" in name
     }
     matrices = [each for each in model.parameters() if each.dim() == 2 and id(each) not in outer]
     chosen = {id(each) for each in matrices}
-    others = [each for each in model.parameters() if id(each) not in chosen]
+    return matrices, [each for each in model.parameters() if id(each) not in chosen]
+
+
+def _muon(model: nn.Module, rate: float) -> list[Optimizer]:
+    """Muon for all matrices but the first and the last, AdamW for all else, at one rate."""
+    matrices, others = _matrices(model)
     return [
         Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
         AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
+def _rotated(model: nn.Module, rate: float) -> list[Optimizer]:
+    """Adam in bases that are renewed every ten steps, for the same matrices, and AdamW for all else, at one rate.
+
+    SOAP is the published rotation of both sides by covariances of gradients (arXiv 2602.03515), except that its first
+    step only begins the covariances.
+    """
+    from pytorch_optimizer import SOAP
+
+    matrices, others = _matrices(model)
+    rotated = SOAP(matrices, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, precondition_frequency=10)
+    return [rotated, AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
 OPTIMIZERS: dict[str, tuple[Make, Sequence[float]]] = {
     "SGD, momentum 0.9": (_sgd, (0.01, 0.03, 0.1)),
     "AdamW": (_adamw, (0.001, 0.003, 0.01)),
     "Muon": (_muon, (0.001, 0.003, 0.01)),
+    "AdamW, rotated bases": (_rotated, (0.001, 0.003, 0.01)),
 }
 """The optimizers with the learning rates among which the best is taken, for each depth anew."""
 

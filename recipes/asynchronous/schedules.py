@@ -12,7 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RATES", "REQUESTS", "VARIANTS", "Request", "Result", "momentum_rows", "rows", "run"]
+from runner.schedule.catalogue.registry import build
+from runner.schedule.simulation.clock import Costs, simulate
+from runner.schedule.simulation.steady import period
+
+__all__ = [
+    "RATES",
+    "REQUESTS",
+    "VARIANTS",
+    "Request",
+    "Result",
+    "drawn",
+    "momentum_rows",
+    "predicted_time",
+    "rows",
+    "run",
+    "state_bytes",
+    "steps_late",
+    "trained",
+]
 
 STAGES = 4
 SAMPLES = 16  # per optimizer step of 1F1B
@@ -145,8 +163,8 @@ def run(label: str, steps: int, directory: Path) -> Result:
         f"schedule.microbatches={asked.microbatches}", *asked.more, *asked.optimizer, f"optimizer.lr={asked.rate}",
         f"trainer.max_steps={made}", f"trainer.val_every={made}", f"data.batch_size={samples}", f"run_dir={place}",
     ]  # fmt: skip
-    record = _trained(words, place)
-    drawn = _drawn(words)
+    record = trained(words, place)
+    order = drawn(words)
     losses = [loss for loss in record["loss"] if loss is not None and math.isfinite(loss)]
     ended = record["status"] == "ok" and len(losses) == made
     tail = losses[-max(1, made // 10) :]
@@ -161,15 +179,15 @@ def run(label: str, steps: int, directory: Path) -> Result:
         samples=record["steps"] * samples,
         loss=sum(tail) / len(tail) if ended else None,
         val_loss=record["val_loss"][-1][1] if ended else None,
-        versions=max(drawn["weight_versions"]),
-        late=_late(drawn),
-        weight_bytes=[max(each["weights"] for each in of) if of else 0 for of in _states(record)],
+        versions=max(order["weight_versions"]),
+        late=steps_late(order),
+        weight_bytes=[max(each["weights"] for each in of) if of else 0 for of in state_bytes(record)],
         peak_bytes=[max(peaks["predicted"]), max(peaks["measured"] or [0])],
         curve=_curve(losses, samples),
     )
 
 
-def _trained(words: list[str], directory: Path) -> dict[str, Any]:
+def trained(words: list[str], directory: Path) -> dict[str, Any]:
     """The record of a run, which may have stopped because its loss was not finite."""
     done = _command("train", *words)
     path = directory / "record.json"
@@ -179,10 +197,11 @@ def _trained(words: list[str], directory: Path) -> dict[str, Any]:
     return record
 
 
-def _drawn(words: list[str]) -> dict[str, Any]:
+def drawn(words: list[str]) -> dict[str, Any]:
+    """What ``runner schedule --json`` says of the schedule that these overrides ask for."""
     asked = [word for word in words if word.startswith(("schedule=", "schedule.", "parallelism."))]
-    drawn: dict[str, Any] = json.loads(_command("schedule", *asked, "--json").stdout)
-    return drawn
+    described: dict[str, Any] = json.loads(_command("schedule", *asked, "--json").stdout)
+    return described
 
 
 def _command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -190,12 +209,13 @@ def _command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "runner", *words], env=environment, capture_output=True, text=True)
 
 
-def _states(record: dict[str, Any]) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+def state_bytes(record: dict[str, Any]) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+    """Bytes of what each rank holds between two steps: predicted, and counted."""
     found = record.get("state_bytes", {})
     return found.get("predicted", []), found.get("measured", [])
 
 
-def _late(drawn: dict[str, Any]) -> list[int]:
+def steps_late(drawn: dict[str, Any]) -> list[int]:
     """For each stage, the optimizer steps that are made between a forward's weights and its own step, at most."""
     windows = max((window for rank in drawn["updates"] for _, window, _ in rank), default=0) + 1
     per_window = -(-drawn["microbatches"] // windows)
@@ -217,10 +237,43 @@ def rows(results: Sequence[Result]) -> Iterator[list[str]]:
         if "SGD" in each.label:
             continue
         losses = [_number(each.loss), _number(each.val_loss), _difference(each, found.get(each.base or ""))]
+        losses += _at_equal_time(each, [found[name] for name in ("1f1b", "1f1b, small steps") if name in found])
         copies = [f"{each.versions:g}", " ".join(map(str, each.late))]
         states = [f"{count:,}" for count in (*each.weight_bytes, *each.peak_bytes)]
         name, more = each.schedule, each.label.removeprefix(each.schedule)
         yield [f"`{name}`{more}", str(each.steps), *losses, *copies, *states]
+
+
+def predicted_time(label: str, samples: float) -> float:
+    """What so many samples take by the simulator's clock, in forwards of a quarter of 1F1B's step on one rank.
+
+    A backward takes two forwards, messages and updates take no time, and the fill of an asynchronous pipeline is left
+    out.
+    """
+    asked = REQUESTS[label]
+    schedule = build(asked.schedule, ranks=STAGES, microbatches=asked.microbatches)
+    step = period(schedule, Costs()) if schedule.is_asynchronous else simulate(schedule, Costs()).makespan
+    size = SAMPLES // asked.parts
+    return samples / size * step * (size / asked.microbatches) / (SAMPLES / SMALL_STEPS)
+
+
+def _at_equal_time(one: Result, bases: Sequence[Result]) -> list[str]:
+    """The time of all samples over 1F1B's, and the best training loss that a 1F1B has had after as much time."""
+    if not bases:
+        return ["", ""]
+    own = predicted_time(one.label, one.samples)
+    ratio = own / predicted_time(bases[0].label, bases[0].samples)
+    losses = [_loss_after(base, own / predicted_time(base.label, 1.0)) for base in bases if base is not one]
+    best = min((loss for loss in losses if loss is not None), default=None)
+    return [f"{ratio:.2f}", "" if one in bases or best is None else f"{best:.3f}"]
+
+
+def _loss_after(base: Result, samples: float) -> float | None:
+    """The mean loss over the last tenth of so many samples; None if the run was shorter or has no point there."""
+    if samples > base.samples:
+        return base.loss
+    near = [loss for seen, loss in base.curve if 0.9 * samples <= seen <= samples]
+    return sum(near) / len(near) if near else None
 
 
 def momentum_rows(results: Sequence[Result]) -> Iterator[list[str]]:
