@@ -67,6 +67,10 @@ class SplitBackward:
             the share is then what I takes beyond half of the backward.
         waiting_bytes: the gradients of weights that I makes, of biases and norms above all. They are added to the
             weights' own when the whole stage's I has ended, and are alive until then.
+        chained_transient_bytes: like ``transient_bytes``, for a layer that another one follows in its stage; None = not
+            known, that value is used.
+        undivided_bytes, chained_undivided_bytes: like these two, if I makes the gradients of all weights, as it does
+            for a layer that is run again; None = not known, those gradients are added to the peak of a backward.
     """
 
     deferred_bytes: int
@@ -77,6 +81,15 @@ class SplitBackward:
     kept: tuple[tuple[str, str], ...] = ()
     kept_in_one_piece: bool = False
     waiting_bytes: int = 0
+    chained_transient_bytes: int | None = None
+    undivided_bytes: int | None = None
+    chained_undivided_bytes: int | None = None
+
+    @property
+    def inner_bytes(self) -> int:
+        """Peak of I if another layer of its stage follows."""
+        known = self.chained_transient_bytes
+        return self.transient_bytes if known is None else known
 
     def with_kept_share(self, backward: float, of_input: float, alone: float) -> SplitBackward:
         """With a share that follows from FLOPs or seconds.

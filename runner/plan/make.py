@@ -10,6 +10,7 @@ from dataclasses import replace
 from runner.config.schema import RunConfig
 from runner.config.units import format_bytes, format_seconds
 from runner.errors import raise_problems
+from runner.memory.solve.adjust import adjusted
 from runner.plan.activations import activation_notes
 from runner.plan.cores import core_note
 from runner.plan.cut.chosen import FIXED, with_partition
@@ -264,7 +265,7 @@ def _notes(
         *kept,
         *_host_notes(draft, stages.figures, time),
         *_move_notes(draft.schedule, stages.figures),
-        *split_notes(draft.schedule, draft.profile, stages.layers),
+        *split_notes(draft.schedule, adjusted(draft.profile, stages.activations), stages.layers),
         *_link_notes(draft, measured=measured),
         *([core_note(draft.shared, time)] if draft.shared is not None and not measured else []),
     )

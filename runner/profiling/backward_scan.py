@@ -11,7 +11,7 @@ from torch import Tensor
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
 
-__all__ = ["as_leaf", "chained_backward_bytes", "stopped_forward_bytes"]
+__all__ = ["as_leaf", "chained_backward_bytes", "later", "stopped_forward_bytes"]
 
 
 def as_leaf(tensor: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def chained_backward_bytes(function: Callable[[Any], Any], value: Any, tracker: 
     if not roots:
         return 0
     gradient_bytes = sum(root.numel() * root.element_size() for root in roots)
-    ends = [_later(root) for root in roots]
+    ends = [later(root) for root in roots]
     del output, roots
     before = tracker.live + gradient_bytes
     tracker.reset_peak()
@@ -74,6 +74,7 @@ class _Later(torch.autograd.Function):
         return torch.ones(**ctx.like)
 
 
-def _later(output: Tensor) -> Tensor:
+def later(output: Tensor) -> Tensor:
+    """What stands for the end of the layers that follow an output; a backward begins there."""
     end: Tensor = _Later.apply(output)  # type: ignore[no-untyped-call]  # torch's own
     return end

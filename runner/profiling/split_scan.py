@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from runner.model.boundary import enter_graph, flatten, map_tensors
 from runner.model.live_tracker import LiveTracker
 from runner.model.split.backward import backward_input
+from runner.model.split.graph import Graph
 from runner.model.split.reasons import kept_in_input, waiting_bytes
 from runner.profile import SplitBackward
+from runner.profiling.backward_scan import as_leaf, later
 from runner.profiling.flops import FlopCounter
 
 __all__ = ["split_figures"]
@@ -57,7 +59,16 @@ def split_figures(
     needed_input = input_bytes - (live[1] - live[2])
     del pending
     deferred = live[2] - base - needed_gradient - needed_input
-    figures = SplitBackward(deferred, needed_input, needed_gradient, transient, waiting_bytes=waiting)
+    figures = SplitBackward(
+        deferred,
+        needed_input,
+        needed_gradient,
+        transient,
+        waiting_bytes=waiting,
+        chained_transient_bytes=_peak_of(_input_alone, function, value, tracker, chained=True),
+        undivided_bytes=_peak_of(_everything, function, value, tracker, chained=False),
+        chained_undivided_bytes=_peak_of(_everything, function, value, tracker, chained=True),
+    )
     if not kept or module is None:
         return figures
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -67,6 +78,49 @@ def split_figures(
         kept_in_one_piece=any(each.in_one_piece for each in kept),
     )
     return figures.with_kept_share(backward_flops, flops.total, _flops_for_input(function, value))
+
+
+_Run = Callable[[list[Tensor], list[Tensor], list[Tensor]], Any]
+"""Takes the ends of a graph, gradients for them, and the leaves of the input; returns what must stay alive."""
+
+
+def _input_alone(roots: list[Tensor], gradients: list[Tensor], leaves: list[Tensor]) -> Any:
+    """I of a layer whose weights can wait."""
+    return backward_input(roots, gradients, leaves)
+
+
+def _everything(roots: list[Tensor], gradients: list[Tensor], leaves: list[Tensor]) -> Any:
+    """I of a layer whose weights cannot wait: their gradients are alive until it has ended."""
+    graph, given = Graph(roots), {id(leaf) for leaf in leaves}
+    if graph.is_reentrant:
+        torch.autograd.backward(roots, gradients)  # it adds each gradient at once
+        return ()
+    weights = [node.variable for node in graph.leaves if id(node.variable) not in given]
+    wanted = [*leaves, *weights]
+    return torch.autograd.grad(roots, wanted, gradients, allow_unused=True) if wanted else ()
+
+
+def _peak_of(run: _Run, function: Callable[[Any], Any], value: Any, tracker: LiveTracker, *, chained: bool) -> int:
+    """Run ``function`` forward and a kind of I; return the peak above its saved tensors and output gradient.
+
+    Args:
+        run: the kind of I.
+        function, value, tracker: see :func:`split_figures`.
+        chained: whether other layers follow, so that autograd alone holds the output and its gradient.
+    """
+    given = map_tensors(as_leaf, value)
+    roots = [tensor for tensor in flatten(function(enter_graph(given)))[0] if tensor.requires_grad]
+    if not roots:
+        return 0
+    leaves = [tensor for tensor in flatten(given)[0] if tensor.requires_grad]
+    gradient_bytes = sum(root.numel() * root.element_size() for root in roots)
+    if chained:
+        roots = [later(root) for root in roots]
+    gradients = [torch.ones_like(root) for root in roots]
+    before = tracker.live + (gradient_bytes if chained else 0)
+    tracker.reset_peak()
+    run(roots, gradients, leaves)
+    return max(0, tracker.peak - before)
 
 
 def _flops_for_input(function: Callable[[Any], Any], value: Any) -> float:

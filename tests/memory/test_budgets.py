@@ -29,6 +29,7 @@ from runner.plan.render import to_table
 from runner.plan.values import RunPlan
 from runner.profile import ModelProfile
 from runner.profiling.model import profile_layers
+from runner.schedule.values import Schedule
 
 SAMPLES = 1024
 SCALARS = 64  # at most so many bytes of losses and totals, which a plan adds to what is predicted of the layers
@@ -54,7 +55,7 @@ def planned(policy: str, pipeline: int, limit: int | None, schedule: str = "1f1b
 
 
 @cache
-def measured(programs: tuple[Program, ...], schedule: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def measured(programs: tuple[Program, ...], schedule: str | Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
     found, told = measured_and_predicted(make_blocks, nn.functional.mse_loss, points(SAMPLES), programs, schedule)
     return tuple(found), told
 
@@ -72,7 +73,7 @@ def limits_are_kept(policy: str, pipeline: int, count: int, schedule: str = "1f1
     feasible = [plan for plan in plans if plan.fits]
     assert plans[: len(feasible)] == feasible  # what fits is never below what does not
     assert 1 < len(feasible) < len(plans)
-    runs = [measured(plan.activations.stages, schedule) for plan in feasible]
+    runs = [measured(plan.activations.stages, plan.schedule) for plan in feasible]  # its order may follow the profile
     for plan, (found, told) in zip(feasible, runs, strict=True):
         peaks = plan.memory.peak_bytes
         assert all(0 <= peak - expected <= SCALARS for peak, expected in zip(peaks, told, strict=True))

@@ -84,13 +84,13 @@ def test_an_unknown_layer_is_told_with_the_nearest_name() -> None:
         make_plan(request(name="manual", layers=["nowhere"]), model([layer()] * 2))
 
 
-def test_a_split_backward_refuses_compiled_and_recomputed_layers() -> None:
+def test_a_split_backward_refuses_compiled_layers_and_takes_those_that_run_again() -> None:
     actions = tuple(Action(op, 0, 0) for op in (Op.F, Op.I, Op.W))
     split = Schedule(name="split", actions=(actions,), placement=((0,),), pipeline_of_microbatch=(0,), chunks=1)
     config = request(name="full")
     config.compile = True
     paths = [problem.path for problem in order_problems(config, split, 1)]
-    assert paths == ["compile", "activation_checkpoint"]
+    assert paths == ["compile"]
     assert order_problems(RunConfig(), split, 1) == []
     whole = Schedule(
         name="whole",

@@ -68,6 +68,4 @@ def test_chosen_moves_change_no_bit_and_keep_to_their_plan(
     assert found.moved == [STEPS * each for each in found.planned]
     assert found.left == [[0] * STEPS] * pipeline
     assert all(held <= most for held, most in zip(found.held, found.capacity, strict=True))
-    if schedule == "zb_h1" and offload.name in ("pofo", "auto", "mixed"):
-        return  # I of layers that are run again takes more than is predicted, also if nothing is moved
     assert all(real <= said + SCALARS for real, said in zip(found.peak, found.predicted, strict=True))

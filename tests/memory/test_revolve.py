@@ -210,7 +210,6 @@ def test_a_key_that_is_misspelt_or_mistyped_is_told() -> None:
 @pytest.mark.parametrize(
     ("schedule", "why"),
     [
-        ("zb_h1", "each half would run the layers forward again"),
         ("varuna", "runs whole stages forward again by itself"),
         ("bpipe", "which these policies make anew"),
     ],

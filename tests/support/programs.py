@@ -22,6 +22,7 @@ from runner.plan.stages.figures import stage_figures
 from runner.profiling.model import profile_layers
 from runner.schedule.catalogue.registry import build
 from runner.schedule.lowering.program import lower
+from runner.schedule.values import Schedule
 
 Batch = tuple[Tensor, Tensor]
 
@@ -76,7 +77,7 @@ def measured_and_predicted(
     loss: Callable[[Tensor, Tensor], Tensor],
     batch: Batch,
     programs: Sequence[Program],
-    schedule: str,
+    schedule: str | Schedule,
     count: int = 4,
 ) -> tuple[list[int], tuple[int, ...]]:
     """Peak bytes of each rank of a pipeline under AdamW: by the meter of a run, and by the plan."""
@@ -88,7 +89,7 @@ def measured_and_predicted(
         profile_layers(sources, inputs, targets, loss, torch.float32), optimizer_bytes_per_gradient_byte=2.0
     )
     figures = stage_figures(adjusted(profile, ActivationPlan(tuple(programs))), partition)
-    lowered = lower(build(schedule, ranks=ranks, microbatches=count))
+    lowered = lower(build(schedule, ranks=ranks, microbatches=count) if isinstance(schedule, str) else schedule)
     predicted = predict_memory(lowered, profile, figures, batch_samples=samples).peak_bytes
     models = [make() for _ in range(ranks)]
 

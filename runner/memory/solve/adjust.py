@@ -25,6 +25,7 @@ from runner.memory.solve.moves import PlacedSegment, with_moves
 from runner.memory.solve.program import ends, reruns
 from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
 from runner.memory.solve.tensors import StageTensors
+from runner.memory.solve.undivided import undivided_peaks, with_undivided
 from runner.memory.solve.values import ActivationPlan, PlainStage, Program, Segment, StageProgram
 from runner.profile import LayerProfile, ModelProfile
 
@@ -101,6 +102,7 @@ class _Stage:
         self.tensors = StageTensors(before, [*layers, loss] if loss is not None else layers)
         self.chain = self.tensors.with_shared_gradients()
         self._second_run = SecondRun(self.chain, self.tensors, first)
+        self._second_run_of_i = SecondRun(self.chain, self.tensors, first, undivided_peaks)
         self._find_holders()
 
     def _find_holders(self) -> None:
@@ -137,14 +139,14 @@ class _Stage:
     def _again(self, segment: Segment, start: int, end: int) -> list[LayerProfile]:
         """The rows of a segment that is run forward again in its backward."""
         rows = []
-        peak = self._second_run.peak(segment)
+        peak, peak_of_i = self._second_run.peak(segment), self._second_run_of_i.peak(segment)
         runs = reruns(segment)
         for at in range(start, end + 1):
             layer = self.chain[at]
             figures = recomputation(layer, segment.save_ops)
             share = figures.recomputed_flops / layer.forward_flops if layer.forward_flops else 1.0
             more_seconds = layer.forward_seconds * share * runs[segment.first + at - start]
-            of_input, of_weights = layer.split_seconds
+            of_weights = layer.split_seconds[1]
             copies = self._copies(segment, start) if at == start else 0
             row = self._row(
                 at,
@@ -154,10 +156,9 @@ class _Stage:
                 chained_backward_bytes=None,
                 backward_flops=layer.backward_flops + figures.recomputed_flops * runs[segment.first + at - start],
                 backward_seconds=layer.backward_seconds + more_seconds,
-                input_gradient_seconds=of_input + more_seconds,
                 weight_gradient_seconds=of_weights,
             )
-            rows.append(row)
+            rows.append(with_undivided(row, peak_of_i if at == end else 0))
         return rows
 
     def _copies(self, segment: Segment, start: int) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
 
+from runner.memory.solve.undivided import undivided_peaks, with_undivided
 from runner.memory.solve.values import PlainStage, StageProgram
 from runner.profile import LayerProfile
 
@@ -84,9 +85,9 @@ def _row(plain: LayerProfile, kept: tuple[int, int, int], forward_peak: int, aga
         again: how often it runs again.
     """
     before, until, whole = kept
-    of_input, of_weights = plain.split_seconds
+    of_weights, of_i = plain.split_seconds[1], undivided_peaks(plain)
     more, held = again * plain.forward_seconds, plain.held_output_bytes
-    return replace(
+    row = replace(
         plain,
         saved_bytes=until - before,
         forward_transient_bytes=forward_peak - until,
@@ -95,6 +96,6 @@ def _row(plain: LayerProfile, kept: tuple[int, int, int], forward_peak: int, aga
         held_output_bytes=min(until - before, plain.output_bytes if held is None else held),
         backward_flops=plain.backward_flops + again * plain.forward_flops,
         backward_seconds=plain.backward_seconds + more,
-        input_gradient_seconds=of_input + more,
         weight_gradient_seconds=of_weights,
     )
+    return with_undivided(row, of_i.alone + whole - until, of_i.inner + whole - until)

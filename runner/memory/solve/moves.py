@@ -90,6 +90,7 @@ def _row(row: LayerProfile, layer: _Layer, entering: int, fetched: int, total: i
     chained, split = row.chained_backward_bytes, row.split
     if split is None:  # then W needs all that was saved, and it has been fetched
         split = SplitBackward(row.saved_bytes, 0, 0, row.backward_transient_bytes)
+    of_i = split.chained_transient_bytes
     return replace(
         row,
         saved_bytes=row.saved_bytes - layer.freed,
@@ -97,7 +98,11 @@ def _row(row: LayerProfile, layer: _Layer, entering: int, fetched: int, total: i
         forward_transient_bytes=row.forward_transient_bytes + layer.freed + entering,
         backward_transient_bytes=row.backward_transient_bytes + fetched,
         chained_backward_bytes=None if chained is None else chained + fetched,
-        split=replace(split, transient_bytes=split.transient_bytes + total),
+        split=replace(
+            split,
+            transient_bytes=split.transient_bytes + total,
+            chained_transient_bytes=None if of_i is None else of_i + total,
+        ),
     )
 
 

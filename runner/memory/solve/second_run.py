@@ -6,11 +6,13 @@ and what a selective policy keeps), and the gradient of its output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from runner.memory.solve.program import second_run
 from runner.memory.solve.tensors import StageTensors
+from runner.memory.solve.undivided import BackwardPeaks, whole_peaks
 from runner.memory.solve.values import Segment
 from runner.profile import LayerProfile, Recomputation
 
@@ -37,6 +39,7 @@ class _Walk:
     Args:
         given: storages that exist without this run, or that it keeps already.
         known_gradient: bytes of the gradient of its output, whose place gradients of earlier tensors may take.
+        end: its last layer, counted from the stage's first.
         made: bytes that it keeps so far.
         peak: the largest sum so far. A layer's backward is counted together with its forward, because the layers
             behind it run backward first and have then freed their tensors.
@@ -44,6 +47,7 @@ class _Walk:
 
     given: set[int]
     known_gradient: int
+    end: int
     made: int = 0
     peak: int = 0
 
@@ -59,10 +63,19 @@ class SecondRun:
         chain: the stage's layers, and the loss if the stage is the last.
         tensors: the tensors between them.
         first: index of the stage's first layer in the whole model.
+        peaks_of: the peaks of a layer's backward, of B or of I.
     """
 
-    def __init__(self, chain: Sequence[LayerProfile], tensors: StageTensors, first: int) -> None:
+    def __init__(
+        self,
+        chain: Sequence[LayerProfile],
+        tensors: StageTensors,
+        first: int,
+        peaks_of: Callable[[LayerProfile], BackwardPeaks] = whole_peaks,
+    ) -> None:
         self._chain = chain
+        self._peaks = [peaks_of(layer) for layer in chain]
+        self._waiting = list(accumulate((each.waiting for each in self._peaks), initial=0))
         self._tensors = tensors
         self._first = first
 
@@ -71,7 +84,7 @@ class SecondRun:
         start, end = segment.first - self._first, segment.last - self._first
         leaves = self._leaves(end)  # if so, the caller holds the output and its gradient
         known = 0 if leaves else self._chain[end].gradient_of_output_bytes
-        walk = _Walk({*self._tensors.inputs(start)}, known)
+        walk = _Walk({*self._tensors.inputs(start)}, known, end)
         program = second_run(segment)
         for part in program:
             if part.recompute:
@@ -98,7 +111,11 @@ class SecondRun:
         walk.made += sum(kept.values())
         walk.given |= kept.keys()
         own_gradient = 0 if is_last else self._chain[end].gradient_of_output_bytes - walk.known_gradient
-        walk.reach(walk.made + own_gradient + self.peak(part))
+        walk.reach(walk.made + own_gradient + self._left_behind(walk, end) + self.peak(part))
+
+    def _left_behind(self, walk: _Walk, at: int) -> int:
+        """The gradients of weights that the run's layers after this one have made, and that still wait."""
+        return self._waiting[walk.end + 1] - self._waiting[at + 1]
 
     def _fresh(self, walk: _Walk, at: int) -> dict[int, int]:
         """The storages of a layer's input that only this run has made, and does not keep so far."""
@@ -119,15 +136,15 @@ class SecondRun:
         walk.reach(walk.made + waiting + layer.saved_bytes + layer.forward_transient_bytes - figures.kept_bytes)
         walk.made += figures.recomputed_bytes
         own_gradient = layer.gradient_of_output_bytes - walk.known_gradient
-        walk.reach(walk.made + own_gradient + layer.inner_backward_bytes)
+        walk.reach(walk.made + own_gradient + self._left_behind(walk, at) + self._peaks[at].inner)
 
     def _last(self, walk: _Walk, at: int, save_ops: str | None) -> None:
         """Walk through the last layer: the run stops when it has what the backward needs, and the backward begins."""
-        layer, figures = self._chain[at], recomputation(self._chain[at], save_ops)
+        figures = recomputation(self._chain[at], save_ops)
         waiting = self._take_input(walk, at)
         done = figures.recomputed_bytes - figures.released_bytes
         walk.reach(walk.made + waiting + max(done, self._stopped_forward(at) - figures.kept_bytes))
-        backward = self._last_backward(at) if self._leaves(at) else layer.inner_backward_bytes
+        backward = self._last_backward(at) if self._leaves(at) else self._peaks[at].inner
         walk.reach(walk.made + done + backward)
 
     def _stopped_forward(self, at: int) -> int:
@@ -140,8 +157,8 @@ class SecondRun:
 
     def _last_backward(self, at: int) -> int:
         """Peak bytes of the backward of a stage's last layer; the caller has its gradient but not its second output."""
-        layer, saves = self._chain[at], self._tensors.saves(at)
+        peaks, saves = self._peaks[at], self._tensors.saves(at)
         second_output = sum(size for storage, size in self._tensors.made(at).items() if storage in saves)
-        if layer.chained_backward_bytes is None:
-            return layer.backward_transient_bytes
-        return max(layer.chained_backward_bytes, layer.backward_transient_bytes - second_output)
+        if peaks.chained is None:
+            return peaks.alone
+        return max(peaks.chained, peaks.alone - second_output)

@@ -188,14 +188,6 @@ SPLIT: Table[OrderFacts] = Table(
             fix="activation_checkpoint=none",
             when=lambda f: f.order.recomputes,
         ),
-        Row(
-            "activation_checkpoint",
-            lambda f: f.config.activation_checkpoint.name != "none",
-            "must be none",
-            "The schedule {order.name} splits the backward, and each half would run the layers forward again",
-            fix="activation_checkpoint=none",
-            when=lambda f: f.order.splits_backward,
-        ),
     ),
     first_of_each_key=True,
 )

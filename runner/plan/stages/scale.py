@@ -78,8 +78,10 @@ def _scaled(layer: LayerProfile, ratio: Fraction) -> LayerProfile:
             deferred_bytes=_bytes(layer.split.deferred_bytes, ratio),
             input_bytes=_bytes(layer.split.input_bytes, ratio),
             gradient_bytes=_bytes(layer.split.gradient_bytes, ratio),
-            transient_bytes=layer.split.waiting_bytes
-            + _bytes(max(layer.split.transient_bytes - layer.split.waiting_bytes, 0), ratio),
+            transient_bytes=_beside(layer.split.waiting_bytes, layer.split.transient_bytes, ratio) or 0,
+            chained_transient_bytes=_beside(layer.split.waiting_bytes, layer.split.chained_transient_bytes, ratio),
+            undivided_bytes=_beside(layer.gradient_bytes, layer.split.undivided_bytes, ratio),
+            chained_undivided_bytes=_beside(layer.gradient_bytes, layer.split.chained_undivided_bytes, ratio),
         ),
     )
 
@@ -100,6 +102,11 @@ def _with_weight_gradient(transient: int | None, layer: LayerProfile, ratio: Fra
         return None
     fixed = min(layer.gradient_bytes, transient)
     return fixed + _bytes(transient - fixed, ratio)
+
+
+def _beside(waiting: int, transient: int | None, ratio: Fraction) -> int | None:
+    """Scale the peak of I, except for the gradients of weights that wait in it."""
+    return None if transient is None else waiting + _bytes(max(transient - waiting, 0), ratio)
 
 
 def _maybe_seconds(seconds: float | None, times: float) -> float | None:

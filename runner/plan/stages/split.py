@@ -32,7 +32,7 @@ class SplitRanges:
         last = len(chain)
         self._running = RangeMaximum(
             [
-                saved[at + 1] + layer.gradient_of_output_bytes + each.transient_bytes
+                saved[at + 1] + layer.gradient_of_output_bytes + each.inner_bytes
                 - self._kept[at + 1] - self._kept_inputs[min(at + 2, last)] - self._waiting[at + 1]
                 + min(layer.pending_output_bytes, self._inputs[min(at + 1, last - 1)])
                 for at, (layer, each) in enumerate(zip(chain, split, strict=True))

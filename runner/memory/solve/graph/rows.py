@@ -7,10 +7,11 @@ So a row's transient bytes are the rest that leads to the peak that was counted;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from runner.memory.solve.tensors import StageTensors
+from runner.memory.solve.undivided import BackwardPeaks, undivided_peaks, whole_peaks, with_undivided
 from runner.memory.solve.values import GraphProgram
 from runner.profile import LayerProfile
 
@@ -59,7 +60,8 @@ class _Play:
     def rows(self) -> list[LayerProfile]:
         saved = [self._saved(at) for at in range(len(self._chain))]
         forward = self._forward_peaks()
-        backward = self._backward_peaks(sum(saved))
+        backward = self._backward_peaks(sum(saved), whole_peaks)
+        of_i = self._backward_peaks(sum(saved), undivided_peaks)
         found, so_far = [], 0
         for at, layer in enumerate(self._chain):
             so_far += saved[at]
@@ -67,18 +69,18 @@ class _Play:
             held = self._tensors.held_output_bytes(at)
             own_gradient = 0 if self._is_end(at) else self._own_gradient(at)
             behind = sum(saved) - so_far - own_gradient - (0 if self._loss is not None else self._leaving_bytes())
-            found.append(
-                replace(
-                    row,
-                    saved_bytes=saved[at],
-                    forward_transient_bytes=forward[at] - so_far,
-                    backward_transient_bytes=backward[at] if self._is_end(at) else backward[at] + behind,
-                    chained_backward_bytes=None,
-                    output_gradient_bytes=layer.output_gradient_bytes if self._is_end(at) else own_gradient,
-                    held_output_bytes=None if held == layer.output_bytes else held,
-                    pending_output_bytes=self._tensors.pending_output_bytes(at),
-                )
+            behind = 0 if self._is_end(at) else behind
+            changed = replace(
+                row,
+                saved_bytes=saved[at],
+                forward_transient_bytes=forward[at] - so_far,
+                backward_transient_bytes=backward[at] + behind,
+                chained_backward_bytes=None,
+                output_gradient_bytes=layer.output_gradient_bytes if self._is_end(at) else own_gradient,
+                held_output_bytes=None if held == layer.output_bytes else held,
+                pending_output_bytes=self._tensors.pending_output_bytes(at),
             )
+            found.append(changed if at == self._count else with_undivided(changed, of_i[at] + behind))
         return found
 
     def _is_end(self, at: int) -> bool:
@@ -89,13 +91,12 @@ class _Play:
         times = self._again[at] if at < self._count else 0
         if not times:
             return layer
-        of_input, of_weights = layer.split_seconds
+        of_weights = layer.split_seconds[1]
         more = times * layer.forward_seconds
         return replace(
             layer,
             backward_flops=layer.backward_flops + times * layer.forward_flops,
             backward_seconds=layer.backward_seconds + more,
-            input_gradient_seconds=of_input + more,
             weight_gradient_seconds=of_weights,
         )
 
@@ -148,8 +149,11 @@ class _Play:
         known = layer.unsaved_forward_bytes
         return self._with_graph(layer) if known is None else min(known, self._with_graph(layer))
 
-    def _backward_peaks(self, saved: int) -> list[int]:
-        """The most bytes alive in the backward of each layer, above what is alive when the stage's backward begins."""
+    def _backward_peaks(self, saved: int, peaks_of: Callable[[LayerProfile], BackwardPeaks]) -> list[int]:
+        """The most bytes alive in the backward of each layer, above what is alive when the stage's backward begins.
+
+        What later layers have left of gradients of weights is not counted.
+        """
         peaks = [0] * len(self._chain)
         storages = set(self._program.keeps) | self._tensors.leaving
         graphs = {at: self._inner(at) for at in range(self._count) if self._program.keeps_graph[at]}
@@ -157,12 +161,15 @@ class _Play:
         if self._loss is not None:
             peaks[self._count] = self._loss.backward_transient_bytes
         for at in range(self._count - 1, -1, -1):
-            peaks[at] = self._backward_of(at, storages, graphs, copies) - saved
+            own = peaks_of(self._chain[at])
+            peaks[at] = self._backward_of(at, own, storages, graphs, copies) - saved
         return peaks
 
-    def _backward_of(self, at: int, storages: set[int], graphs: dict[int, int], copies: int) -> int:
+    def _backward_of(
+        self, at: int, peaks: BackwardPeaks, storages: set[int], graphs: dict[int, int], copies: int
+    ) -> int:
         """The peak of what is done at a layer's backward; it changes what is alive to what is left then."""
-        layer, moment = self._chain[at], self._program.backwards[at]
+        moment = self._program.backwards[at]
         gradient = 0 if self._is_end(at) else self._own_gradient(at) + self._tensors.shared_gradient_bytes(at)
         peak = 0
         for rerun in moment.before:
@@ -176,7 +183,7 @@ class _Play:
             if rerun.keeps_graph:
                 graphs[again] = self._inner(again) + row.statistics_bytes  # its own copies are what autograd saves
         storages -= set(moment.drops) - self._tensors.saves(at)  # what autograd has not saved is dropped at once
-        own = layer.backward_transient_bytes if self._is_end(at) else layer.inner_backward_bytes
+        own = peaks.alone if self._is_end(at) else peaks.inner
         peak = max(peak, self._alive(storages, graphs) + copies + gradient + own)
         storages -= set(moment.drops)
         graphs.pop(at, None)

@@ -1,0 +1,79 @@
+"""Rows of layers whose I makes the gradients of all weights, because what autograd saved can be read only once.
+
+So it is with layers that are run again in the backward, by a checkpoint, a graph program or a pool that drops tensors.
+The gradients are alive until the whole stage's I has ended, and W has nothing left to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from runner.profile import LayerProfile, SplitBackward
+
+__all__ = ["BackwardPeaks", "undivided_peaks", "whole_peaks", "with_undivided"]
+
+_REASON = "layers are run again in the backward, and what was saved of them can then be read once"
+
+
+class BackwardPeaks(NamedTuple):
+    """The peak bytes of a layer's backward, above its saved tensors and the gradient of its output.
+
+    Args:
+        alone: if the layer is its stage's last one, whose output and gradient the caller holds.
+        chained: if another layer of its stage follows; None = not known.
+        waiting: gradients of its weights that are alive until the stage's backward has ended.
+    """
+
+    alone: int
+    chained: int | None
+    waiting: int
+
+    @property
+    def inner(self) -> int:
+        """The peak if another layer of its stage follows, or the largest possible value if it is not known."""
+        return self.alone if self.chained is None else self.chained
+
+
+def whole_peaks(layer: LayerProfile) -> BackwardPeaks:
+    """The peaks of B, which adds the gradient of each weight to the weight's own at once."""
+    return BackwardPeaks(layer.backward_transient_bytes, layer.chained_backward_bytes, 0)
+
+
+def undivided_peaks(layer: LayerProfile) -> BackwardPeaks:
+    """The peaks of an I that makes the gradients of all weights."""
+    alone = chained = None
+    if layer.split is not None:
+        alone, chained = layer.split.undivided_bytes, layer.split.chained_undivided_bytes
+    if alone is None:
+        alone = layer.backward_transient_bytes + layer.gradient_bytes
+    return BackwardPeaks(alone, chained, layer.gradient_bytes)
+
+
+def with_undivided(row: LayerProfile, transient_bytes: int, chained_bytes: int | None = None) -> LayerProfile:
+    """The row of a layer that leaves nothing to W.
+
+    Args:
+        row: its row otherwise; its seconds of I and W are those of the layer before it is changed, and its seconds of a
+            backward include what runs again.
+        transient_bytes: peak of I above its saved tensors and the gradient of its output.
+        chained_bytes: the same if another layer of its stage follows; None = not known.
+    """
+    made = row.split_seconds[1]
+    if row.split is not None:
+        made += row.split.kept_share * row.backward_seconds
+    return replace(
+        row,
+        input_gradient_seconds=row.backward_seconds,
+        weight_gradient_seconds=0.0,
+        split=SplitBackward(
+            0,
+            0,
+            0,
+            transient_bytes,
+            kept_share=min(1.0, made / row.backward_seconds) if row.backward_seconds else 0.0,
+            kept=(("its weights", _REASON),) if row.gradient_bytes else (),
+            waiting_bytes=row.gradient_bytes,
+            chained_transient_bytes=chained_bytes,
+        ),
+    )
