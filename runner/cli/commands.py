@@ -31,14 +31,15 @@ _TRAIN = Command(
 _PLAN = Command(
     name="plan",
     summary="check a request, cut the model into stages and predict time and memory; starts nothing",
-    usage="[KEY=VALUE ...] [-m] [--json] [--why] [--rules]",
+    usage="[KEY=VALUE ...] [-m] [--json] [--svg FILE] [--why] [--rules]",
     about=(
         "Prints the stages, the predicted step time, bubble and peak memory of every rank with its parts, and how "
         "many samples or tokens that is per second. Ends with status 3 where a rank needs more than memory_limit. Any "
         "number of ranks can be planned for on any machine. -m prints one table of all jobs, the fastest that fits on "
         "top. --why adds what speaks for the layout, the rules that bind what you named to other keys, each with its "
         "reason and source, and DeepSpeed's configuration where it is used; with -m also the whole plan of each job. "
-        "--rules prints every rule by group and plans nothing."
+        "--rules prints every rule by group and plans nothing. Where a policy chooses under memory_limit what is run "
+        "forward again, --svg draws what a stage takes under other budgets, by strategy."
     ),
     examples=(
         ("runner plan model=gpt parallelism.pipeline=4 schedule.microbatches=8", "four stages on this machine"),
@@ -54,6 +55,7 @@ _PLAN = Command(
             "also say why this layout, and which rules looked at what you named, with their reasons and sources",
         ),
         Flag("--rules", "print all rules by group, and no plan; with --json a list"),
+        Flag("--svg", "write a picture of time against memory for activations, by strategy", "FILE"),
     ),
 )
 _SCHEDULE = Command(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
+from runner.cli.files import unwritable, write
 from runner.cli.request import checked, jobs_of
 from runner.errors import EXIT_DOES_NOT_FIT, EXIT_OK, Problem, RequestError, raise_problems
 from runner.launch.needs.packages import missing_for_plan
@@ -39,6 +40,7 @@ def run(arguments: Arguments) -> int:
     as_json, why = arguments.switch("json"), arguments.switch("why")
     if arguments.switch("rules"):
         return _print_rules(arguments, as_json=as_json)
+    raise_problems(_picture_problems(arguments))
     if arguments.switch("multirun"):
         return _run_sweep(jobs_of(arguments), as_json=as_json, why=why)
     try:
@@ -47,8 +49,28 @@ def run(arguments: Arguments) -> int:
         if as_json:
             print(json.dumps(_refused(error), indent=2))
         raise
+    if (picture := arguments.value("svg")) is not None:
+        _draw(plan, Path(picture))
     print(json.dumps(_document(plan, arguments.words, why), indent=2) if as_json else _text(plan, arguments.words, why))
     return EXIT_OK if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _picture_problems(arguments: Arguments) -> list[Problem]:
+    """Why ``--svg`` cannot draw, as far as it is known before there is a plan."""
+    picture = arguments.value("svg")
+    if picture is not None and arguments.switch("multirun"):
+        return [Problem("--svg", picture, "takes one plan", "The picture shows one stage of it")]
+    return unwritable(arguments, ("svg",))
+
+
+def _draw(plan: RunPlan, file: Path) -> None:
+    """Draw what other budgets for activations would cost."""
+    if not plan.activations.choices:
+        why = "No policy of this plan chooses its programs under memory_limit"
+        raise RequestError([Problem("--svg", file, "has nothing to draw", why, "activation_checkpoint=auto")])
+    from runner.plan.draw_front import front_svg
+
+    write("svg", file, front_svg(plan))
 
 
 def _shown_under_way(arguments: Arguments) -> RunPlan:

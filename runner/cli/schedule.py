@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from runner.cli import screen
 from runner.cli.arguments import Arguments
+from runner.cli.files import unwritable, write
 from runner.cli.request import checked
 from runner.config.compose.groups import config_roots
 from runner.config.compose.overrides import expand
@@ -54,7 +55,7 @@ def run(arguments: Arguments) -> int:
     for flag in _FILES:
         file = arguments.value(flag)
         if file is not None:
-            _write(flag, Path(file), _content(flag, drawn))
+            write(flag, Path(file), _content(flag, drawn))
     print(_as_json(drawn) if arguments.switch("json") else _text(drawn))
     return EXIT_OK
 
@@ -70,7 +71,7 @@ def _configs(arguments: Arguments) -> list[RunConfig]:
     problems = [
         *arguments.problems,
         *problems,
-        *_unwritable(arguments),
+        *unwritable(arguments, _FILES),
         *(_not_in_one_file(arguments) if several else ()),
     ]
     configs = []
@@ -93,22 +94,6 @@ def _drawn(config: RunConfig) -> _Drawn:
     step = realised(schedule_of(config), costs)
     windows = config.schedule.steps or (_WINDOWS_DRAWN if step.is_asynchronous else 1)
     return _Drawn(step, repeat(step, windows), costs)
-
-
-def _unwritable(arguments: Arguments) -> list[Problem]:
-    files = [(flag, Path(file)) for flag in _FILES if (file := arguments.value(flag)) is not None]
-    return [
-        Problem(f"--{flag}", file, "must be a file in a folder that exists", fix=f"--{flag} {file.name}")
-        for flag, file in files
-        if file.is_dir() or not file.absolute().parent.is_dir()
-    ]
-
-
-def _write(flag: str, file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RequestError([Problem(f"--{flag}", file, "cannot be written", str(error))]) from error
 
 
 def _content(flag: str, drawn: Sequence[_Drawn]) -> str:

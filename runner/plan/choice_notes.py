@@ -9,7 +9,7 @@ from typing import Any
 from runner.config.units import format_bytes, format_seconds
 from runner.memory.solve.values import Offer, StageChoice
 
-__all__ = ["choice_document", "choice_notes", "front", "front_table", "tightest"]
+__all__ = ["choice_document", "choice_notes", "front", "front_table", "fronts", "tightest"]
 
 _BUDGETS = 8  # rows of the table: budgets from what the fastest program takes to the least possible
 
@@ -49,6 +49,14 @@ def front(offers: Sequence[Offer]) -> list[Offer]:
     return found
 
 
+def fronts(choice: StageChoice) -> dict[str, list[Offer]]:
+    """The front of each strategy by itself, also of those that others beat, in the order of their fastest programs."""
+    own: dict[str, list[Offer]] = {}
+    for offer in choice.offers:
+        own.setdefault(_strategy(offer), []).append(offer)
+    return {name: front(offers) for name, offers in own.items()}
+
+
 def front_table(choice: StageChoice) -> tuple[list[str], list[list[str]]]:
     """The columns and the rows of a table: for each budget, the least seconds of each strategy relative to the fastest.
 
@@ -67,12 +75,13 @@ def front_table(choice: StageChoice) -> tuple[list[str], list[list[str]]]:
 
 
 def choice_document(choices: Sequence[StageChoice]) -> list[dict[str, Any]]:
-    """The choices of ``runner plan --json``, one for each stage, with the front of all offers."""
+    """The choices of ``runner plan --json``, one for each stage, with the fronts of all offers and of each strategy."""
     return [
         {
             "chosen": choice.chosen._asdict(),
             "budget_bytes": choice.budget_bytes,
             "front": [offer._asdict() for offer in front(choice.offers)],
+            "fronts": {name: [offer._asdict() for offer in own] for name, own in fronts(choice).items()},
         }
         for choice in choices
     ]
