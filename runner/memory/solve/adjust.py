@@ -24,8 +24,9 @@ from typing import Any
 from runner.memory.solve.moves import PlacedSegment, with_moves
 from runner.memory.solve.program import ends, reruns
 from runner.memory.solve.second_run import SecondRun, dropping_forward_bytes, recomputation
+from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.tensors import StageTensors
-from runner.memory.solve.undivided import undivided_peaks, with_undivided
+from runner.memory.solve.undivided import undivided_peaks, whole_peaks, with_undivided
 from runner.memory.solve.values import ActivationPlan, PlainStage, Program, Segment, StageProgram
 from runner.profile import LayerProfile, ModelProfile
 
@@ -44,7 +45,9 @@ def adjusted(profile: ModelProfile, plan: ActivationPlan) -> ModelProfile:
         chain = list(profile.layers[first : last + 1])
         is_last = last == len(profile.layers) - 1
         before = profile.layers[first - 1] if first else None
-        made = _rows(before, chain, loss if is_last else None, program, to_host=plan.to_host)
+        own_loss = loss if is_last else None
+        shared = SharedGradients(len(chain) + (own_loss is not None), profile.shared, first)
+        made = _rows(before, chain, own_loss, program, shared, to_host=plan.to_host)
         if is_last:
             loss = made.pop()
         rows += made
@@ -56,6 +59,7 @@ def _rows(
     chain: list[LayerProfile],
     loss: LayerProfile | None,
     program: Program,
+    shared: SharedGradients,
     *,
     to_host: bool,
 ) -> list[LayerProfile]:
@@ -63,8 +67,12 @@ def _rows(
     if isinstance(program, StageProgram):
         assert not to_host  # a rule refuses it
         whole = (Segment(program.first, program.last),)
-        return program.rows(PlainStage(before, chain, loss, lambda: _Stage(before, chain, loss, whole).rows()))
-    stage = _Stage(before, chain, loss, program)
+
+        def kept() -> list[LayerProfile]:
+            return _Stage(before, chain, loss, whole, shared).rows()
+
+        return program.rows(PlainStage(before, chain, loss, shared, kept))
+    stage = _Stage(before, chain, loss, program, shared)
     made = with_moves(stage.rows(), stage.chain, stage.tensors, stage.segments)
     return [*_on_device(made[: len(chain)], stage), *made[len(chain) :]] if to_host else made
 
@@ -95,14 +103,18 @@ class _Stage:
         layers: list[LayerProfile],
         loss: LayerProfile | None,
         segments: Sequence[Segment],
+        shared: SharedGradients,
     ) -> None:
         self._has_loss = loss is not None
+        self._shared = shared
         first = segments[0].first
         self.segments = [PlacedSegment(each, each.first - first, each.last - first) for each in segments]
         self.tensors = StageTensors(before, [*layers, loss] if loss is not None else layers)
         self.chain = self.tensors.with_shared_gradients()
-        self._second_run = SecondRun(self.chain, self.tensors, first)
-        self._second_run_of_i = SecondRun(self.chain, self.tensors, first, undivided_peaks)
+        of_b = [whole_peaks(layer, shared.left_by(at)) for at, layer in enumerate(self.chain)]
+        of_i = [undivided_peaks(layer, shared.own(at, layer)) for at, layer in enumerate(self.chain)]
+        self._second_run = SecondRun(self.chain, self.tensors, first, of_b)
+        self._second_run_of_i = SecondRun(self.chain, self.tensors, first, of_i)
         self._find_holders()
 
     def _find_holders(self) -> None:
@@ -134,7 +146,14 @@ class _Stage:
         layer = self.chain[at]
         saved = layer.saved_bytes - self.tensors.made_bytes(at) + self.tensors.counted_bytes(at)
         running = self.tensors.waiting_bytes(at) + layer.saved_bytes + layer.forward_transient_bytes
-        return self._row(at, saved, running, backward_transient_bytes=layer.backward_transient_bytes)
+        waiting, chained = self._shared.behind(at), layer.chained_backward_bytes
+        return self._row(
+            at,
+            saved,
+            running,
+            backward_transient_bytes=layer.backward_transient_bytes + waiting,
+            chained_backward_bytes=None if chained is None else chained + waiting,
+        )
 
     def _again(self, segment: Segment, start: int, end: int) -> list[LayerProfile]:
         """The rows of a segment that is run forward again in its backward."""
@@ -152,13 +171,13 @@ class _Stage:
                 at,
                 saved_bytes=figures.kept_bytes + self.tensors.counted_bytes(at) + copies,
                 running_bytes=self.tensors.waiting_bytes(at) + dropping_forward_bytes(layer, figures) + copies,
-                backward_transient_bytes=peak if at == end else 0,
+                backward_transient_bytes=peak + self._shared.behind(end) if at == end else 0,
                 chained_backward_bytes=None,
                 backward_flops=layer.backward_flops + figures.recomputed_flops * runs[segment.first + at - start],
                 backward_seconds=layer.backward_seconds + more_seconds,
                 weight_gradient_seconds=of_weights,
             )
-            rows.append(with_undivided(row, peak_of_i if at == end else 0))
+            rows.append(with_undivided(row, self._shared.own(at, layer), peak_of_i if at == end else 0))
         return rows
 
     def _copies(self, segment: Segment, start: int) -> int:

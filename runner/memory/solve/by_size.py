@@ -19,8 +19,9 @@ from typing import ClassVar, NamedTuple
 
 from runner.memory.solve.graph.rows import graph_rows
 from runner.memory.solve.graph.stage import StageGraph, program_of_order
+from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.values import GraphProgram, PlainStage, StageProgram
-from runner.profile import LayerProfile
+from runner.profile import LayerProfile, SharedWeight
 
 __all__ = ["LayerBytes", "PlansBySize", "Shapes", "SizedProgram", "ladder"]
 
@@ -54,6 +55,7 @@ class SizedProgram(StageProgram):
         in_flight: the largest number of micro-batches whose saved tensors are alive at once.
         largest: the shapes of the stage's input in the largest micro-batch; empty = not known, as in later stages.
         before, layers, loss: the rows of the largest micro-batch, see :class:`runner.memory.solve.values.PlainStage`.
+        shared: the weights that several layers of the model share.
     """
 
     first: int
@@ -65,6 +67,7 @@ class SizedProgram(StageProgram):
     before: LayerProfile | None = field(hash=False)
     layers: tuple[LayerProfile, ...] = field(hash=False)
     loss: LayerProfile | None = field(hash=False)
+    shared: tuple[SharedWeight, ...] = ()
 
     installer: ClassVar[str] = "runner.memory.apply.by_size:install_by_size"
 
@@ -172,7 +175,9 @@ class PlansBySize:
 
     def _peak(self, program: GraphProgram, layers: Sequence[LayerProfile]) -> tuple[int, int]:
         """What one micro-batch keeps from its forward to its backward, and the most that is alive in one of them."""
-        rows = graph_rows(self._program.before, list(layers), self._program.loss, program)
+        own = self._program
+        shared = SharedGradients(len(layers) + (own.loss is not None), own.shared, own.first)
+        rows = graph_rows(own.before, list(layers), own.loss, program, shared)
         kept, peak = 0, 0
         for row in rows:
             kept += row.saved_bytes

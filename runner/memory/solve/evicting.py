@@ -98,4 +98,4 @@ def _row(plain: LayerProfile, kept: tuple[int, int, int], forward_peak: int, aga
         backward_seconds=plain.backward_seconds + more,
         weight_gradient_seconds=of_weights,
     )
-    return with_undivided(row, of_i.alone + whole - until, of_i.inner + whole - until)
+    return with_undivided(row, of_i.waiting, of_i.alone + whole - until, of_i.inner + whole - until)

@@ -6,13 +6,13 @@ and what a selective policy keeps), and the gradient of its output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from runner.memory.solve.program import second_run
 from runner.memory.solve.tensors import StageTensors
-from runner.memory.solve.undivided import BackwardPeaks, whole_peaks
+from runner.memory.solve.undivided import BackwardPeaks
 from runner.memory.solve.values import Segment
 from runner.profile import LayerProfile, Recomputation
 
@@ -63,7 +63,7 @@ class SecondRun:
         chain: the stage's layers, and the loss if the stage is the last.
         tensors: the tensors between them.
         first: index of the stage's first layer in the whole model.
-        peaks_of: the peaks of a layer's backward, of B or of I.
+        peaks: the peaks of each layer's backward, of B or of I.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class SecondRun:
         chain: Sequence[LayerProfile],
         tensors: StageTensors,
         first: int,
-        peaks_of: Callable[[LayerProfile], BackwardPeaks] = whole_peaks,
+        peaks: Sequence[BackwardPeaks],
     ) -> None:
         self._chain = chain
-        self._peaks = [peaks_of(layer) for layer in chain]
+        self._peaks = peaks
         self._waiting = list(accumulate((each.waiting for each in self._peaks), initial=0))
         self._tensors = tensors
         self._first = first

@@ -22,7 +22,7 @@ class BackwardPeaks(NamedTuple):
     Args:
         alone: if the layer is its stage's last one, whose output and gradient the caller holds.
         chained: if another layer of its stage follows; None = not known.
-        waiting: gradients of its weights that are alive until the stage's backward has ended.
+        waiting: gradients of its weights that are alive while the layers before it run backward.
     """
 
     alone: int
@@ -35,27 +35,41 @@ class BackwardPeaks(NamedTuple):
         return self.alone if self.chained is None else self.chained
 
 
-def whole_peaks(layer: LayerProfile) -> BackwardPeaks:
-    """The peaks of B, which adds the gradient of each weight to the weight's own at once."""
-    return BackwardPeaks(layer.backward_transient_bytes, layer.chained_backward_bytes, 0)
+def whole_peaks(layer: LayerProfile, waiting: int = 0) -> BackwardPeaks:
+    """The peaks of B, which adds the gradient of each weight to the weight's own at once.
+
+    Args:
+        layer: the layer.
+        waiting: gradients of weights that later layers share with earlier ones, less those that no longer wait.
+    """
+    return BackwardPeaks(layer.backward_transient_bytes, layer.chained_backward_bytes, waiting)
 
 
-def undivided_peaks(layer: LayerProfile) -> BackwardPeaks:
-    """The peaks of an I that makes the gradients of all weights."""
+def undivided_peaks(layer: LayerProfile, waiting: int | None = None) -> BackwardPeaks:
+    """The peaks of an I that makes the gradients of all weights.
+
+    Args:
+        layer: the layer.
+        waiting: the gradients that wait afterwards; None = those of all its weights.
+    """
+    waiting = layer.gradient_bytes if waiting is None else waiting
     alone = chained = None
     if layer.split is not None:
         alone, chained = layer.split.undivided_bytes, layer.split.chained_undivided_bytes
     if alone is None:
         alone = layer.backward_transient_bytes + layer.gradient_bytes
-    return BackwardPeaks(alone, chained, layer.gradient_bytes)
+    return BackwardPeaks(alone, chained, waiting)
 
 
-def with_undivided(row: LayerProfile, transient_bytes: int, chained_bytes: int | None = None) -> LayerProfile:
+def with_undivided(
+    row: LayerProfile, waiting_bytes: int, transient_bytes: int, chained_bytes: int | None = None
+) -> LayerProfile:
     """The row of a layer that leaves nothing to W.
 
     Args:
         row: its row otherwise; its seconds of I and W are those of the layer before it is changed, and its seconds of a
             backward include what runs again.
+        waiting_bytes: gradients of weights that it leaves waiting.
         transient_bytes: peak of I above its saved tensors and the gradient of its output.
         chained_bytes: the same if another layer of its stage follows; None = not known.
     """
@@ -73,7 +87,7 @@ def with_undivided(row: LayerProfile, transient_bytes: int, chained_bytes: int |
             transient_bytes,
             kept_share=min(1.0, made / row.backward_seconds) if row.backward_seconds else 0.0,
             kept=(("its weights", _REASON),) if row.gradient_bytes else (),
-            waiting_bytes=row.gradient_bytes,
+            waiting_bytes=waiting_bytes,
             chained_transient_bytes=chained_bytes,
         ),
     )

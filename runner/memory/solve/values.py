@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from runner.memory.solve.shared_weights import SharedGradients
 from runner.profile import LayerProfile, ModelProfile
 
 __all__ = [
@@ -158,12 +159,14 @@ class PlainStage:
         before: the layer before the stage, None for the first stage.
         layers: the stage's layers.
         loss: the loss if the stage is the last.
+        shared: the gradients of weights that several of the layers share.
         adjusted: makes the rows of the layers, and that of the loss if there is one, if everything is kept.
     """
 
     before: LayerProfile | None
     layers: list[LayerProfile]
     loss: LayerProfile | None
+    shared: SharedGradients
     adjusted: Callable[[], list[LayerProfile]]
 
 
@@ -226,7 +229,7 @@ class GraphProgram(StageProgram):
         """See :class:`StageProgram`."""
         from runner.memory.solve.graph.rows import graph_rows  # it plays this program
 
-        return graph_rows(stage.before, stage.layers, stage.loss, self)
+        return graph_rows(stage.before, stage.layers, stage.loss, self, stage.shared)
 
     @property
     def reruns(self) -> list[int]:

@@ -7,9 +7,10 @@ So a row's transient bytes are the rest that leads to the peak that was counted;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from runner.memory.solve.shared_weights import SharedGradients
 from runner.memory.solve.tensors import StageTensors
 from runner.memory.solve.undivided import BackwardPeaks, undivided_peaks, whole_peaks, with_undivided
 from runner.memory.solve.values import GraphProgram
@@ -19,7 +20,11 @@ __all__ = ["graph_rows"]
 
 
 def graph_rows(
-    before: LayerProfile | None, layers: list[LayerProfile], loss: LayerProfile | None, program: GraphProgram
+    before: LayerProfile | None,
+    layers: list[LayerProfile],
+    loss: LayerProfile | None,
+    program: GraphProgram,
+    shared: SharedGradients,
 ) -> list[LayerProfile]:
     """The rows of a stage's layers, and that of the loss if there is one.
 
@@ -28,16 +33,23 @@ def graph_rows(
         layers: the stage's layers.
         loss: the loss if the stage is the last.
         program: the stage's program.
+        shared: the gradients of weights that several of its layers share.
     """
-    return _Play(before, layers, loss, program).rows()
+    return _Play(before, layers, loss, program, shared).rows()
 
 
 class _Play:
     """The state of a stage while its program is played; layers are counted from the first of the stage."""
 
     def __init__(
-        self, before: LayerProfile | None, layers: list[LayerProfile], loss: LayerProfile | None, program: GraphProgram
+        self,
+        before: LayerProfile | None,
+        layers: list[LayerProfile],
+        loss: LayerProfile | None,
+        program: GraphProgram,
+        shared: SharedGradients,
     ) -> None:
+        self._shared = shared
         self._chain = [*layers, loss] if loss is not None else layers
         self._loss, self._program, self._count = loss, program, len(layers)
         self._tensors = StageTensors(before, self._chain)
@@ -60,8 +72,8 @@ class _Play:
     def rows(self) -> list[LayerProfile]:
         saved = [self._saved(at) for at in range(len(self._chain))]
         forward = self._forward_peaks()
-        backward = self._backward_peaks(sum(saved), whole_peaks)
-        of_i = self._backward_peaks(sum(saved), undivided_peaks)
+        backward = self._backward_peaks(sum(saved), [whole_peaks(layer) for layer in self._chain])
+        of_i = self._backward_peaks(sum(saved), [undivided_peaks(layer) for layer in self._chain])
         found, so_far = [], 0
         for at, layer in enumerate(self._chain):
             so_far += saved[at]
@@ -74,13 +86,14 @@ class _Play:
                 row,
                 saved_bytes=saved[at],
                 forward_transient_bytes=forward[at] - so_far,
-                backward_transient_bytes=backward[at] + behind,
+                backward_transient_bytes=backward[at] + behind + self._shared.behind(at),
                 chained_backward_bytes=None,
                 output_gradient_bytes=layer.output_gradient_bytes if self._is_end(at) else own_gradient,
                 held_output_bytes=None if held == layer.output_bytes else held,
                 pending_output_bytes=self._tensors.pending_output_bytes(at),
             )
-            found.append(changed if at == self._count else with_undivided(changed, of_i[at] + behind))
+            waiting = self._shared.own(at, layer)
+            found.append(changed if at == self._count else with_undivided(changed, waiting, of_i[at] + behind))
         return found
 
     def _is_end(self, at: int) -> bool:
@@ -149,21 +162,20 @@ class _Play:
         known = layer.unsaved_forward_bytes
         return self._with_graph(layer) if known is None else min(known, self._with_graph(layer))
 
-    def _backward_peaks(self, saved: int, peaks_of: Callable[[LayerProfile], BackwardPeaks]) -> list[int]:
+    def _backward_peaks(self, saved: int, peaks: Sequence[BackwardPeaks]) -> list[int]:
         """The most bytes alive in the backward of each layer, above what is alive when the stage's backward begins.
 
         What later layers have left of gradients of weights is not counted.
         """
-        peaks = [0] * len(self._chain)
+        found = [0] * len(self._chain)
         storages = set(self._program.keeps) | self._tensors.leaving
         graphs = {at: self._inner(at) for at in range(self._count) if self._program.keeps_graph[at]}
         copies = sum(map(self._copies, range(self._count)))
         if self._loss is not None:
-            peaks[self._count] = self._loss.backward_transient_bytes
+            found[self._count] = self._loss.backward_transient_bytes
         for at in range(self._count - 1, -1, -1):
-            own = peaks_of(self._chain[at])
-            peaks[at] = self._backward_of(at, own, storages, graphs, copies) - saved
-        return peaks
+            found[at] = self._backward_of(at, peaks[at], storages, graphs, copies) - saved
+        return found
 
     def _backward_of(
         self, at: int, peaks: BackwardPeaks, storages: set[int], graphs: dict[int, int], copies: int

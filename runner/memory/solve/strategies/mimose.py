@@ -23,9 +23,8 @@ def _candidates(chain: StageChain) -> Iterator[Candidate]:
     profile, before = chain.profile, chain.profile.layers[chain.first - 1] if chain.first else None
     largest = tuple((profile.samples, *shape) for shape in profile.sample_shapes) if not chain.first else ()
     for chosen in range(1, len(steps)):
-        program = SizedProgram(
-            chain.first, chain.last, chosen, steps, chain.in_flight, largest, before, chain.layers, chain.loss
-        )
+        of_largest = before, chain.layers, chain.loss, profile.shared
+        program = SizedProgram(chain.first, chain.last, chosen, steps, chain.in_flight, largest, *of_largest)
         yield Candidate("mimose", program)
 
 
