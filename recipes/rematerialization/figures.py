@@ -8,6 +8,8 @@ from typing import Any
 
 __all__ = ["draw"]
 
+_MARKERS = "osD^v<>Pp*Xhd"  # of strategies without a budget
+
 
 def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write a figure for each model into ``folder``, as SVG."""
@@ -20,21 +22,21 @@ def _draw(name: str, found: Mapping[str, Any], path: Path) -> Path:
     from matplotlib.figure import Figure
 
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9}):
-        figure = Figure(figsize=(7, 4), layout="constrained")
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.add_subplot()
         plain = found["plain_bytes"]
-        for (budgeted, rows), style in zip(found["budgets"].items(), ("--", "-"), strict=True):
-            kept = [row for row in rows if "measured_bytes" in row]
-            points = [(row["measured_bytes"] / plain, row["measured_flops"]) for row in kept]
-            label = f"{budgeted}, by budget"
-            axes.plot(*zip(*points, strict=True), style, marker=".", color="black", linewidth=1, label=label, zorder=1)
+        for number, (budgeted, rows) in enumerate(found["budgets"].items()):
+            points = [(row["measured_bytes"] / plain, row["measured_flops"]) for row in rows if "measured_bytes" in row]
+            if points:
+                style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 5 % 3]}
+                axes.plot(*zip(*points, strict=True), marker=".", linewidth=1, label=budgeted, zorder=1, **style)
         for number, (strategy, row) in enumerate(found["strategies"].items()):
             point = row["measured_bytes"] / plain, row["measured_flops"]
-            axes.scatter(*point, label=strategy, color=f"C{number}", marker="osD^v<>Pp*"[number % 10], zorder=2)
+            axes.scatter(*point, label=strategy, color="0.3", s=14, marker=_MARKERS[number % len(_MARKERS)], zorder=2)
         axes.set_xlabel("peak of activations, measured, as a part of that without a strategy")
         axes.set_ylabel("FLOPs, measured, by those without")
         axes.set_xlim(0, 1.05)
-        axes.legend(fontsize=7, ncols=2)
+        figure.legend(fontsize=7, ncols=1, loc="outside right upper")
         axes.set_title(f"{name}, {found['layers']} layers", loc="left")
         figure.savefig(path, format="svg", metadata={"Date": None})
     return path

@@ -6,6 +6,9 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from runner.errors import RequestError
 from runner.memory.apply.install import install
+from runner.memory.solve.graph.evicting import SCORES
 from runner.memory.solve.policies import solve, strategy_of
 from runner.memory.solve.program import DEEPEST, depth, forwards
 from runner.memory.solve.values import PolicyOptions, Program, Segment, StageChain
@@ -25,11 +29,12 @@ from runner.profile import LayerProfile, ModelProfile
 from runner.profiling.model import profile_layers
 from runner.recipes.rematerialization.models import Task
 
-__all__ = ["BUDGETS", "STRATEGIES", "measure"]
+__all__ = ["BUDGETED", "BUDGETS", "STRATEGIES", "measure"]
 
 BUDGETS = 20
 """Budgets of the grid: these equal parts of the plain peak, from all of it downwards."""
 
+_LOSS = 8  # bytes of a loss and its gradient, which a plan adds to what it predicts of the layers
 _SCALARS = 64  # bytes that are left for the loss and its gradient, which no prediction counts
 
 STRATEGIES: Mapping[str, PolicyOptions] = {
@@ -48,8 +53,22 @@ STRATEGIES: Mapping[str, PolicyOptions] = {
 }
 """Strategies without a budget, by what a table shows."""
 
-BUDGETED = ("rotor", "auto", "rockmate", "kusumoto", "checkmate", "dtr", "coop", "treewidth", "mimose")
-"""Strategies that choose under a budget."""
+BUDGETED: Mapping[str, PolicyOptions] = {
+    "rotor": PolicyOptions("rotor"),
+    "auto": PolicyOptions("auto"),
+    "rockmate": PolicyOptions("rockmate"),
+    "kusumoto": PolicyOptions("kusumoto"),
+    "kusumoto approximate": PolicyOptions("kusumoto", approximate=True),
+    "checkmate": PolicyOptions("checkmate"),
+    "checkmate rounding": PolicyOptions("checkmate", rounding=True),
+    "treewidth": PolicyOptions("treewidth"),
+    **{f"dtr {score}": PolicyOptions("dtr", score=score) for score in SCORES},
+    "coop": PolicyOptions("coop"),
+    "mimose": PolicyOptions("mimose"),
+}
+"""Strategies that choose under a budget, by what a table shows."""
+
+_TIMED = 7  # runs of each program of which the median counts
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,9 @@ def measure(
     task: Task,
     strategies: Mapping[str, PolicyOptions] = STRATEGIES,
     budgets: int = BUDGETS,
-    budgeted: Sequence[str] = BUDGETED,
+    budgeted: Sequence[str] = tuple(BUDGETED),
+    *,
+    timed: bool = False,
 ) -> dict[str, Any]:
     """The document of one model: ``strategies`` by name, and the choices of those that choose by ``budget``.
 
@@ -81,12 +102,13 @@ def measure(
         task: the model.
         strategies: by name; each is one program.
         budgets: the number of budgets.
-        budgeted: names of strategies that choose under a budget.
+        budgeted: names of strategies that choose under a budget, see :data:`BUDGETED`.
+        timed: whether steps are timed, which says something on a machine that does nothing else.
 
     Raises:
         RuntimeError: a program's gradients or running statistics are not those without a strategy.
     """
-    bench = _Bench(task)
+    bench = _Bench(task, timed=timed)
     found = {}
     for name, options in strategies.items():
         (program,) = solve(bench.chain.profile, [(0, bench.chain.last)], options).stages
@@ -112,13 +134,13 @@ class _Bench:
         plain: the run that keeps everything.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, *, timed: bool) -> None:
         torch.manual_seed(0)
         sources = layers_of(task.build(), 0)
         profile = _by_flops(profile_layers(sources, *task.batch, task.loss, torch.float32))
-        self._task = task
+        self._task, self._timed = task, timed
         self._stage = build_stage(sources, 0, len(sources) - 1)
-        self._choose = ProgramChoice()
+        self._choosing: dict[str, ProgramChoice] = {}
         self._whole = (Segment(0, len(sources) - 1),)
         self._rows: dict[Program, dict[str, int | float]] = {}
         self.chain = StageChain(profile, 0, len(sources) - 1, budget_bytes=0)
@@ -126,9 +148,10 @@ class _Bench:
 
     def under(self, name: str, budget: int) -> dict[str, Any]:
         """What a strategy chooses for a budget; only what it needs at least if nothing is within the budget."""
-        program, choice = self._choose(
-            replace(self.chain, budget_bytes=budget - _SCALARS), strategy_of(PolicyOptions(name))
-        )
+        options = BUDGETED[name]
+        chain = replace(self.chain, budget_bytes=budget - _SCALARS, options=options.values)
+        choose = self._choosing.setdefault(name, ProgramChoice())
+        program, choice = choose(chain, strategy_of(options))
         told = {"budget": budget, "strategy": choice.chosen.name}
         if choice.chosen.peak_bytes > budget - _SCALARS:
             return {**told, "least_bytes": choice.chosen.peak_bytes}
@@ -140,14 +163,29 @@ class _Bench:
             self._rows[program] = self._measured(program)
         return self._rows[program]
 
+    @cached_property
+    def _plain_seconds(self) -> float:
+        return self._seconds(self._whole)
+
+    def _seconds(self, program: Program) -> float:
+        """The median seconds of a forward and backward, after one that is not counted."""
+        prepared, found = _prepared(self._stage, program), []
+        for _ in range(1 + _TIMED):
+            began = perf_counter()
+            _step(prepared, self._task)
+            found.append(perf_counter() - began)
+        return median(found[1:])
+
     def _measured(self, program: Program) -> dict[str, int | float]:
         predicted, flops, _ = program_cost(self.chain, program)
         plain_flops = program_cost(self.chain, self._whole).seconds
         run = _run(self._stage, self._task, program)
         if len(run.result) != len(self.plain.result) or not all(map(torch.equal, run.result, self.plain.result)):
             raise RuntimeError("gradients or running statistics differ")
+        seconds = {"measured_seconds": self._seconds(program) / self._plain_seconds} if self._timed else {}
         return {
-            "predicted_bytes": predicted,
+            **seconds,
+            "predicted_bytes": predicted + _LOSS,
             "measured_bytes": run.peak_bytes,
             "predicted_flops": flops / plain_flops,
             "measured_flops": run.flops / self.plain.flops,

@@ -18,7 +18,7 @@ from runner.recipes.rematerialization.models import MODELS, Task
 from runner.recipes.rematerialization.tables import markdown
 from runner.zoo import gpt
 
-SCALARS = 64  # bytes of the loss and its gradient, which no prediction counts
+SCALARS = 64  # bytes of scalars beside the loss and its gradient
 
 
 def check(
@@ -72,10 +72,29 @@ def test_bytes_forwards_and_flops_are_those_predicted(tmp_path: Path) -> None:
     text = markdown(document)
     assert "### GPT: " in text
     assert "| `bisect` | " in text
-    assert "`activation_checkpoint=rotor`, by the bytes that it may use." in text
+    assert "| strategy | 1.00 | 0.75 | 0.50 | 0.25 | least possible |" in text
+    assert text.count("| `rotor` | ") == text.count("| `auto` | ") == 2
+    assert "time, measured" not in text
     (path,) = draw(document, tmp_path)
     assert f"figures/{path.name}" in text
     assert path.stat().st_size > 1000
+
+
+def test_strategies_of_graphs_and_time_are_shown_where_they_are_asked_for() -> None:
+    budgeted = ("rockmate", "kusumoto", "kusumoto approximate", "checkmate rounding", "treewidth", "dtr lru")
+    found = measure(normalizing_task(), {"full": STRATEGIES["full"]}, 2, budgeted, timed=True)
+    text = markdown({"machine": "a machine", "torch": "2", "date": "today", "models": {"norms": found}})
+    assert "| FLOPs, predicted | counted | time, measured |" in text
+    assert "Time as measured, as parts of the plain one." in text
+    assert all(text.count(f"| `{name}` | ") == 3 for name in budgeted)
+    rows = [row for rows in found["budgets"].values() for row in rows if "measured_bytes" in row]
+    assert all(row["measured_seconds"] > 0 for row in rows)
+    assert all(row["measured_bytes"] <= row["predicted_bytes"] for row in rows)
+
+
+@pytest.mark.slow
+def test_weights_that_all_steps_share_are_predicted() -> None:
+    check(MODELS["LSTM"](), 4, ("full", "bisect"), ())
 
 
 def test_a_strategy_that_refuses_a_model_is_told() -> None:
