@@ -15,6 +15,7 @@ from typing import Any, Literal
 __all__ = [
     "BoundaryTensor",
     "FillProfile",
+    "LayerMoves",
     "LayerProfile",
     "MemoryTrace",
     "ModelProfile",
@@ -159,6 +160,31 @@ class FillProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerMoves:
+    """What a layer moves to the host's memory after its forward, and what it needs of what earlier layers have moved.
+
+    Other layers of its stage are given by their distance: that of the layer before is 1.
+
+    Args:
+        num_bytes: what is copied to the host, and back for the backward.
+        freed_bytes: the part of it that nothing else holds on the device meanwhile.
+        sent_after: how many more layers, those of its segment, run forward before its tensors are sent.
+        needs: distances of the layers whose moved tensors its backward reads; 0 is the layer itself.
+        entering: distances of earlier layers, each with the bytes that it has moved and that this layer's forward is
+            given nevertheless.
+        one_by_one: whether its tensors are sent only when all that was sent before has left, and come back only when
+            all that came back before has been used.
+    """
+
+    num_bytes: int = 0
+    freed_bytes: int = 0
+    sent_after: int = 0
+    needs: tuple[int, ...] = ()
+    entering: tuple[tuple[int, int], ...] = ()
+    one_by_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LayerProfile:
     """One layer's cost for one micro-batch of :attr:`ModelProfile.samples` samples. Sizes are bytes.
 
@@ -197,8 +223,8 @@ class LayerProfile:
         optimizer_bytes: states of its trainable parameters, including masters and averages; None = use the profile's
             ``optimizer_bytes_per_gradient_byte``.
         trained_shapes: the shapes of its trainable parameters; empty = not known.
-        moved_bytes: what is moved to the host's memory after its forward, and back for its backward. A measured
-            profile has none; :func:`runner.memory.solve.adjust.adjusted` writes it.
+        moves: what is moved to the host's memory and back. A measured profile has none;
+            :func:`runner.memory.solve.adjust.adjusted` writes it.
     """
 
     name: str
@@ -234,7 +260,12 @@ class LayerProfile:
     optimizer_bytes: int | None = None
     fills: tuple[FillProfile, ...] = ()
     trained_shapes: tuple[tuple[int, ...], ...] = ()
-    moved_bytes: int = 0
+    moves: LayerMoves = LayerMoves()
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that are moved to the host's memory after its forward, and back for its backward."""
+        return self.moves.num_bytes
 
     @property
     def has_running_statistics(self) -> bool:
@@ -382,6 +413,8 @@ def _layer(document: dict[str, Any]) -> LayerProfile:
     parts = (tuple(part.values()) for part in document.pop("shared_gradients", ()))
     fills = tuple(FillProfile(**fill) for fill in document.pop("fills", ()))
     shapes = tuple(map(tuple, document.pop("trained_shapes", ())))
+    for plans_own in ("moves", "moved_bytes"):  # a measured profile says nothing by them
+        document.pop(plans_own, None)
     return LayerProfile(
         **document,
         recomputation=made_again,

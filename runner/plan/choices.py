@@ -6,13 +6,16 @@ from dataclasses import replace
 from functools import partial
 
 from runner.memory.solve.adjust import adjusted
-from runner.memory.solve.choose import Price, Priced, fastest_that_fits, priced
+from runner.memory.solve.choose import Priced, fastest_that_fits, priced
 from runner.memory.solve.strategy import Strategy
-from runner.memory.solve.values import ActivationPlan, Program, StageChain, StageChoice
+from runner.memory.solve.values import ActivationPlan, Price, Program, StageChain, StageChoice
 from runner.plan.stages.figures import StageFigures, stage_figures
+from runner.plan.stages.on_the_way import OnTheWay
 from runner.plan.time.host import seconds_alone
 
 __all__ = ["ProgramChoice", "program_cost", "stage_peak"]
+
+_ROUNDS = 2  # micro-batches beyond those in flight, until what is on its way is the same for each
 
 
 class ProgramChoice:
@@ -41,8 +44,8 @@ class ProgramChoice:
 
     def _price(self, chain: StageChain, strategy: Strategy) -> tuple[Priced, ...]:
         assert strategy.candidates is not None  # a strategy that chooses has some
-
-        return priced(strategy.candidates(chain), partial(program_cost, chain, to_host=self._to_host))
+        cost = partial(program_cost, chain, to_host=self._to_host)
+        return priced(strategy.candidates(replace(chain, price=cost)), cost)
 
 
 def program_cost(chain: StageChain, program: Program, *, to_host: bool = False) -> Price:
@@ -60,8 +63,21 @@ def program_cost(chain: StageChain, program: Program, *, to_host: bool = False) 
 
 def stage_peak(figures: StageFigures, in_flight: int) -> int:
     """The most bytes of a stage's saved tensors and temporaries, of all its micro-batches in flight."""
+    if figures.moved_bytes:
+        return _peak_with_moves(figures, in_flight)
     forward = (in_flight - 1) * figures.saved_bytes + figures.forward_peak_bytes
-    return max(forward, in_flight * figures.saved_bytes + figures.backward_peak_bytes) + figures.leaving_bytes
+    return max(forward, in_flight * figures.saved_bytes + figures.backward_peak_bytes)
+
+
+def _peak_with_moves(figures: StageFigures, in_flight: int) -> int:
+    """The peak of forwards of as many micro-batches as are in flight, and then of backwards and forwards in turns."""
+    way, peak, saved = OnTheWay(figures.leaving_bytes), 0, figures.saved_bytes
+    for turn in range(2 * in_flight + _ROUNDS):
+        if turn >= in_flight:
+            peak = max(peak, in_flight * saved + way.backward((0, turn - in_flight), figures.moved))
+        held = min(turn, in_flight - 1)
+        peak = max(peak, held * saved + way.forward((0, turn), figures.moved))
+    return peak
 
 
 def _figures(chain: StageChain, program: Program, *, to_host: bool) -> StageFigures:

@@ -191,7 +191,7 @@ def run(
 LAYOUTS = [(1, "1f1b"), (2, "1f1b"), (2, "zb_h1"), (2, "gpipe")]
 
 
-@pytest.mark.parametrize("offload", [OFFLOADS["async"], EVERY_SECOND], ids=["all", "every_second"])
+@pytest.mark.parametrize("offload", [OFFLOADS["async"], OFFLOADS["vdnn_all"], EVERY_SECOND], ids=lambda one: one.name)
 @pytest.mark.parametrize(("pipeline", "schedule"), LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
 def test_bits_are_those_of_a_run_that_moves_nothing(case: str, pipeline: int, schedule: str, offload: Offload) -> None:
@@ -236,6 +236,8 @@ def test_the_peak_of_the_device_is_less_and_within_the_plan(
     plain = run(case, None, pipeline=pipeline, schedule=schedule, samples=16 * COUNT)
     moved = run(case, OFFLOADS["async"], pipeline=pipeline, schedule=schedule, samples=16 * COUNT, link=link)
     assert all(found <= most + SCALARS for found, most in zip(moved.peak, moved.predicted, strict=True))
+    if schedule != "zb_h1":  # predictions of I are bounds, also if nothing is moved
+        assert all(most <= 1.01 * found for found, most in zip(moved.peak, moved.predicted, strict=True))
     assert sum(moved.peak) < sum(plain.peak)
 
 

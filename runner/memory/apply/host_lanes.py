@@ -4,8 +4,8 @@ A lane carries one load after the other. On a CPU a thread copies, on CUDA a str
 slower: a load then counts as arrived only when a slower link would have carried it, by the rule that
 :mod:`runner.schedule.simulation.host_link` plays.
 
-What a load copies is held until its owner asks whether it has arrived, and not until another thread has copied it:
-memory is freed by the thread that runs the layers, at places that do not depend on how fast the copies are.
+What a load copies is held until its owner waits for it or uses it, and not until another thread has copied it: memory
+is freed by the thread that runs the layers, at places that do not depend on how fast the copies are.
 """
 
 from __future__ import annotations
@@ -41,13 +41,6 @@ class Load(ABC):
         self.due = due
         self._pairs, self._check = tuple(pairs), check
 
-    def has_arrived(self) -> bool:
-        """Whether everything is copied; if so, the storages are no longer held."""
-        there = self._is_copied() and time.perf_counter() >= self.due
-        if there:
-            self.wait()
-        return there
-
     def wait(self) -> None:
         """Wait until everything is copied; then the storages are no longer held."""
         self._wait()
@@ -65,9 +58,6 @@ class Load(ABC):
         check, self._pairs, self._check = self._check, (), None
         if check is not None:
             check()
-
-    @abstractmethod
-    def _is_copied(self) -> bool: ...
 
     @abstractmethod
     def _wait(self) -> None: ...
@@ -154,9 +144,6 @@ class _ThreadLoad(Load):
         for source, target in self._pairs:
             target.copy_(source)
 
-    def _is_copied(self) -> bool:
-        return self.copied.done()
-
     def _wait(self) -> None:
         self.copied.result()
 
@@ -180,9 +167,6 @@ class _StreamLoad(Load):
     def __init__(self, pairs: Sequence[Pair], due: float, check: Callable[[], None] | None, copied: Any) -> None:
         super().__init__(pairs, due, check)
         self.copied = copied
-
-    def _is_copied(self) -> bool:
-        return bool(self.copied.query())
 
     def _wait(self) -> None:
         self.copied.synchronize()

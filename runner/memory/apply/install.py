@@ -78,7 +78,8 @@ def _chain_parts(stage: StageModule, program: ChainProgram, offload: StageOffloa
 
 def _saving(part: Part, segment: Segment, moved: MovedStage, *, is_last: bool) -> Part:
     """The part, taking part in the trips of its stage; so do parts that stay, because they share memory with others."""
-    return replace(part, around=Saving(moved, moved=segment.moved, is_last=is_last, around=part.around))
+    saving = Saving(moved, moved=segment.moved, one_by_one=segment.one_by_one, is_last=is_last, around=part.around)
+    return replace(part, around=saving)
 
 
 def _parts(stage: StageModule, program: ChainProgram) -> tuple[Part, ...]:

@@ -88,6 +88,7 @@ class MovedTogether:
     Args:
         memories: what is moved; it is not held by this object.
         left: the load on the way out.
+        one_by_one: whether it comes back only when all that came back before has been used.
 
     Attributes:
         num_bytes: their sum.
@@ -95,10 +96,10 @@ class MovedTogether:
         is_used: whether it is on the device again.
     """
 
-    def __init__(self, memories: Sequence[Memory], left: Load) -> None:
+    def __init__(self, memories: Sequence[Memory], left: Load, *, one_by_one: bool = False) -> None:
         self._memories = [weakref.ref(memory) for memory in memories]
         self.num_bytes = sum(memory.num_bytes for memory in memories)
-        self.left = left
+        self.left, self.one_by_one = left, one_by_one
         self.back: Load | None = None
         self.is_used = False
 
@@ -136,16 +137,21 @@ class Mover:
         self._out, self._back = lanes
         self._leaving: list[tuple[Load, int]] = []
 
-    def send(self, memories: Sequence[Memory]) -> MovedTogether:
-        """Begin to move memory to the host, after waiting until there is room on the way."""
+    def send(self, memories: Sequence[Memory], *, one_by_one: bool = False) -> MovedTogether:
+        """Begin to move memory to the host, after waiting until there is room on the way.
+
+        Args:
+            memories: what is moved.
+            one_by_one: whether to wait until everything that was sent before has left.
+        """
         num_bytes = sum(memory.num_bytes for memory in memories)
         with self._moving():
-            self._wait_for_room(num_bytes)
+            self._wait_for_room(self._room + 1 if one_by_one else num_bytes)
             check = _Unchanged(seen for memory in memories for seen in memory.forget_seen())
             load = self._out.carry([memory.leave(self.buffers) for memory in memories], check=check)
         self._leaving.append((load, num_bytes))
         self.bytes_moved += num_bytes
-        moved = MovedTogether(memories, load)
+        moved = MovedTogether(memories, load, one_by_one=one_by_one)
         for memory in memories:
             memory.together = moved
         return moved
@@ -153,7 +159,6 @@ class Mover:
     def fetch(self, moved: MovedTogether) -> None:
         """Begin to move memory back to the device."""
         with self._moving():
-            self._wait_for_room(0)
             pairs = [memory.come_back(self._device) for memory in moved.needed]
             moved.back = self._back.carry(pairs, after=moved.left)
         self.bytes_moved += sum(pair.source.nbytes() for pair in pairs)
@@ -163,6 +168,7 @@ class Mover:
         assert moved.back is not None
         with self._moving():
             moved.back.use()
+            self._forget_until(moved.left)
         for memory in moved.needed:
             memory.arrive()
         moved.is_used = True
@@ -177,8 +183,16 @@ class Mover:
         if self.buffers.in_use:
             raise RuntimeError(f"{self.buffers.in_use} bytes of activations are left in the host's memory")
 
+    def _forget_until(self, left: Load) -> None:
+        """Free what was sent before a load that has come back, and the load itself: they have left in this order."""
+        while any(each is left for each, _ in self._leaving):
+            self._leaving.pop(0)[0].use()
+
     def _wait_for_room(self, num_bytes: int) -> None:
-        self._leaving = [each for each in self._leaving if not each[0].has_arrived()]
+        """Free what was sent first, until there is room. What has left is freed here only, not when a copy ends.
+
+        So the bytes on the device do not depend on the link's speed, and the plan can add them up.
+        """
         while self._leaving and sum(held for _, held in self._leaving) + num_bytes > self._room:
             self._leaving.pop(0)[0].wait()
 

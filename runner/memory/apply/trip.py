@@ -81,18 +81,19 @@ class Trip:
         with saved_tensors_hooks(pack, _unpack):
             yield
 
-    def leave(self, output: Any) -> None:
+    def leave(self, output: Any, *, one_by_one: bool = False) -> None:
         """Begin to move what a layer has saved.
 
         Args:
             output: tensors whose memory stays: the stage's output, or None.
+            one_by_one: see :meth:`runner.memory.apply.mover.Mover.send`.
         """
         staying = set(_storages(flatten(output)[0] if output is not None else []))
         saved = [memory for each in self._saved if (memory := each()) is not None]  # a layer may have dropped some
         going = [memory for memory in saved if memory.storage not in staying]
         self._saved = []
         if going:
-            self._moved.append(self._mover.send(going))
+            self._moved.append(self._mover.send(going, one_by_one=one_by_one))
             self._to_fetch = list(self._moved)
 
     def expect_backward(self, *, all_at_once: bool) -> None:
@@ -119,11 +120,12 @@ class Trip:
         return memory.storage
 
     def _fetch_ahead(self) -> None:
-        """Fetch as much ahead of its use as the largest layer has moved, and at least one layer's memory."""
+        """Fetch as much ahead of its use as the largest layer has moved, or one by one; at least one layer's memory."""
         room = max((moved.num_bytes for moved in self._moved), default=0)
         while self._to_fetch:
             unused = sum(moved.num_bytes for moved in self._moved if moved.back is not None and not moved.is_used)
-            if unused and unused + self._to_fetch[-1].num_bytes > room:
+            following = self._to_fetch[-1]
+            if unused and (following.one_by_one or unused + following.num_bytes > room):
                 return
             self._mover.fetch(self._to_fetch.pop())
 
@@ -178,12 +180,14 @@ class Saving:
     Args:
         stage: the stage.
         moved: whether the part is moved.
+        one_by_one: see :meth:`runner.memory.apply.mover.Mover.send`.
         is_last: whether the part's output is that of the stage.
         around: what wraps the part besides; None: nothing.
     """
 
-    def __init__(self, stage: MovedStage, *, moved: bool, is_last: bool, around: _Run | None) -> None:
-        self._stage, self._moved, self._is_last, self._around = stage, moved, is_last, around
+    def __init__(self, stage: MovedStage, *, moved: bool, one_by_one: bool, is_last: bool, around: _Run | None) -> None:
+        self._stage, self._is_last, self._around = stage, is_last, around
+        self._moved, self._one_by_one = moved, one_by_one
 
     def __call__(self, run: Callable[[Any], Any], value: Any, *, seeded: bool) -> Any:
         trip = self._stage.trip
@@ -191,7 +195,7 @@ class Saving:
             return self._run(run, value, seeded)
         with trip.saving(moved=self._moved):
             output = self._run(run, value, seeded)
-        trip.leave(output if self._is_last else None)
+        trip.leave(output if self._is_last else None, one_by_one=self._one_by_one)
         return output
 
     def _run(self, run: Callable[[Any], Any], value: Any, seeded: bool) -> Any:

@@ -8,21 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from runner.memory.solve.program import DEEPEST, depth
 from runner.memory.solve.strategy import Candidate
-from runner.memory.solve.values import Offer, Program, StageChoice
+from runner.memory.solve.values import Offer, Price, Program, StageChoice
 
-__all__ = ["Cost", "Price", "Priced", "fastest_that_fits", "priced"]
-
-
-class Price(NamedTuple):
-    """What a stage's program costs; see :class:`runner.memory.solve.values.Offer`."""
-
-    peak_bytes: int
-    seconds: float
-    moved_bytes: int = 0
+__all__ = ["Cost", "Priced", "fastest_that_fits", "priced"]
 
 
 Cost = Callable[[Program], Price]

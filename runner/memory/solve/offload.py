@@ -32,6 +32,7 @@ class Offload:
             known. None: it reads no budget, and moves the same of every program.
         alone: whether its candidates say of all layers what is kept, moved or computed again, and no activation policy
             does.
+        searches: whether to find its candidates takes seconds, so that ``auto`` leaves it out.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Offload:
     about: str = ""
     candidates: Offers | None = None
     alone: bool = False
+    searches: bool = False
 
     def over(self, policy: Strategy) -> Strategy:
         """The activation policy with moves.
@@ -84,21 +86,25 @@ def chain_program(program: Program) -> ChainProgram:
     return program
 
 
-def moving(program: ChainProgram, chosen: Collection[int]) -> ChainProgram:
+def moving(program: ChainProgram, chosen: Collection[int], *, one_by_one: bool = False) -> ChainProgram:
     """The program with moves. Layers that keep what they save are moved one by one, each as soon as it has run.
 
     Args:
         program: the program of a stage.
         chosen: the layers that are moved, as indices in the whole model. A segment that is computed again is moved if
             its first layer is chosen: its input is all that it keeps.
+        one_by_one: see :class:`runner.memory.solve.values.Segment`.
     """
+
+    def as_chosen(part: Segment) -> Segment:
+        moved = part.first in chosen
+        return replace(part, moved=moved, one_by_one=moved and one_by_one)
+
     made: list[Segment] = []
     for segment in program:
-        if segment.recompute:
-            made.append(replace(segment, moved=segment.first in chosen))
-        else:
-            layers = range(segment.first, segment.last + 1)
-            made += [replace(segment, first=layer, last=layer, moved=layer in chosen) for layer in layers]
+        layers = range(segment.first, segment.last + 1)
+        parts = [segment] if segment.recompute else [replace(segment, first=at, last=at) for at in layers]
+        made += map(as_chosen, parts)
     return tuple(made)
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "Offer",
     "PlainStage",
     "PolicyOptions",
+    "Price",
     "Program",
     "Rerun",
     "Segment",
@@ -70,6 +71,7 @@ class StageChain:
             micro-batches in flight together; None if it is not known, as in the first search for a partition.
         in_flight: the largest number of micro-batches whose saved tensors are alive at once.
         copy_seconds: the seconds that a number of bytes takes to the host's memory, or back.
+        price: what a program of the stage costs, by the plan's prediction; None as long as nothing is chosen.
     """
 
     profile: ModelProfile
@@ -79,6 +81,7 @@ class StageChain:
     budget_bytes: int | None = None
     in_flight: int = 1
     copy_seconds: Callable[[float], float] = _free
+    price: Callable[[Program], Price] | None = None
 
     @property
     def indices(self) -> range:
@@ -107,6 +110,7 @@ class Segment:
         inside: how they are run forward again: a program of the same layers, whose segments may themselves be
             computed again. Empty = every layer keeps its graph until its backward.
         moved: whether what they keep is in the host's memory between their forward and their backward.
+        one_by_one: see :class:`runner.profile.LayerMoves`; only with ``moved``.
     """
 
     first: int
@@ -115,6 +119,7 @@ class Segment:
     save_ops: str | None = None
     inside: tuple[Segment, ...] = ()
     moved: bool = False
+    one_by_one: bool = False
 
 
 ChainProgram = tuple[Segment, ...]
@@ -239,6 +244,14 @@ class GraphProgram(StageProgram):
 
 Program = ChainProgram | StageProgram
 """What happens to the layers of a stage between forward and backward."""
+
+
+class Price(NamedTuple):
+    """What a stage's program costs; see :class:`Offer`."""
+
+    peak_bytes: int
+    seconds: float
+    moved_bytes: int = 0
 
 
 class Offer(NamedTuple):

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from runner.plan.stages.figures import StageFigures
+from runner.plan.stages.on_the_way import OnTheWay
 from runner.plan.values import MemoryParts
 from runner.schedule.liveness import Kind, Lifetime
 from runner.schedule.values import COMPUTE, Action, Op, Payload, Schedule
@@ -40,7 +41,8 @@ class RankWalk:
         self._states = states
         self._step_bytes = step_bytes
         self._before_compute = before_compute
-        self._leaving = max((figures[stage].leaving_bytes for stage in schedule.stages_of(rank)), default=0)
+        self._room = max((figures[stage].leaving_bytes for stage in schedule.stages_of(rank)), default=0)
+        self._on_the_way = OnTheWay(self._room)
 
     def peak(self, actions: Sequence[Action], living: Iterable[Lifetime]) -> MemoryParts:
         """The parts at the moment when their sum is largest.
@@ -59,6 +61,7 @@ class RankWalk:
                         changes[each.ends] -= num_bytes
             if each.fill is not None and self._bytes(each)[0]:
                 left[each.begins].add(each.fill)
+        self._on_the_way = OnTheWay(self._room)
         peak, alive, held = (0, 0, 0), activations[None], buffers[None]
         for action in self._as_posted(actions):
             if action.op in COMPUTE or action.op is Op.STEP:
@@ -66,7 +69,6 @@ class RankWalk:
                 transient = self._transient(action, frozenset(left.get(action, ())))
                 if action.op is not Op.STEP:
                     transient = max(transient, self._before_compute[action.stage])
-                transient += self._leaving
                 seen = (alive + transient, held, step)
                 if sum(seen) > sum(peak):
                     peak = seen
@@ -149,12 +151,29 @@ class RankWalk:
                 return 0, 0  # the rank's states count them
 
     def _transient(self, action: Action, left: frozenset[str]) -> int:
-        """The largest increase of activations, in bytes, while an action runs.
+        """The largest increase of activations, in bytes, while an action runs, with what is on its way to the host.
 
         Args:
             action: the action.
             left: for a backward, the kinds of fills to which it leaves tensors.
         """
+        figures, way = self._figures[action.stage], self._on_the_way
+        if not (self._room and figures.moved_bytes) or action.op not in COMPUTE or self._keeps_nothing(action):
+            return way.leaving_bytes + self._transient_alone(action, left)
+        of = action.stage, action.microbatch
+        match action.op:
+            case Op.F | Op.R:
+                return way.forward(of, figures.moved)
+            case Op.B:
+                fills = way.leaving_bytes + figures.fills.backward_bytes.get(left, 0)
+                return max(way.backward(of, figures.moved), fills)
+            case Op.I:
+                return way.split_backward(of, figures.moved, self._transient_alone(action, left))
+            case _:
+                return way.leaving_bytes + self._transient_alone(action, left)
+
+    def _transient_alone(self, action: Action, left: frozenset[str]) -> int:
+        """The same as :meth:`_transient` if nothing is on its way."""
         figures = self._figures[action.stage]
         match action.op:
             case Op.F if self._keeps_nothing(action):
@@ -172,6 +191,9 @@ class RankWalk:
             case _:
                 return 0
 
-    def _keeps_nothing(self, forward: Action) -> bool:
-        assert forward.microbatch is not None  # every forward has one
-        return self._schedule.is_recomputed(forward.stage, forward.microbatch)
+    def _keeps_nothing(self, action: Action) -> bool:
+        """Whether it is a forward whose stage is run forward again."""
+        if action.op is not Op.F:
+            return False
+        assert action.microbatch is not None  # every forward has one
+        return self._schedule.is_recomputed(action.stage, action.microbatch)

@@ -6,29 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 from runner.plan.stages.fills import FillRanges, StageFills
+from runner.plan.stages.on_the_way import MovedLayer, OnTheWay
 from runner.plan.stages.ranges import RangeMaximum, prefix
 from runner.plan.stages.split import SplitRanges
 from runner.profile import LayerProfile, ModelProfile, SharedWeight
 
-__all__ = ["LayerRanges", "MovedLayer", "StageFigures", "stage_figures", "state_bytes"]
+__all__ = ["LayerRanges", "StageFigures", "stage_figures", "state_bytes"]
 
 Pairs = tuple[tuple[int, int], ...]
-
-
-class MovedLayer(NamedTuple):
-    """A layer, or the loss, of a stage that moves saved tensors to the host's memory.
-
-    Args:
-        num_bytes: what it moves of one micro-batch, in one direction; may be 0.
-        forward_seconds, backward_seconds: its share of the stage's.
-    """
-
-    num_bytes: int
-    forward_seconds: float
-    backward_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +31,8 @@ class StageFigures:
         saved_bytes: tensors kept from the end of F to B, including the stage's output, without its input.
         input_bytes: the boundary tensor that it receives; 0 on the first stage, whose input is a slice of the batch.
         output_bytes: the boundary tensor that it sends; 0 on the last stage.
-        forward_peak_bytes: largest increase during F over what was alive at its start.
+        forward_peak_bytes: largest increase during F over what was alive at its start, with what the stage itself moves
+            of this micro-batch. :class:`runner.plan.stages.on_the_way.OnTheWay` also knows those before it.
         backward_peak_bytes: largest increase during B over what was alive at its start, which contains ``saved_bytes``
             and the gradient of the output.
         forward_seconds, backward_seconds: sums over its layers.
@@ -91,7 +79,7 @@ class StageFigures:
 
     @property
     def leaving_bytes(self) -> int:
-        """The most bytes that are still leaving the device when a forward has ended: those of one layer."""
+        """The most bytes that may be on their way out at once: those of the layer that moves most."""
         return max((layer.num_bytes for layer in self.moved), default=0)
 
     @property
@@ -141,6 +129,7 @@ class LayerRanges:
         input_bytes = 0 if first == 0 else layers[first - 1].output_bytes
         pending = layers[end - 1].pending_output_bytes  # only a later stage's layer counts it among its saved bytes
         held = 0 if is_last else _held_output(layers[last])
+        moved = self._moved(first, end, held) if self._moves else ()
         return StageFigures(
             first=first,
             last=last,
@@ -151,8 +140,8 @@ class LayerRanges:
             saved_bytes=self._saved[end] - self._saved[first] + pending,
             input_bytes=input_bytes,
             output_bytes=output_bytes,
-            forward_peak_bytes=self._forward.over(first, end) - self._saved[first],
-            backward_peak_bytes=self._backward_peak(first, end, held),
+            forward_peak_bytes=self._forward_peak(first, end, moved),
+            backward_peak_bytes=self._backward_peak(first, end, held, moved),
             forward_seconds=self._forward_seconds[end] - self._forward_seconds[first],
             backward_seconds=self._backward_seconds[end] - self._backward_seconds[first],
             input_gradient_seconds=self._input_gradient_seconds[end] - self._input_gradient_seconds[first],
@@ -165,24 +154,39 @@ class LayerRanges:
             output_gradient_bytes=0 if is_last else layers[last].gradient_of_output_bytes,
             optimizer_bytes=round(self._states[end] - self._states[first]),
             fills=self._fills.of(first, end, held),
-            moved=tuple(map(_moved, layers[first:end])) if self._moves else (),
+            moved=moved,
         )
 
-    def _backward_peak(self, first: int, end: int, held_output_bytes: int) -> int:
+    def _moved(self, first: int, end: int, held_output_bytes: int) -> tuple[MovedLayer, ...]:
+        """The layers of a stage, each with its own peaks."""
+        found = []
+        for at in range(first, end):
+            layer, backward = self._chain[at], self._chain[at].backward_transient_bytes
+            if at < end - 1:
+                so_far = self._saved[at + 1] - self._saved[end] + held_output_bytes
+                backward = so_far + layer.gradient_of_output_bytes + layer.inner_backward_bytes
+            forward = self._saved[at + 1] - self._saved[first] + layer.forward_transient_bytes
+            found.append(MovedLayer(layer.moves, layer.forward_seconds, layer.backward_seconds, forward, backward))
+        return tuple(found)
+
+    def _forward_peak(self, first: int, end: int, moved: Sequence[MovedLayer]) -> int:
+        if moved:
+            return OnTheWay(max(layer.num_bytes for layer in moved)).forward((0, 0), moved)
+        return self._forward.over(first, end) - self._saved[first]
+
+    def _backward_peak(self, first: int, end: int, held_output_bytes: int, moved: Sequence[MovedLayer]) -> int:
         """The peak of a backward, which runs the layers from the last to the first.
 
         Bytes that later layers have freed are subtracted from the transient bytes of earlier layers. The stage's output
         and its gradient stay until B ends, because the caller of autograd holds both. Therefore the gradient of the
         last layer's output is not counted as this layer's own, and its output is not counted as freed.
         """
+        if moved:
+            return OnTheWay(0).backward((0, 0), moved)
         peak = self._chain[end - 1].backward_transient_bytes
         if end - 1 > first:
             peak = max(peak, self._backward.over(first, end - 1) - self._saved[end] + held_output_bytes)
         return max(peak, 0)
-
-
-def _moved(layer: LayerProfile) -> MovedLayer:
-    return MovedLayer(layer.moved_bytes, layer.forward_seconds, layer.backward_seconds)
 
 
 def stage_figures(profile: ModelProfile, partition: Sequence[tuple[int, int]]) -> tuple[StageFigures, ...]:

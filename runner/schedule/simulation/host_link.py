@@ -23,12 +23,15 @@ class StageMoves:
         forward, backward: each layer's share of the stage's forward and backward; each sums to 1.
         sizes: bytes that the layer moves in one direction; 0 if it moves nothing.
         copying: duration of moving them.
+        one_by_one: the layers that give their tensors away only when all that was sent before has left, and get them
+            back only when all that came back before has been used.
     """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     sizes: tuple[float, ...]
     copying: tuple[float, ...]
+    one_by_one: frozenset[int] = frozenset()
 
     @property
     def largest(self) -> float:
@@ -64,10 +67,10 @@ class HostLink:
             seconds: its duration without waits.
         """
         now, left = start, []
-        for share, size, copying in zip(moves.forward, moves.sizes, moves.copying, strict=True):
+        for at, (share, size, copying) in enumerate(zip(moves.forward, moves.sizes, moves.copying, strict=True)):
             now += share * seconds
             if size:
-                now = self._with_room(now, size)
+                now = self._with_room(now, self._room if at in moves.one_by_one else size)
                 self._out_free = max(now, self._out_free) + copying
                 self._leaving.append((self._out_free, size))
             left.append(self._out_free)
@@ -91,8 +94,7 @@ class HostLink:
             asked: when the first tensors are asked for: when its rank is free.
             all_at_once: whether it needs all tensors before it begins, because it is split.
         """
-        room = sum(moves.sizes) if all_at_once else moves.largest
-        fetching = _Fetching(moves, self._left.pop(of), room, self._in_free)
+        fetching = _Fetching(moves, self._left.pop(of), self._in_free, all_at_once=all_at_once)
         fetching.ask(asked)
         now = max(start, fetching.lane_free) if all_at_once else start
         for layer in reversed(range(len(moves.sizes))):
@@ -117,13 +119,14 @@ class _Fetching:
 
     Args:
         left: for each layer, when its tensors have left.
-        room: the most bytes that may be on the device, or on their way to it, before they are used.
         lane_free: when the lane can carry the first of them.
+        all_at_once: whether it asks for everything at once.
     """
 
-    def __init__(self, moves: StageMoves, left: Sequence[float], room: float, lane_free: float) -> None:
+    def __init__(self, moves: StageMoves, left: Sequence[float], lane_free: float, *, all_at_once: bool) -> None:
         self.lane_free = lane_free
-        self._moves, self._left, self._room = moves, left, room
+        self._moves, self._left, self._all_at_once = moves, left, all_at_once
+        self._room = sum(moves.sizes) if all_at_once else moves.largest
         self._to_ask = [layer for layer, size in enumerate(moves.sizes) if size]
         self._there: dict[int, float] = {}
         self._unused = 0.0
@@ -133,7 +136,8 @@ class _Fetching:
         while self._to_ask:
             layer = self._to_ask[-1]
             size = self._moves.sizes[layer]
-            if self._unused and self._unused + size > self._room:
+            room = 0.0 if layer in self._moves.one_by_one and not self._all_at_once else self._room - size
+            if self._unused and self._unused > room:
                 return
             self._to_ask.pop()
             self.lane_free = max(now, self.lane_free, self._left[layer]) + self._moves.copying[layer]

@@ -21,12 +21,12 @@ def _candidates(chain: StageChain, program: ChainProgram) -> Iterable[Candidate]
 
 
 def _offers(chain: StageChain) -> Iterator[Candidate]:
-    """What every offload strategy offers, and what every activation policy offers, with all moves and without."""
+    """What every offload strategy offers that does not search for long, and every activation policy, moved or not."""
     from runner.memory.solve.offloads import OFFLOADS  # the package imports this module first
 
     kept = (Segment(chain.first, chain.last),)
     for offload in OFFLOADS.values():
-        if offload is not OFFLOAD and offload.candidates is not None:
+        if offload is not OFFLOAD and offload.candidates is not None and not offload.searches:
             yield from offload.candidates(chain, kept)
     assert AUTO.candidates is not None
     for name, again in AUTO.candidates(chain):

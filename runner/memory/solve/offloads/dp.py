@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runner.memory.solve.offload import Offload, moving, prefixes
-from runner.memory.solve.planned_moves import planned_moves
+from runner.memory.solve.planned_moves import planned_moves, with_neighbours
 from runner.memory.solve.strategy import Candidate
 from runner.memory.solve.values import ChainProgram, StageChain
 
@@ -13,8 +13,8 @@ __all__ = ["OFFLOAD"]
 
 
 def _candidates(chain: StageChain, program: ChainProgram) -> Iterator[Candidate]:
-    yield from prefixes("greedy", program, chain.indices)
-    yield from planned_moves(chain, "dp", recomputes=False)
+    found = [*prefixes("greedy", program, chain.indices), *planned_moves(chain, "dp", recomputes=False)]
+    yield from with_neighbours(found)
 
 
 OFFLOAD = Offload(

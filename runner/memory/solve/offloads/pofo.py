@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from runner.memory.solve.offload import Offload, moving
 from runner.memory.solve.offloads.dp import OFFLOAD as DP
-from runner.memory.solve.planned_moves import planned_moves
+from runner.memory.solve.planned_moves import planned_moves, with_neighbours
 from runner.memory.solve.strategies.none import STRATEGY as NONE
 from runner.memory.solve.strategies.rotor import STRATEGY as ROTOR
 from runner.memory.solve.strategy import Candidate
@@ -20,7 +20,7 @@ def _candidates(chain: StageChain, program: ChainProgram) -> Iterator[Candidate]
     for alone in (DP.over(NONE), ROTOR):
         assert alone.candidates is not None  # both choose among some
         yield from alone.candidates(chain)
-    yield from planned_moves(chain, "pofo", recomputes=True)
+    yield from with_neighbours(planned_moves(chain, "pofo", recomputes=True))
 
 
 OFFLOAD = Offload(

@@ -1,0 +1,178 @@
+"""Adds up what the device holds of tensors on their way to the host's memory and back, as a rank works.
+
+A load is what one layer moves. On its way out it stays on the device until a later load needs its room, or until a load
+that was sent after it is used again: the mover frees it then, and not when a copy happens to end. So the bytes do not
+depend on the link's speed. :mod:`runner.memory.apply.mover` and :mod:`runner.memory.apply.trip` do the same with
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from runner.profile import LayerMoves
+
+__all__ = ["MovedLayer", "OnTheWay"]
+
+Trip = tuple[int, int | None]
+"""A stage and a micro-batch."""
+
+
+class MovedLayer(NamedTuple):
+    """A layer, or the loss, of a stage that moves saved tensors to the host's memory.
+
+    Args:
+        moves: what it moves of one micro-batch; may be nothing.
+        forward_seconds, backward_seconds: its share of the stage's.
+        forward_peak_bytes: largest increase while it runs over what was alive when the stage's forward started, if
+            nothing was on its way.
+        backward_peak_bytes: the same for the backward, if nothing had come back.
+    """
+
+    moves: LayerMoves
+    forward_seconds: float
+    backward_seconds: float
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """What it moves, in one direction."""
+        return self.moves.num_bytes
+
+
+class _Load(NamedTuple):
+    """What a layer has sent to the host."""
+
+    of: Trip
+    layer: int
+    moves: LayerMoves
+
+
+class OnTheWay:
+    """What is on its way between a rank and its host's memory.
+
+    Args:
+        room: the most bytes on their way out at once; what is larger goes alone.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._leaving: list[_Load] = []
+
+    @property
+    def leaving_bytes(self) -> int:
+        """What the device holds only because it has not left yet."""
+        return sum(load.moves.freed_bytes for load in self._leaving)
+
+    def forward(self, of: Trip, layers: Sequence[MovedLayer]) -> int:
+        """The largest increase during a forward over what is alive without moves, with all that is on its way.
+
+        Args:
+            of: its stage and micro-batch.
+            layers: the stage's layers, in order.
+        """
+        peak, unsent = 0, list[_Load]()
+        for at, layer in enumerate(layers):
+            there = {load.layer for load in (*self._leaving, *unsent) if load.of == of}
+            entering = sum(size for distance, size in layer.moves.entering if 0 <= at - distance not in there)
+            waiting = sum(load.moves.freed_bytes for load in unsent)
+            peak = max(peak, layer.forward_peak_bytes + self.leaving_bytes + waiting + entering)
+            if layer.num_bytes:
+                unsent.append(_Load(of, at, layer.moves))
+            for load in [each for each in unsent if each.layer + each.moves.sent_after <= at]:
+                unsent.remove(load)
+                self._send(load)
+        return peak
+
+    def backward(self, of: Trip, layers: Sequence[MovedLayer]) -> int:
+        """The same for a backward.
+
+        Args:
+            of, layers: what they are for :meth:`forward`.
+        """
+        back = _Back(layers)
+        peak = back.num_bytes + self.leaving_bytes
+        for at in reversed(range(len(layers))):
+            for distance in layers[at].moves.needs:
+                if back.use(at - distance):
+                    self._has_left(of, at - distance)
+            peak = max(peak, layers[at].backward_peak_bytes + back.num_bytes + self.leaving_bytes)
+            back.forget(at)
+        return peak
+
+    def split_backward(self, of: Trip, layers: Sequence[MovedLayer], peak_bytes: int) -> int:
+        """The same for the first part of a backward in two parts, which fetches everything at its beginning.
+
+        Args:
+            of, layers: what they are for :meth:`forward`.
+            peak_bytes: the largest increase with what is fetched, if nothing is on its way out.
+        """
+        fetched = sum(layer.num_bytes for layer in layers)
+        peak = fetched + self.leaving_bytes
+        for layer in reversed(layers):
+            if any(layer.moves.needs) or layer.num_bytes:
+                break  # what it uses has left, and what was sent before as well
+            peak = max(peak, layer.backward_peak_bytes + fetched + self.leaving_bytes)
+        for at in range(len(layers)):
+            self._has_left(of, at)
+        return max(peak, peak_bytes + self.leaving_bytes)
+
+    def _send(self, load: _Load) -> None:
+        room = 0 if load.moves.one_by_one else self._room - load.moves.num_bytes
+        while self._leaving and sum(each.moves.num_bytes for each in self._leaving) > room:
+            self._leaving.pop(0)
+        self._leaving.append(load)
+
+    def _has_left(self, of: Trip, layer: int) -> None:
+        """Note that a load and those before it have left."""
+        for index, load in enumerate(self._leaving):
+            if (load.of, load.layer) == (of, layer):
+                del self._leaving[: index + 1]
+                return
+
+
+class _Back:
+    """What has come back of one trip: the last layers first, as many as the largest has moved, ahead of their use.
+
+    Args:
+        layers: the stage's layers.
+    """
+
+    def __init__(self, layers: Sequence[MovedLayer]) -> None:
+        self._layers = layers
+        self._sizes = {at: layer.num_bytes for at, layer in enumerate(layers) if layer.num_bytes}
+        self._room = max(self._sizes.values(), default=0)
+        self._to_fetch = list(self._sizes)
+        self._unused: dict[int, int] = {}
+        self._used: dict[int, int] = {}
+        self._fetch_ahead()
+
+    @property
+    def num_bytes(self) -> int:
+        """What the device holds of it."""
+        return sum(self._unused.values()) + sum(self._used.values())
+
+    def use(self, layer: int) -> bool:
+        """Use what a layer has moved; return whether this is its first use."""
+        if layer in self._used or layer not in self._sizes:
+            return False
+        if layer not in self._unused:
+            self._to_fetch.remove(layer)
+        self._unused.pop(layer, None)
+        self._used[layer] = self._sizes[layer]
+        self._fetch_ahead()
+        return True
+
+    def forget(self, layer: int) -> None:
+        """Note that a layer's backward is over."""
+        self._used.pop(layer, None)
+
+    def _fetch_ahead(self) -> None:
+        while self._to_fetch:
+            layer, unused = self._to_fetch[-1], sum(self._unused.values())
+            room = 0 if self._layers[layer].moves.one_by_one else self._room - self._sizes[layer]
+            if unused and unused > room:
+                return
+            self._unused[self._to_fetch.pop()] = self._sizes[layer]
