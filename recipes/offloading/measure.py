@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.errors import RequestError
 from runner.memory.apply.host_buffers import HostBuffers
 from runner.memory.apply.host_lanes import SlowLink, make_lane
 from runner.memory.apply.install import StageOffload, install
@@ -62,7 +64,7 @@ def measure(task: Task, *, share: float, links: Sequence[float], steps: int = 0)
     """
     bench = _Bench(task, steps)
     budget = round(share * bench.plain.peak_bytes)
-    rows = {f"{link:g}": [bench.row(name, each, budget, link) for name, each in _compared().items()] for link in links}
+    rows = {f"{link:g}": list(bench.rows(budget, link)) for link in links}
     told = {"layers": bench.chain.last + 1, "plain_bytes": bench.plain.peak_bytes, "budget": budget, "steps": steps}
     return {**told, "plain_seconds": bench.plain_seconds, "links": rows}
 
@@ -103,6 +105,12 @@ class _Bench:
         flops = sum(row.forward_flops + row.backward_flops for row in (*profile.layers, profile.loss))
         self.plain_seconds = self._seconds(self._whole, None) if steps else flops / FLOPS_PER_SECOND
         self.chain = replace(self.chain, profile=_by_flops(profile, self.plain_seconds / flops))
+
+    def rows(self, budget: int, link: float) -> Iterator[dict[str, Any]]:
+        """The rows of all strategies that do not refuse the model, as one for convolutions refuses a GPT."""
+        for name, strategy in _compared().items():
+            with suppress(RequestError):
+                yield self.row(name, strategy, budget, link)
 
     def row(self, name: str, strategy: Strategy, budget: int, link: float) -> dict[str, Any]:
         """What a strategy chooses and what it costs; ``measured_…`` is counted or timed, and absent if it is not."""

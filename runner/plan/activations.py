@@ -13,24 +13,19 @@ from runner.memory.solve.policies import Choose, policy_problems, solve, strateg
 from runner.memory.solve.program import DEEPEST, depth
 from runner.memory.solve.values import ActivationPlan, PolicyOptions
 from runner.plan.choice_notes import choice_notes
-from runner.plan.values import MemoryPrediction
 from runner.profile import ModelProfile
-from runner.schedule.values import Schedule
 from runner.targets import with_environment
 
 __all__ = [
     "activation_notes",
     "activation_problems",
-    "lowered_budgets",
     "plan_activations",
     "program_problems",
     "reads_budget",
-    "stage_budgets",
+    "shares_by_lifetime",
 ]
 
 Partition = Sequence[tuple[int, int]]
-
-_SCALARS, _SCALARS_OF_MICROBATCH = 64, 16  # bytes
 
 
 def plan_activations(
@@ -56,7 +51,7 @@ def plan_activations(
         on_accelerator: whether the host's memory is separate from the device's.
         in_flight: for each stage, the number of micro-batches whose saved tensors are alive at once; None if it is
             not known.
-        budgets: see :func:`stage_budgets`; None if they are not known.
+        budgets: see :func:`runner.plan.budgets.equal_budgets`; None if they are not known.
         choose: chooses among the candidates of a policy.
         copy_seconds: see :class:`runner.memory.solve.values.StageChain`.
     """
@@ -86,51 +81,15 @@ def reads_budget(config: RunConfig) -> bool:
     return strategy_of(_options(config)).reads_budget or _chooses_moves(config)
 
 
+def shares_by_lifetime(config: RunConfig) -> bool:
+    """Whether the stages of a rank share its memory by how long their tensors live."""
+    offload = OFFLOADS.get(config.offload.activations)
+    return offload is not None and offload.by_lifetime
+
+
 def _chooses_moves(config: RunConfig) -> bool:
     offload = OFFLOADS.get(config.offload.activations)
     return offload is not None and offload.candidates is not None
-
-
-def stage_budgets(limit: int, schedule: Schedule, plain: MemoryPrediction) -> tuple[int, ...]:
-    """The bytes that each stage's saved tensors and temporaries may take: the rest of its rank, in equal parts.
-
-    A few bytes stay free for losses, weights and totals of micro-batches, which predictions of tensors do not count.
-
-    Args:
-        limit: the memory limit of a rank, in bytes.
-        schedule: tells which stages a rank has.
-        plain: the memory that ranks need if everything is kept.
-    """
-    left: dict[int, int] = {}
-    for rank, (parts, states) in enumerate(zip(plain.parts, plain.states, strict=True)):
-        stages = schedule.stages_of(rank)
-        others = states.weights + states.gradients + states.optimizer + parts.buffers
-        others += _SCALARS + _SCALARS_OF_MICROBATCH * schedule.microbatches
-        for stage in stages:
-            share = max(0, limit - others) // len(stages)
-            left[stage] = min(share, left.get(stage, share))
-    return tuple(left[stage] for stage in range(schedule.stages))
-
-
-def lowered_budgets(
-    budgets: Sequence[int], limit: int, schedule: Schedule, found: MemoryPrediction
-) -> tuple[int, ...] | None:
-    """The budgets less what ranks need above their limit; None if no rank does.
-
-    Args:
-        budgets: one per stage.
-        limit: the memory limit of a rank, in bytes.
-        schedule: tells which stages a rank has.
-        found: the memory that ranks need with these budgets.
-    """
-    over = [max(0, peak - limit) for peak in found.peak_bytes]
-    if not any(over):
-        return None
-    less = [
-        max(over[rank] for rank in range(schedule.ranks) if stage in schedule.stages_of(rank))
-        for stage in range(schedule.stages)
-    ]
-    return tuple(max(0, budget - by) for budget, by in zip(budgets, less, strict=True))
 
 
 def program_problems(config: RunConfig, plan: ActivationPlan) -> list[Problem]:

@@ -26,13 +26,14 @@ def small_task() -> Task:
     return Task(lambda: gpt.build(32, 16, 32, 6, 2, 0.1), (ids, targets), loss)
 
 
-@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("steps", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_peaks_and_moved_bytes_are_those_predicted(steps: int) -> None:
     found = measure(small_task(), share=0.6, links=[1e8, 1e10], steps=steps)
     for rows in found["links"].values():
-        assert len(rows) == len(OFFLOADS) + 1
+        assert len(rows) == len(OFFLOADS)  # rotor is beside them, and vdnn_conv refuses a GPT
         for row in rows:
             assert row["measured_bytes"] <= row["predicted_bytes"] + SCALARS
+            assert row["predicted_bytes"] <= 1.01 * row["measured_bytes"]
             assert row["measured_moved"] == row["predicted_moved"]
             assert not row["fits"] or row["measured_bytes"] <= found["budget"]
         assert any(row["fits"] and row["measured_moved"] for row in rows)

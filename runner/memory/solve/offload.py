@@ -33,6 +33,8 @@ class Offload:
         alone: whether its candidates say of all layers what is kept, moved or computed again, and no activation policy
             does.
         searches: whether to find its candidates takes seconds, so that ``auto`` leaves it out.
+        by_lifetime: whether the stages of a rank share its memory by how long their tensors live: those that live
+            shortest are kept first. Otherwise each gets an equal part.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Offload:
     candidates: Offers | None = None
     alone: bool = False
     searches: bool = False
+    by_lifetime: bool = False
 
     def over(self, policy: Strategy) -> Strategy:
         """The activation policy with moves.

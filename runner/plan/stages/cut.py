@@ -7,7 +7,8 @@ from functools import partial
 
 from runner.errors import Problem, raise_problems
 from runner.memory.solve.values import ActivationPlan
-from runner.plan.activations import lowered_budgets, plan_activations, program_problems, reads_budget, stage_budgets
+from runner.plan.activations import plan_activations, program_problems, reads_budget, shares_by_lifetime
+from runner.plan.budgets import EqualShares, SharesByLifetime
 from runner.plan.choices import ProgramChoice
 from runner.plan.cut.partition import NothingFitsError, Partition, partition
 from runner.plan.draft import Draft
@@ -85,13 +86,15 @@ def _planned_activations(draft: Draft, layers: Partition) -> tuple[ActivationPla
     )
     if not reads_budget(draft.config):
         return plan()
-    budgets = stage_budgets(
-        draft.limit_bytes, draft.schedule, memory_of(draft, program, stage_figures(profile, layers))
+    figures = stage_figures(profile, layers)
+    shares = (SharesByLifetime if shares_by_lifetime(draft.config) else EqualShares)(
+        draft.limit_bytes, draft.schedule, memory_of(draft, program, figures), figures
     )
+    budgets = shares.first()
     for _ in range(_ATTEMPTS):
         planned = plan(budgets=budgets)
         needed = memory_of(draft, program, stage_figures(planned[1], layers))
-        less = lowered_budgets(budgets, draft.limit_bytes, draft.schedule, needed)
+        less = shares.lowered(budgets, needed, planned[0].choices)
         if less is None or less == budgets:
             break
         budgets = less

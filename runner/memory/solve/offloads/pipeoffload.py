@@ -1,0 +1,17 @@
+"""The offload strategy that moves first what waits longest for its backward, over all stages of a rank."""
+
+from __future__ import annotations
+
+from runner.memory.solve.offload import Offload, moving, prefixes
+
+__all__ = ["OFFLOAD"]
+
+
+OFFLOAD = Offload(
+    "pipeoffload",
+    lambda chain, program: moving(program, chain.indices),
+    source="Wan et al. 2025, PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization",
+    about="the first layers of the stages whose micro-batches wait longest are moved, as few as fit into memory_limit",
+    candidates=lambda chain, program: prefixes("pipeoffload", program, chain.indices),
+    by_lifetime=True,
+)
