@@ -130,6 +130,8 @@ def _published(request: ScheduleRequest, specs: Sequence[ScheduleSpec]) -> Itera
         pipes = [None, *range(4, request.ranks + 1, 2)] if "pipes" in spec.keys else [None]
         for chunks, variant, pipe in product(numbers, variants, pipes):
             asked = replace(request, chunks=chunks, variant=variant, pipes=pipe, memory_limit=None)
+            if request.ranks == 1 and request.chunks is None and (chunks or 1) > 1:
+                continue  # more stages on one rank only make weights come and go in another order
             if spec.accepts(asked):
                 yield spec.generate(asked)
 

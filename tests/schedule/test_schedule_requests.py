@@ -45,7 +45,11 @@ def test_alias() -> None:
         ({"name": "dapple", "file": "x.csv"}, "schedule.file", "applies to schedule=from_file only"),
         ({"name": "from_file"}, "schedule.file", "schedule.file = null: must name a file"),
         ({"name": "from_file", "file": "x.csv", "ranks": 1}, "parallelism.pipeline", "must be at least 2"),
-        ({"name": "zb_v", "ranks": 1}, "parallelism.pipeline", "naive, gpipe, 1f1b, auto mean accumulation there. Try"),
+        (
+            {"name": "zb_v", "ranks": 1},
+            "parallelism.pipeline",
+            "naive, gpipe, 1f1b, looped_bfs, auto mean accumulation there. Try",
+        ),
         ({"name": "zb_h2", "microbatches": 3}, "schedule.microbatches", "nearest is 7. Try schedule.microbatches=7."),
         ({"name": "dualpipe_v", "microbatches": 7}, "schedule.microbatches", "must be at least 2 D. There is no other"),
         ({"name": "interleaved_1f1b", "microbatches": 9}, "schedule.microbatches", "nearest are 8 and 10. Try sched"),

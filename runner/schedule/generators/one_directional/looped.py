@@ -47,14 +47,19 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
 def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Generate the breadth-first order: all micro-batches through a chunk before the next; backwards reverse it.
 
-    Each chunk's weights are used in one period per direction, which is good for sharded weights.
+    Each chunk's weights are used in one period per direction, which is good for weights that are sharded or come from
+    the host's memory. On one rank, where nobody waits for a micro-batch, the backwards of a chunk keep the order of the
+    micro-batches, so that gradients are added as in one process.
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2023; torch's ScheduleLoopedBFS.
     """
     rows: list[list[Action]] = []
     for rank in range(ranks):
         row = [forward(rank + chunk * ranks, m) for chunk in range(chunks) for m in range(microbatches)]
-        rows.append(row + [backward(action.stage, action.microbatch or 0) for action in reversed(row)])
+        back = [(action.stage, action.microbatch or 0) for action in reversed(row)]
+        if ranks == 1:
+            back.sort(key=lambda of: (-of[0], of[1]))
+        rows.append(row + [backward(*of) for of in back])
     return of_one_pipeline("looped_bfs", looping(ranks, chunks), rows, microbatches)
 
 
@@ -84,5 +89,6 @@ SPECS = (
         generate=lambda request: looped_bfs(request.ranks, request.microbatches, request.chunks or 2),
         default_chunks=2,
         chunks=ANY_CHUNKS,
+        one_rank=True,
     ),
 )
